@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
+
+from quark_onnx.common.aliases import ALIASES, imports_of
 
 _THEIRS = "onnxruntime.quantization"
 
 
-class Mirror:
-    """Names of a module of ``onnxruntime.quantization``, looked up on access.
+def mirror(
+    module: str, own: Mapping[str, Any]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a module with onnxruntime's names.
 
-    Attributes:
-        module: full name of the module.
+    Python asks ``__getattr__`` for missing names alone (PEP 562), so that names of this package
+    hide those of onnxruntime.
+
+    Args:
+        module: name of the module below ``onnxruntime.quantization``, or "".
+        own: the names of this package's module.
     """
+    theirs = f"{_THEIRS}.{module}" if module else _THEIRS
 
-    def __init__(self, module: str) -> None:
-        self.module = f"{_THEIRS}.{module}" if module else _THEIRS
+    def names() -> list[str]:
+        # Only now imported: a script that lists no names never loads the module.
+        found = vars(importlib.import_module(theirs))
+        return sorted(name for name in found if not name.startswith("_"))
 
-    def load(self) -> ModuleType:
-        """Import the module.
-
-        Raises:
-            ImportError: the installed onnxruntime does not have the module.
-        """
-        # ``sys.modules`` keeps the module, so that later look-ups are cheap.
-        return importlib.import_module(self.module)
-
-    def __call__(self, name: str) -> Any:
-        """Return the value of a name.
-
-        Args:
-            name: the name.
-
-        Raises:
-            AttributeError: the installed onnxruntime does not have the name; ``from ... import``
-                converts the error to an ImportError.
-        """
+    def get(name: str) -> Any:
         # ``from ... import *`` takes the names of the module alone, without this list.
         if name == "__all__":
-            return self.names()
+            return names()
         # inspect, pickle and others ask modules for such names; onnxruntime's describe another
         # module.
         if name.startswith("__"):
-            raise AttributeError(f"{self.module} hands no {name} through")
-        return _replaced(getattr(self.load(), name))
+            raise AttributeError(f"{theirs} hands no {name} through")
+        return _replaced(getattr(importlib.import_module(theirs), name))
 
-    def names(self) -> list[str]:
-        """Return the public names."""
-        # Only now imported: a script that lists no names never loads the module.
-        return sorted(name for name in vars(self.load()) if not name.startswith("_"))
+    # dir() shows both, as a script cannot tell where a name comes from.
+    return get, lambda: [*own, *names()]
 
 
 def _replaced(value: Any) -> Any:
@@ -73,3 +65,26 @@ def _replaced(value: Any) -> Any:
         if not str(error.name).startswith(f"{__package__}."):
             raise
         return value
+
+
+def mirror_sources() -> dict[str, str]:
+    """Return the sources of the modules of this package that have no file."""
+    sources = {}
+    for path in ALIASES:
+        module = path.removeprefix(f"{__package__}.")
+        if module == path:
+            continue
+        sources[path] = (
+            f'"""The names of {_THEIRS}.{module}."""\n'
+            f"{imports_of(path)}"
+            "from quark_onnx.compat_onnxruntime.mirror import mirror\n"
+            f"__getattr__, __dir__ = mirror({module!r}, globals())\n"
+        )
+        # ``python -m`` runs onnxruntime's command, unless this package quantizes instead.
+        if not ALIASES[path]:
+            sources[path] += (
+                'if __name__ == "__main__":\n'
+                "    import runpy\n"
+                f'    runpy.run_module("{_THEIRS}.{module}", run_name="__main__")\n'
+            )
+    return sources

@@ -14,10 +14,10 @@ from onnxruntime.quantization.quantize import quantize_static as _their_static
 
 from quark_onnx.api import quantize_dynamic as _dynamic
 from quark_onnx.api import quantize_static as _static
-from quark_onnx.compat_onnxruntime.mirror import Mirror
+from quark_onnx.compat_onnxruntime.mirror import mirror
 from quark_onnx.compat_onnxruntime.weights import MatMulNBitsQuantizer
 
-_theirs = Mirror("quantize")
+__getattr__, __dir__ = mirror("quantize", globals())
 
 
 def _like(
@@ -120,11 +120,3 @@ def _by_name(
             f" {sorted(twice)[0]!r}",
         )
     return positional | keywords
-
-
-def __getattr__(name: str) -> Any:
-    return _theirs(name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_theirs.names()]

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import Any
 
-from quark_onnx.compat_onnxruntime.mirror import Mirror
+from onnxruntime.quantization import static_quantize_runner as _theirs
+
+from quark_onnx.compat_onnxruntime.mirror import mirror
 from quark_onnx.compat_onnxruntime.quantize import quantize
 
-_theirs = Mirror("static_quantize_runner")
+__getattr__, __dir__ = mirror("static_quantize_runner", globals())
 
 
 def main() -> None:
     """Parse the command line as onnxruntime does, and quantize."""
-    theirs = _theirs.load()
     # run onnxruntime's main with ``quantize`` bound to this package's function
-    FunctionType(theirs.main.__code__, {**vars(theirs), "quantize": quantize})()
-
-
-def __getattr__(name: str) -> Any:
-    return _theirs(name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_theirs.names()]
+    FunctionType(_theirs.main.__code__, {**vars(_theirs), "quantize": quantize})()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require_one_of
 from quark_onnx.files.io import load
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.legacy import listed, narrowed, pairs_of_ends
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -31,6 +30,7 @@ from quark_onnx.onnx.quantization.config.algorithm import (
     BiasCorrectionConfig,
     GPTQConfig,
 )
+from quark_onnx.onnx.translation import listed, narrowed, pairs_of_ends
 from quark_onnx.onnxruntime_spelling.request import name_of
 
 logger = logging.getLogger(__name__)
@@ -365,7 +365,7 @@ def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
 
     A warning names values that differ from AMD's defaults, which have no effect.
     """
-    # Block size and element type belong to the format, which ``legacy.dtype_of`` reads.
+    # Block size and element type belong to the format, which ``translation.dtype_of`` reads.
     for name, value in differing(attributes, _BLOCK_DEFAULTS).items():
         logger.warning(
             "%s=%r has no effect here: blocks lie along the summed axis", name, value

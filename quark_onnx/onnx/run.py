@@ -33,7 +33,7 @@ from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.job import Result
-from quark_onnx.onnx import legacy
+from quark_onnx.onnx import translation
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.option_effects import input_shapes
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
@@ -150,9 +150,11 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     )
     overrides += [
         Override(each, keep=True)
-        for each in names.known(map(legacy.pattern, legacy.single_names(draft.exclude)))
+        for each in names.known(
+            map(translation.pattern, translation.single_names(draft.exclude))
+        )
     ]
-    subgraphs = present(map(names.known_ends, legacy.pairs_of_ends(draft.exclude)))
+    subgraphs = present(map(names.known_ends, translation.pairs_of_ends(draft.exclude)))
     overrides += [Override(between=ends, keep=True) for ends in subgraphs]
     outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
     if draft.constant_matmul:
@@ -316,7 +318,7 @@ class _Names:
         found = tensor_overrides(
             self.graph,
             given,
-            partial(legacy.dtype_of, options=draft.options),
+            partial(translation.dtype_of, options=draft.options),
         )
         silent = known_nodes(
             self.graph,

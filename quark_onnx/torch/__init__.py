@@ -2,58 +2,14 @@
 
 ``NATIVE`` lists the names of this package. ``AMD_QUARK`` lists those of ``quark.torch``: scripts
 written for it change the name of the package and nothing else. A name is imported at its first use,
-so that importing this package loads no torch.
+so that importing this package loads no torch. Type checkers read the stub, which
+``scripts/stubs.py`` writes from both tables.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quark_onnx.common.errors import nearest
-
-if TYPE_CHECKING:
-    from quark_onnx.torch.algorithms.registered import (
-        AWQ,
-        GPTAQ,
-        GPTQ,
-        HQQ,
-        AutoSmoothQuant,
-        Clip,
-        Distillation,
-        Qronos,
-        Rotation,
-        SignedRounding,
-        SmoothQuant,
-    )
-    from quark_onnx.torch.calibration.perplexity import perplexity
-    from quark_onnx.torch.checkpoints.export import write_checkpoint
-    from quark_onnx.torch.checkpoints.load import load_checkpoint
-    from quark_onnx.torch.config.language import config_for
-    from quark_onnx.torch.config.schemes import scheme
-    from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
-    from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
-    from quark_onnx.torch.export.api import (
-        ModelExporter,
-        ModelImporter,
-        export_gguf,
-        export_onnx,
-        export_safetensors,
-        import_model_from_safetensors,
-    )
-    from quark_onnx.torch.export.params import load_params, save_params
-    from quark_onnx.torch.exports.gguf import write_gguf
-    from quark_onnx.torch.exports.onnx import write_onnx
-    from quark_onnx.torch.page.page import write_page
-    from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
-    from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
-    from quark_onnx.torch.pipelines.in_memory import quantize_model
-    from quark_onnx.torch.pipelines.mixed_precision import mix
-    from quark_onnx.torch.pipelines.ptq import Text, ptq
-    from quark_onnx.torch.pipelines.report import TorchReport
-    from quark_onnx.torch.quantization.api import ModelQuantizer
-    from quark_onnx.torch.quantization.config.template import LLMTemplate
-    from quark_onnx.torch.quantization.config.type import QuantFlow, RuntimeOptions
-    from quark_onnx.torch.validate.clients import validate as validate_checkpoint
-    from quark_onnx.torch.validate.repair import repair as repair_checkpoint
 
 #: Names of this package: name -> (module below ``quark_onnx.torch``, name there).
 NATIVE = {
@@ -110,52 +66,7 @@ AMD_QUARK = {
     "save_params": ("export.params", "save_params"),
 }
 
-__all__ = [
-    "AWQ",
-    "GPTAQ",
-    "GPTQ",
-    "HQQ",
-    "AutoSmoothQuant",
-    "Clip",
-    "Distillation",
-    "KVCache",
-    "LLMTemplate",
-    "LayerSpec",
-    "ModelExporter",
-    "ModelImporter",
-    "ModelQuantizer",
-    "Qronos",
-    "QuantFlow",
-    "Rotation",
-    "RuntimeOptions",
-    "SignedRounding",
-    "SmoothQuant",
-    "TensorSpec",
-    "Text",
-    "TorchConfig",
-    "TorchReport",
-    "config_for",
-    "export_gguf",
-    "export_onnx",
-    "export_safetensors",
-    "import_model_from_safetensors",
-    "load_checkpoint",
-    "load_params",
-    "mix",
-    "perplexity",
-    "ptq",
-    "quantize_checkpoint",
-    "quantize_graph",
-    "quantize_model",
-    "repair_checkpoint",
-    "save_params",
-    "scheme",
-    "validate_checkpoint",
-    "write_checkpoint",
-    "write_gguf",
-    "write_onnx",
-    "write_page",
-]
+__all__ = [*NATIVE, *AMD_QUARK]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from quark_onnx.common.containers import by_name, names_of
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.config.checks import require_known, require_one_of
+from quark_onnx.config.checks import require, require_known, require_one_of
 from quark_onnx.onnx import distances
-from quark_onnx.onnx.legacy import narrowed, pattern
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
+from quark_onnx.onnx.translation import listed, narrowed, pattern
 from quark_onnx.optimizers import (
     CLE,
     GPTQ,
@@ -442,3 +442,32 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = by_name(
         QuarotConfig,
     )
 )
+
+
+def without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
+    """Copy the algorithms, but only the first of AdaRound and AdaQuant.
+
+    Options change the copies.
+    """
+    kept: list[AlgoConfig] = []
+    finetuned = False
+    for algorithm in listed(algorithms, "algorithms"):
+        require(
+            isinstance(algorithm, AlgoConfig),
+            "algorithm",
+            algorithm,
+            "a configuration such as CLEConfig()",
+        )
+        # Both replace the rounding of the same weights. AMD Quark drops the second with a warning,
+        # too.
+        if algorithm.name in ("adaround", "adaquant"):
+            if finetuned:
+                logger.warning(
+                    "only one of AdaRound and AdaQuant runs; %s is left out",
+                    algorithm.name,
+                )
+                continue
+            finetuned = True
+        # The fields of the dataclass are its arguments.
+        kept.append(type(algorithm)(**vars(algorithm)))
+    return kept

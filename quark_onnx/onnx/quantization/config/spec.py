@@ -240,12 +240,17 @@ class QTensorConfig:
 
 
 class _Preset(QTensorConfig):
-    """Specification with the defaults of a number format."""
+    """Specification with the defaults of a number format, which are class keywords."""
 
-    _type: ClassVar[DataType]
-    _symmetric: ClassVar[bool] = True
-    _scale_type: ClassVar[ScaleType] = ScaleType.Float32
-    _method: ClassVar[CalibMethod] = CalibMethod.MinMax
+    _defaults: ClassVar[dict[str, Any]] = {
+        "symmetric": True,
+        "scale_type": ScaleType.Float32,
+        "calibration_method": CalibMethod.MinMax,
+    }
+
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        # A new dictionary: that of the base class serves other subclasses.
+        cls._defaults = cls._defaults | defaults
 
     def __init__(
         self,
@@ -257,138 +262,102 @@ class _Preset(QTensorConfig):
     ) -> None:
         # None means the default of the format; False for ``symmetric`` is a value.
         super().__init__(
-            self._symmetric if symmetric is None else symmetric,
-            scale_type or self._scale_type,
-            calibration_method or self._method,
+            self._defaults["symmetric"] if symmetric is None else symmetric,
+            scale_type or self._defaults["scale_type"],
+            calibration_method or self._defaults["calibration_method"],
             quant_granularity,
-            data_type or self._type,
+            data_type or self._defaults["data_type"],
         )
 
 
-class Int4Spec(_Preset):
+class _Integers(_Preset, calibration_method=CalibMethod.Percentile):
+    """Integers of 8 bits or more."""
+
+
+class Int4Spec(_Preset, data_type=types.Int4):
     """Signed 4-bit integers."""
 
-    _type = types.Int4
 
-
-class UInt4Spec(_Preset):
+class UInt4Spec(_Preset, data_type=types.UInt4, symmetric=False):
     """Unsigned 4-bit integers."""
 
-    _type, _symmetric = types.UInt4, False
 
-
-class Int8Spec(_Preset):
+class Int8Spec(_Integers, data_type=types.Int8):
     """Signed 8-bit integers."""
 
-    _type, _method = types.Int8, CalibMethod.Percentile
 
-
-class XInt8Spec(Int8Spec):
+class XInt8Spec(
+    Int8Spec, scale_type=ScaleType.PowerOf2, calibration_method=CalibMethod.MinMSE
+):
     """Signed 8-bit integers with power-of-two scales."""
 
-    _scale_type, _method = ScaleType.PowerOf2, CalibMethod.MinMSE
 
-
-class UInt8Spec(_Preset):
+class UInt8Spec(_Integers, data_type=types.UInt8, symmetric=False):
     """Unsigned 8-bit integers."""
 
-    _type, _symmetric, _method = types.UInt8, False, CalibMethod.Percentile
 
-
-class Int16Spec(_Preset):
+class Int16Spec(_Integers, data_type=types.Int16):
     """Signed 16-bit integers."""
 
-    _type, _method = types.Int16, CalibMethod.Percentile
 
-
-class UInt16Spec(_Preset):
+class UInt16Spec(_Integers, data_type=types.UInt16, symmetric=False):
     """Unsigned 16-bit integers."""
 
-    _type, _symmetric, _method = types.UInt16, False, CalibMethod.Percentile
 
-
-class Int32Spec(_Preset):
+class Int32Spec(_Integers, data_type=types.Int32):
     """Signed 32-bit integers."""
 
-    _type, _method = types.Int32, CalibMethod.Percentile
 
-
-class UInt32Spec(_Preset):
+class UInt32Spec(_Integers, data_type=types.UInt32, symmetric=False):
     """Unsigned 32-bit integers."""
 
-    _type, _symmetric, _method = types.UInt32, False, CalibMethod.Percentile
 
-
-class Float16Spec(_Preset):
+class Float16Spec(_Preset, data_type=types.Float16):
     """IEEE half precision."""
 
-    _type = types.Float16
 
-
-class BFloat16Spec(_Preset):
+class BFloat16Spec(_Preset, data_type=types.BFloat16):
     """bfloat16."""
 
-    _type = types.BFloat16
 
-
-class BFP16Spec(_Preset):
+class BFP16Spec(_Preset, data_type=types.BFP16):
     """Block floating point with 8-bit mantissas and a shared exponent for 8 values."""
 
-    _type = types.BFP16
 
-
-class MX4Spec(_Preset):
+class MX4Spec(_Preset, data_type=types.MX4):
     """Microexponents of 4 bits."""
 
-    _type = types.MX4
 
-
-class MX6Spec(_Preset):
+class MX6Spec(_Preset, data_type=types.MX6):
     """Microexponents of 6 bits."""
 
-    _type = types.MX6
 
-
-class MX9Spec(_Preset):
+class MX9Spec(_Preset, data_type=types.MX9):
     """Microexponents of 9 bits."""
 
-    _type = types.MX9
 
-
-class MXFP8E5M2Spec(_Preset):
+class MXFP8E5M2Spec(_Preset, data_type=types.MXFP8E5M2):
     """OCP microscaling with FP8 E5M2 elements."""
 
-    _type = types.MXFP8E5M2
 
-
-class MXFP8E4M3Spec(_Preset):
+class MXFP8E4M3Spec(_Preset, data_type=types.MXFP8E4M3):
     """OCP microscaling with FP8 E4M3 elements."""
 
-    _type = types.MXFP8E4M3
 
-
-class MXFP6E3M2Spec(_Preset):
+class MXFP6E3M2Spec(_Preset, data_type=types.MXFP6E3M2):
     """OCP microscaling with FP6 E3M2 elements."""
 
-    _type = types.MXFP6E3M2
 
-
-class MXFP6E2M3Spec(_Preset):
+class MXFP6E2M3Spec(_Preset, data_type=types.MXFP6E2M3):
     """OCP microscaling with FP6 E2M3 elements."""
 
-    _type = types.MXFP6E2M3
 
-
-class MXFP4E2M1Spec(_Preset):
+class MXFP4E2M1Spec(_Preset, data_type=types.MXFP4E2M1):
     """OCP microscaling with FP4 E2M1 elements."""
 
-    _type = types.MXFP4E2M1
 
-
-class MXInt8Spec(_Preset):
+class MXInt8Spec(_Preset, data_type=types.MXInt8):
     """OCP microscaling with 8-bit integer elements."""
-
-    _type = types.MXInt8
 
 
 class QLayerConfig:

@@ -1,1 +1,0 @@
-"""Settings for single execution providers."""

@@ -1,0 +1,5 @@
+from typing import Any
+
+from onnxruntime.quantization.execution_providers import *
+
+def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,1 @@
+from quark_onnx.onnx.auto_search import AutoSearchPro as AutoSearchPro

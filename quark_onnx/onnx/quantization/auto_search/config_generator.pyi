@@ -1,0 +1,1 @@
+from quark_onnx.onnx.auto_search import generate_all_configs as generate_all_configs

@@ -1,0 +1,1 @@
+from quark_onnx.onnx.auto_search import get_auto_search_config as get_auto_search_config
