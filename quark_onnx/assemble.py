@@ -176,8 +176,6 @@ class Assembler:
         """Return the optimizers that choose codes.
 
         Args:
-            config: the settings.
-            data: the data of the run.
             notes: receives the reason why an optimizer, or ``resume``, has no effect.
         """
         optimizers = [each for each in config.optimizers if each.stage == "layer"]
@@ -205,8 +203,6 @@ class Assembler:
 
         Args:
             pairs: the graph with pairs, which is changed.
-            graph: the float graph.
-            plan: the plan of the graph.
             planned: the settings, and the plans of bodies.
             data: the samples that fused operators are run on.
         """
@@ -238,9 +234,7 @@ class Assembler:
 
         Args:
             planned: the settings, and the plans of bodies.
-            graph: the float graph.
             resolved: its plan and scales.
-            data: the data of the run.
         """
         plan, params = resolved
         pairs = _with_pairs(graph, plan, params, planned.config)
@@ -263,7 +257,6 @@ class Assembler:
         Args:
             planned: the settings, and the float graph, whose biases are changed.
             resolved: its plan and scales, which are changed.
-            data: the data of the run.
             optimizers: the layer optimizers, at least one.
             progress: as for ``quantize_static``.
         """
@@ -312,7 +305,6 @@ class Assembler:
             planned: the settings, and the float graph.
             resolved: its plan and scales.
             data: the data of the run; the first few samples that are held out decide.
-            corrected: the graph with corrected biases.
         """
         # Means over padded borders and through saturation are approximations, which only the
         # outputs of the model can judge.

@@ -247,8 +247,6 @@ def _mixed(  # noqa: PLR0913
         job: the model and the settings.
         settings: the target, and the formats to choose between.
         planned: the plan in the format of the configuration.
-        ranges: its ranges.
-        data: the data of the run.
         progress: as for ``quantize_static``.
     """
     trials = Trials(Assembler(job.reference, job.narrowing), planned, ranges, data)
@@ -721,7 +719,6 @@ class Job:
 
         Args:
             config: settings of the run, for the advice after a bad verdict.
-            data: the data of the run.
         """
         check = None
         if not data.random and self.findings is None:

@@ -284,7 +284,6 @@ def _local(
     Averages, which depend on the order, and a single core get one lane.
 
     Args:
-        session: runs a batch, and updates the statistics of a lane.
         idle: empty statistics of each lane; changed in place.
         samples: the batches, read one at a time while a lane is idle.
         progress: called with the number of batches done so far.
@@ -361,7 +360,6 @@ class _Session:
         Args:
             scope: the graph with its observations.
             model: the model of the scope, with observed tensors among the outputs.
-            threads: threads of the session.
             results: outputs of the model that ``observe`` returns.
 
         Raises:
@@ -480,7 +478,6 @@ class _Session:
         """Run the bodies of a node as its operator prescribes.
 
         Args:
-            control: the node.
             bodies: its bodies by attribute.
             values: inputs of the node, and tensors that the bodies capture, by name.
             index: position of the batch, for messages.

@@ -441,7 +441,6 @@ def _open_held(
 
     Args:
         model: the model, which fits into a protobuf message without the held tensors.
-        held: its held tensors.
         settings: options of the session.
         what: names the model in errors.
     """
@@ -465,7 +464,6 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     onnxruntime takes their paths relative to one folder.
 
     Args:
-        model: the model, with external tensors in files.
         settings: options of the session.
         what: names the model in errors.
     """

@@ -206,7 +206,6 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
     """Check the parts of a sparse tensor, and that their shapes fit each other.
 
     Args:
-        sparse: the tensor.
         where: name of the tensor in messages.
 
     Raises:
@@ -256,7 +255,6 @@ def _check_graph(graph: GraphProto, versions: Mapping[str, int]) -> None:
     """Check the constants and nodes of a graph, also in bodies.
 
     Args:
-        graph: the graph.
         versions: versions of operator sets by domain, "" for the standard domain.
     """
     for tensor in graph.initializer:
@@ -348,7 +346,6 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
     onnxruntime refuses invalid nodes, but rules and passes look at them before a session does.
 
     Args:
-        node: the node.
         schema: definition of its operator.
         where: description of the node in messages.
 

@@ -55,7 +55,6 @@ def _give_defaults(model: ModelProto, formats: Collection[tuple[str, str]]) -> N
     onnx's inliner knows the attributes of a call alone.
 
     Args:
-        model: the model.
         formats: domains and names of functions that are not inlined.
     """
     defaults = {

@@ -31,7 +31,6 @@ def _is_endless(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     """Return whether a Loop is known to never end.
 
     Args:
-        node: the Loop.
         constants: constants that it can read, by name.
     """
     inputs = [*node.input, "", ""]

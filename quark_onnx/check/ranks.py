@@ -110,7 +110,6 @@ def _check_axes(node: NodeProto, ranks: Mapping[str, int]) -> None:
 
     Args:
         node: a node of the standard domain.
-        ranks: known ranks by name.
 
     Raises:
         ModelError: there is no such axis, or a Transpose names axes that are no permutation.

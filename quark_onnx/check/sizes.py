@@ -131,7 +131,6 @@ def _require_sparse(name: str, tensor: SparseTensorProto, limit: int) -> None:
 
     Args:
         name: name of the tensor in messages.
-        tensor: the sparse tensor.
         limit: largest size in bytes.
 
     Raises:
@@ -310,7 +309,6 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
     """Add the values of small constants that determine shapes.
 
     Args:
-        light: the model.
         graph: its graph, or a body in it.
         inferred: the same graph with inferred shapes.
 
@@ -348,7 +346,6 @@ def _computed_constants(
     """Return the values of the nodes of a graph that follow from constants and shapes.
 
     Args:
-        light: the model.
         graph: its graph, or a body in it.
         known: inferred shapes of the nodes' results.
         shapes: the same, and those of the inputs.
@@ -378,7 +375,6 @@ def _has_open_result(
     """Return whether a node of a graph, without bodies, has a result of unknown shape.
 
     Args:
-        graph: the graph.
         known: inferred declarations by name.
     """
     return any(_is_open(known.get(name, _UNKNOWN)) for name in results_of(graph.node))
@@ -462,9 +458,6 @@ def _values(
     """Compute nodes of a graph from its constants and from known values.
 
     Args:
-        light: the model.
-        around: the graph.
-        nodes: the nodes.
         found: known values by name.
     """
     wanted = results_of(nodes)

@@ -152,7 +152,6 @@ def _inferred(
 
     Args:
         model: the model, which is not changed.
-        graph: its graph.
         forgotten: the outputs whose declared shapes are not used.
     """
     skeleton = ModelProto()
@@ -175,7 +174,6 @@ def _set_outputs(
     """Replace declarations of a model's outputs, in place.
 
     Args:
-        model: the model.
         graph: its graph, with the declared outputs in their order.
         known: new declarations by name; other outputs keep those of the graph.
     """
@@ -255,7 +253,6 @@ def _bind(
 
     Args:
         known: sizes by the name of a dimension, to which those of this input are added.
-        name: name of the input.
         shape: declared shape of the input; None for an unknown rank.
         sizes: sizes from the caller, one per dimension.
 

@@ -553,7 +553,6 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     """Return the scheme by layer; None for a single scheme.
 
     Args:
-        options: the options of the command.
         module: the module of the pipeline.
         source: the float model.
         config: configuration with the first of the schemes.
@@ -607,7 +606,6 @@ def _answer(
     """Return the answer of ``llm ptq``.
 
     Args:
-        options: the options of the command.
         found: result of the pipeline.
         mixture: the scheme by layer; None for a single scheme.
         scores: task -> metric -> the scores of the float and of the quantized model.

@@ -147,7 +147,6 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
     """Return the answer of ``llm search``, and write the best checkpoint.
 
     Args:
-        options: the options of the command.
         found: result of the search.
         source: the float model.
         flow: the module of the pipeline.

@@ -205,7 +205,6 @@ def _changes_of_images(
 
     Args:
         changes: the proposed options with their values.
-        options: the options of the command.
     """
     changes = list(changes)
     # The advice knows that the channels look swapped, and not their present order.
@@ -259,9 +258,6 @@ def _values_end(
 
     Args:
         words: the words of the command line.
-        start: the place after the option.
-        action: the option.
-        parser: its parser.
     """
     # One value. A number as nargs: as many; "?", "*" and "+": up to the next option.
     if action.nargs is None:

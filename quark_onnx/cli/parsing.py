@@ -530,11 +530,7 @@ def rename_options(
 
 
 def _page(text: str) -> Path:
-    """Parse the path of a page; only *.html, so that no model is overwritten.
-
-    Args:
-        text: the path.
-    """
+    """Parse the path of a page; only *.html, so that no model is overwritten."""
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
     # Before the work: a page that cannot be written would be noticed at the end.

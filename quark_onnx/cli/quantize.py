@@ -215,7 +215,6 @@ def _advised(
     """Return the report with the advice that --advice asks for.
 
     Args:
-        options: the options of the command.
         data: the calibration data; None for none.
         result: the result of the run.
         config: the configuration of the run.

@@ -49,9 +49,6 @@ def _replaced(value: Any) -> Any:
     """Return the module of this package that replaces one of onnxruntime; others unchanged.
 
     ``from ... import matmul_nbits_quantizer`` asks for a name before it looks for a module.
-
-    Args:
-        value: the value of a name.
     """
     if not isinstance(value, ModuleType):
         return value

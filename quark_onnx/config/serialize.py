@@ -85,7 +85,6 @@ def _read_back(value: Any, forms: list[Any], read: Callable[[Any], object]) -> A
     Args:
         value: a calibrator, an optimizer or a number format.
         forms: texts or mappings, the preferred one first.
-        read: returns the value of a form.
 
     Raises:
         ConfigError: there is no such form.

@@ -459,7 +459,6 @@ class TensorOverrides:
         """Merge the overrides of a tensor as read by a node, in the order of the configuration.
 
         Args:
-            tensor: name of the tensor.
             reader: name of the node; empty for the producer and all readers that are not named.
 
         Returns:

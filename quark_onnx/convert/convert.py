@@ -219,7 +219,6 @@ def _check_used(given: list[str], chosen: list[Conversion]) -> None:
 
     Args:
         given: names of the settings that the caller gave.
-        chosen: the conversions.
     """
     used = set[str]()
     for conversion in chosen:
@@ -241,7 +240,6 @@ def _apply(
     """Run a conversion on a copy of a stage's graph, and verify the result.
 
     Args:
-        conversion: the conversion.
         before: the model to convert, which is not changed.
         settings: the settings of all conversions, without samples.
 

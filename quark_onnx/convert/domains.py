@@ -160,7 +160,6 @@ def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
     """Yield the needs of each Q/DQ node of another domain, also in bodies.
 
     Args:
-        graph: the graph.
         domain: the new domain; nodes of this domain are skipped.
         need: returns the need of a node.
     """

@@ -57,7 +57,6 @@ def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:
     """Return a message on the missing part of an input's shape, and how to give it.
 
     Args:
-        name: name of the input.
         shape: dimensions, at least one of which is open; None for an unknown rank.
     """
     if shape is None:

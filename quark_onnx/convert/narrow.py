@@ -183,7 +183,6 @@ class _Narrow:
         """Return the constants of float32 inputs.
 
         Args:
-            graph: the graph.
             constants: float32 initializers by name.
 
         Returns:
@@ -207,7 +206,6 @@ class _Narrow:
 
         Args:
             graph: the graph with the node, changed in place.
-            node: the node.
             kinds: names of the float32 tensors of the original graph, which become 16 bits.
             before: float32 values, by name, of the constants that a node reads in float32.
 
@@ -325,7 +323,6 @@ class _Narrow:
         """Return the values of an initializer in 16 bits.
 
         Args:
-            graph: the graph.
             name: a constant, or an input with a default value.
         """
         array = graph.constant(name)

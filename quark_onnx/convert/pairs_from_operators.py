@@ -223,7 +223,6 @@ def _softmax_is_kept(graph: Graph, node: Node) -> bool:
     Before opset 13, it normalizes along the axis and all later ones together.
 
     Args:
-        graph: the graph.
         node: a QLinearSoftmax, whose attribute ``opset`` selects the definition.
     """
     shape = graph.shape(node.inputs[0])
@@ -376,7 +375,6 @@ def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str] 
     None if an operand is not quantized, or has another scale.
 
     Args:
-        graph: the graph.
         node: an operator that moves codes.
         places: indices of its inputs with codes.
     """

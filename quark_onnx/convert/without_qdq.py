@@ -103,7 +103,6 @@ def _store_float(graph: Graph, node: Node) -> bool:
 
     Args:
         graph: the graph, which is changed in place.
-        node: the DequantizeLinear.
 
     Returns:
         True; False, and the graph stays unchanged, if an input is computed.
@@ -121,7 +120,6 @@ def _remove_pair(graph: Graph, node: Node) -> bool:
 
     Args:
         graph: the graph, which is changed in place.
-        node: the QuantizeLinear.
 
     Returns:
         True; False, and the graph stays unchanged, if a parameter is computed, or if another node
@@ -158,7 +156,6 @@ def _clipped(graph: Graph, node: Node) -> str:
 
     Args:
         graph: the graph, which gets the Relu or Clip.
-        node: the QuantizeLinear.
 
     Returns:
         The name of the result of the Relu or Clip, or of the input where none is needed.
@@ -189,7 +186,6 @@ def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]] | None:
     """Return the greatest value of a per-tensor grid from zero on, and the scale; or None.
 
     Args:
-        graph: the graph.
         node: a QuantizeLinear.
 
     Returns:

@@ -251,7 +251,6 @@ def _widen(graph: GraphProto, store: Store | None) -> None:
     """Convert the 16-bit tensors and types of a graph to float32 in place, without bodies.
 
     Args:
-        graph: the graph.
         store: takes large tensors; None keeps them in memory.
     """
     for tensor in graph.initializer:
@@ -277,7 +276,6 @@ def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
     """Convert a 16-bit tensor to float32 in place; leave other tensors unchanged.
 
     Args:
-        tensor: the tensor.
         store: takes a large tensor; None keeps it in memory.
     """
     if tensor.data_type not in HALVES:

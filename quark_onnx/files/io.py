@@ -310,7 +310,6 @@ def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) ->
 
     Args:
         tensor: the tensor, whose reference to the file is removed.
-        path: file of the values.
         offset: first byte.
         length: number of bytes; fewer are loaded if the file ends before.
 
@@ -360,7 +359,6 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
     Args:
         tensor: the tensor, for messages.
         location: file as the model names it, relative to the model's folder.
-        model: the model file.
 
     Returns:
         The absolute path, with links resolved.

@@ -103,9 +103,7 @@ def _of_rows(graph: Graph, node: Node, name: str, values: NDArray[Any]) -> str:
     """Gather the parameters of the rows that a node gathers; return their name.
 
     Args:
-        graph: the graph.
         node: the Gather of the table.
-        name: name of the parameters of all rows.
         values: their values, one per row; the column is stored once per table.
     """
     [column] = graph.once(

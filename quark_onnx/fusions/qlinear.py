@@ -183,11 +183,6 @@ def _vector(graph: Graph, tensor: str, w: Codes) -> str:
     """Return a float constant with a value per column of a weight; empty for another tensor.
 
     A constant in codes, such as the bias of a Gemm that onnxruntime makes, becomes float.
-
-    Args:
-        graph: the graph.
-        tensor: name of the tensor.
-        w: the codes of the weight.
     """
     codes = stored_codes(graph, tensor)
     source = tensor if codes is None else codes.codes

@@ -71,7 +71,6 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
 
     Args:
         graph: the graph with the node.
-        node: the node with the subgraph.
         attribute: name of the attribute that holds the subgraph.
         place: index of the subgraph in the attribute.
         body: the subgraph, which is copied.
@@ -106,8 +105,6 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
     """Declare missing types of a body's inputs, as the types of the node's inputs.
 
     Args:
-        graph: the graph with the node.
-        node: the node with the body.
         body: a copy of the body, which is changed in place.
     """
     kinds = list(map(graph.elem_type, node.inputs))

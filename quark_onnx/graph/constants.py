@@ -92,7 +92,6 @@ def _scopes(
     """Yield a graph and its bodies at any depth, each with its constants.
 
     Args:
-        graph: the graph.
         outer: constants of the graphs around it.
     """
     constants = outer.new_child(_constants_in(graph))

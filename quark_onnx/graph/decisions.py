@@ -121,12 +121,7 @@ def _labelled(
     deciding: Mapping[Tensor, str],
     sources: Mapping[Tensor, list[Tensor]],
 ) -> dict[Tensor, str]:
-    """Return the operator type that decides, for all tensors from which ``deciding`` is computed.
-
-    Args:
-        deciding: tensors that an operator decides by, with its type.
-        sources: the tensors that a tensor is computed from.
-    """
+    """Return the operator type that decides, for all tensors from which ``deciding`` is computed."""
     labels = dict[Tensor, str]()
     todo = list(deciding.items())
     while todo:

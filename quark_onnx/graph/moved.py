@@ -66,7 +66,6 @@ def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
     """Return whether onnxruntime would insert an int8 pair and retype it partially to uint8.
 
     Args:
-        graph: the graph.
         tensor: name of a moved tensor.
         dequantize: the DequantizeLinear before the movements.
     """
@@ -85,7 +84,6 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
     """Return the per-tensor DequantizeLinear before the movements of a tensor, or None.
 
     Args:
-        graph: the graph.
         tensor: name of a tensor of any kind.
 
     Returns:
@@ -205,7 +203,6 @@ def _quantizes(node: Node, tensor: str, parameters: tuple[str, ...]) -> bool:
 
     Args:
         node: a node of any kind.
-        tensor: name of the tensor.
         parameters: names of scale and, except for 4-bit floats, zero point.
     """
     return (

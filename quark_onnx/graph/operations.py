@@ -108,7 +108,6 @@ class Operations:
 
         Args:
             graph: the graph, or a body extracted as a graph.
-            path: path to the graph.
             outer: captured tensors by name, which a body has as inputs or constants.
         """
 
@@ -167,7 +166,6 @@ class Operations:
         """Add an operator, or a node of another domain with bodies.
 
         Args:
-            graph: the graph with the node.
             node: the node; no If, Loop or Scan.
             reads: tensors that the node or its bodies read, by name, in this order.
             path: path to the graph.
@@ -201,10 +199,7 @@ class Operations:
         """Add the nodes of a node's bodies, and connect them with the outer graph.
 
         Args:
-            graph: the graph with the node.
-            node: the node with the bodies.
             reads: tensors that the node or its bodies read, by name.
-            path: path to the graph.
         """
         # None for an omitted input, so that positions stay aligned with the body's inputs.
         given = list(map(reads.get, node.inputs))
@@ -234,7 +229,6 @@ class Operations:
 
         Args:
             graph: the graph with the node, whose opset decides on the inputs of a Scan.
-            node: the node with the body.
             given: inputs of the node, None for an omitted one.
             body_inputs: inputs of the body, without captured tensors.
             results: outputs of the body, in its order.
@@ -277,7 +271,6 @@ class Operations:
         """Connect the outputs of node and body, or the initial values.
 
         Args:
-            node: the node with the body.
             given: inputs of the node, None for an omitted one.
             results: outputs of the body, in its order.
             path: path to the graph with the node.

@@ -239,8 +239,6 @@ def _match_all(
     """Yield the matches of patterns, each for its tensor.
 
     Args:
-        graph: the graph.
-        patterns: the patterns.
         tensors: names of the tensors, at least one per pattern.
         partial: the match so far, which every match extends.
     """

@@ -196,7 +196,6 @@ def _origins(
     """Return the origins of computed tensors.
 
     Args:
-        operations: the operations.
         integers_stay_integers: an integer computed from a signal, such as the position of a
             maximum, counts as an integer and not as a signal.
     """
@@ -232,7 +231,6 @@ def _origin(
     """Return the origin of an operation's results.
 
     Args:
-        operation: the operation.
         operations: the list with the known properties of tensors.
         origins: origins so far; a tensor without one counts as constant.
     """
@@ -263,7 +261,6 @@ def _read_as_shapes(
     Signals of many values are excluded.
 
     Args:
-        operations: the operations.
         origins: origins by tensor; a tensor without one counts as constant.
     """
     read = defaultdict[Tensor, list[Tensor]](list)
@@ -291,7 +288,6 @@ def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Ten
     """Return the tensors whose shape depends on values of a signal.
 
     Args:
-        operations: the operations.
         raw: origins in which integers computed from a signal count as signals.
 
     Returns:

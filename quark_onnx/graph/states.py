@@ -172,9 +172,7 @@ def _pairs_by_name(
     """Return the inputs that have an output of the same name, apart from its side.
 
     Args:
-        graph: the graph.
         inputs: words by the name of an input, without constants.
-        outputs: words by the name of an output.
 
     Returns:
         The output by input; each output at most once.
@@ -200,7 +198,6 @@ def _pairs_in_order(
     """Pair the inputs that are certainly states with the last outputs.
 
     Args:
-        graph: the graph.
         inputs: words by the name of an input, without constants.
         outputs: words by the name of an output.
         paired: the pairs that names have decided.
@@ -247,7 +244,6 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
     Both must be float and of the same shape, and the output must depend on the input.
 
     Args:
-        graph: the graph.
         before: name of an input.
         after: name of an output.
     """

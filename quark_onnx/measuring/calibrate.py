@@ -176,7 +176,6 @@ class _Rest:
         """Return the statistics of all samples.
 
         Args:
-            graph: the float graph.
             watched: the tensors to measure.
             known: the statistics over the first samples, of every watched tensor; not changed.
             executor: runs the model; None for the default.
@@ -343,11 +342,6 @@ def _watched(
     """Return the required observations without known statistics.
 
     A Concat of watched tensors is not watched: its values are the values of its inputs.
-
-    Args:
-        graph: the graph of the tensors.
-        wanted: the required observations.
-        known: observations with a known statistic.
 
     Returns:
         The observations to measure, in the order of ``wanted``.

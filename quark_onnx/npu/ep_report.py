@@ -133,8 +133,6 @@ def _summed(
 
     Args:
         rows: array of a report.
-        device_key: key of the device in a row.
-        count_key: key of the count in a row.
         total: device of a row that is not counted; empty for none.
     """
     found = Counter[str]()

@@ -61,9 +61,6 @@ def read_cache(request: Request) -> bool:
 def _load(path: str | Path) -> tuple[bool, object, dict[str, tuple[float, float]]]:
     """Read a cache: whether SmoothQuant was applied, the method, and the range of each tensor.
 
-    Args:
-        path: path of the cache.
-
     Raises:
         CallError: the file is no cache.
     """

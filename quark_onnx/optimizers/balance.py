@@ -233,7 +233,6 @@ def _by_channel(pair: Pair, known: dict[str, _Known]) -> list[tuple[_Known, Doub
     """Return statistics and squared weights per channel, for the readers of a pair.
 
     Args:
-        pair: the pair.
         known: statistics by the name of the layer.
 
     Returns:
@@ -267,7 +266,6 @@ def _terms(
 
     Args:
         graph: the float graph, for the activations after the layers.
-        pairs: pairs of layers.
         known: statistics by the name of the layer.
         places: places of a pair's logarithms, by the name of its first layer.
     """
@@ -333,7 +331,6 @@ def _gain(function: Activation, x: Doubles) -> Doubles:
     """Return the factor of an activation on the variance of small noise, per channel.
 
     Args:
-        function: the activation.
         x: samples of its input, (vectors, channels).
     """
     # The derivative of a linear function is the number 1.

@@ -324,7 +324,6 @@ def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
     """Equalize the weights of a pair, and return the factors of its channels.
 
     Args:
-        pair: the pair.
         weights: weights by the name of the layer; changed in place.
 
     Returns:

@@ -108,7 +108,6 @@ class QuaRot:
 
         Args:
             graph: the graph, changed in place.
-            tensor: the tensor.
             done: layers whose input is rotated already.
 
         Returns:

@@ -268,7 +268,6 @@ def _search(
         largest: greatest absolute value of each channel, (channels,).
         reach: greatest absolute weight of each channel, (channels,).
         weights: the weights of the readers, (channels, outputs).
-        rounding: rounding of weights and activations.
     """
     # (vectors, channels); weights are (channels, outputs), joined along the outputs.
     x = seen.vectors.astype(np.float64)
@@ -301,7 +300,6 @@ def _rounded(values: Floats, low: float, high: float, steps: int) -> Floats:
     """Round activations with one scale and a zero point.
 
     Args:
-        values: the values.
         low: lower end of the range, 0 or less.
         high: upper end of the range, 0 or more.
         steps: steps from end to end; 0 leaves the values unchanged.

@@ -92,7 +92,6 @@ def _may_fold(graph: Graph, node: Node, known: Container[str], budget: int) -> b
     """Return whether the results of a node can be computed, and are worth to be stored.
 
     Args:
-        graph: the graph.
         node: any node.
         known: names of further constants.
         budget: number of values that may be stored.

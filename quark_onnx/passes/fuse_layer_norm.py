@@ -55,7 +55,6 @@ def _replace(
 
     Args:
         graph: the model.
-        norm: the normalization.
         kind: type of the operator.
         channels: axis of scale and shift.
         **attributes: further attributes of the operator.

@@ -63,7 +63,6 @@ class Heads:
         """Return a constant of the projection with rotated channels of the values.
 
         Args:
-            rotation: the rotation.
             axis: axis of the channels: -1, or -2, which is the first axis of a matrix.
             value: weight or bias of the projection; channels outside of ``part`` are unchanged.
         """
@@ -112,13 +111,7 @@ def _has_constant(graph: Graph, node: Node) -> bool:
 
 
 def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
-    """Return whether a node alone reads the values of a tensor, and once.
-
-    Args:
-        graph: the graph.
-        tensor: name of the tensor.
-        reader: the node.
-    """
+    """Return whether a node alone reads the values of a tensor, and once."""
     if _readers(graph, tensor) != [reader] or not private(graph, tensor):
         return False
     return reader.inputs.count(tensor) == 1
@@ -134,9 +127,7 @@ def _passes(graph: Graph, node: Node, size: int) -> bool:
     """Return whether a node leaves channels in place within each head.
 
     Args:
-        graph: the graph.
         node: a node of any kind.
-        size: channels of a head.
     """
     if node.kind not in _MOVING:
         return False
@@ -169,7 +160,6 @@ class _ValueTrace:
         """Return the constants of the projection, and the part of the values.
 
         Args:
-            tensor: name of the values.
             reader: the weighted sum, which must be the only reader.
 
         Returns:
@@ -191,9 +181,7 @@ class _ValueTrace:
         """Return whether values can be traced from a tensor to its producer.
 
         Args:
-            tensor: name of the values.
             reader: the node that must be the only reader.
-            node: the producer.
         """
         # A Split has the values as any of its results; other operators as their first.
         first = tensor == node.outputs[0] or node.kind == "Split"

@@ -308,8 +308,6 @@ def _fits(
     """Return whether a layer has enough inputs for some channels.
 
     Args:
-        graph: the graph.
-        layer: the layer.
         offset: first input of the channels.
         count: number of inputs for the channels.
     """

@@ -154,7 +154,6 @@ def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector that is added to a product, in the node or right after it.
 
     Args:
-        graph: the graph.
         node: a MatMul or Gemm.
         size: number of outputs.
 
@@ -171,7 +170,6 @@ def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector of the Add that alone reads a product, or None.
 
     Args:
-        graph: the graph.
         node: a MatMul.
         size: number of outputs.
     """
@@ -231,7 +229,6 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
     """Return the length of the last axis according to readers and producers.
 
     Args:
-        graph: the graph.
         tensor: name of a tensor without an inferred last axis.
         depth: number of operators to follow backward.
 
@@ -258,8 +255,6 @@ def _width_through(
     """Return the length of the last axis of a result of a node.
 
     Args:
-        graph: the graph.
-        tensor: name of the result.
         node: the producer of the result.
         depth: number of operators to follow backward, at least 1.
 
@@ -285,7 +280,6 @@ def _target_width(graph: Graph, reshape: Node) -> int:
     """Return the length of the last axis in a target shape, in which -1 and 0 tell none.
 
     Args:
-        graph: the graph.
         reshape: a Reshape; a computed shape counts as unknown.
     """
     shape = graph.constant(reshape.input(1))
@@ -298,7 +292,6 @@ def _scale_width(graph: Graph, norm: Node, result: str) -> int:
     """Return the length of the last axis of a result according to the scale of a normalization.
 
     Args:
-        graph: the graph.
         norm: a normalization of ``SCALE``.
         result: name of one of its results; 0 for its statistics.
     """

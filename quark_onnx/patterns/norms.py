@@ -115,7 +115,6 @@ def _is_mean_for_one(
 
     Args:
         are_reduced: returns whether the mean runs over the axes.
-        graph: the graph.
         mean: a ReduceMean.
     """
     result = mean.outputs[0]
@@ -220,7 +219,6 @@ def _decomposed(
     """Return the decomposed normalization whose last node is the given one.
 
     Args:
-        graph: the graph.
         node: a Mul or Div, which may be the last node of ``pattern``.
         pattern: the pattern of a normalized tensor without scale and shift.
         axes: the axes of the pattern's means.
@@ -270,8 +268,6 @@ def _constant(
     Without such a reader: None, and the tensor.
 
     Args:
-        graph: the graph.
-        tensor: name of the tensor.
         kind: "Mul" for a scale, "Add" for a shift.
         axes: the axes of the normalization, which decide the possible shapes of the constant.
     """

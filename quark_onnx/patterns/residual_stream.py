@@ -109,7 +109,6 @@ def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
     """Return a constant whose vectors along an axis are rotated.
 
     Args:
-        rotation: the rotation.
         axis: axis of the channels, -1 unless the constant is the weight of a reader.
         value: the constant; a single value for all channels is repeated first.
     """
@@ -133,7 +132,6 @@ def _unfold(
     Args:
         graph: the graph, which is changed in place.
         layer: a layer that reads the normalized tensor.
-        norm: the normalization.
         size: number of channels.
     """
     # One value for all channels stands for a vector (channels,).
@@ -364,7 +362,6 @@ class _Search:
 
         Args:
             tensor: a tensor of the stream.
-            node: a reader of the tensor.
 
         Raises:
             Unknown: the reader is no normalization, layer, sum, multiple or movement.

@@ -134,7 +134,6 @@ def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
     """Return the number of outputs of a weight with the given dimensions.
 
     Args:
-        graph: the graph.
         node: the layer.
         sizes: known dimensions of its weight; empty for an unknown shape.
     """

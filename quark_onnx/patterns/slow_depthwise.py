@@ -73,7 +73,6 @@ def _weight_of(
     Args:
         node: a node of any kind.
         dequantized: DequantizeLinear nodes by the name of their result.
-        constants: constants by name.
     """
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]

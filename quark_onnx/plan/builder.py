@@ -97,8 +97,6 @@ class PlanBuilder(Plan):
         """Return the axis of an activation's channels or blocks; None for one scale.
 
         Args:
-            tensor: name of the activation.
-            spec: quantization of the activation.
             bounds: range of the values, if known.
             along: axis over which the reader sums, along which blocks run.
         """
@@ -214,8 +212,6 @@ class PlanBuilder(Plan):
         """Return the decision for a constant weight: per block, per channel or per tensor.
 
         Args:
-            tensor: name of the weight.
-            spec: quantization of the weight.
             axis: axis of the output channels, None where per-channel scales are impossible.
             along: axis of the sum, None where blocks are impossible.
         """
@@ -422,8 +418,6 @@ class PlanBuilder(Plan):
         """Apply the user's override for a tensor, as read by a node, to the rules' decision.
 
         Args:
-            entry: the rules' decision.
-            tensor: name of the tensor.
             reader: name of the node; empty for the producer and the readers without a name.
 
         Returns:
@@ -453,7 +447,6 @@ class PlanBuilder(Plan):
         """Return the axis of an override, counted from the front if the rank is known.
 
         Args:
-            tensor: name of the tensor.
             override: the user's override with an axis.
 
         Raises:
@@ -476,7 +469,6 @@ class PlanBuilder(Plan):
 
         Args:
             node: the node that reads or computes the tensor.
-            tensor: name of the tensor.
             entry: the rules' decision, before the user's overrides.
         """
         shared = Use(tensor)
@@ -501,7 +493,6 @@ class PlanBuilder(Plan):
 
         Args:
             node: the node that reads or computes the tensor.
-            tensor: name of the tensor.
             entry: the rules' decision.
         """
         shared = Use(tensor)
@@ -529,7 +520,6 @@ class PlanBuilder(Plan):
         """Return whether a tensor has an axis for blocks; a known scalar has none.
 
         Args:
-            tensor: name of the tensor.
             spec: the format; every tensor holds a format without shared exponents.
         """
         return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
@@ -545,7 +535,6 @@ class PlanBuilder(Plan):
         """Return an axis counted from the front, if the rank is known.
 
         Args:
-            tensor: name of the tensor.
             axis: the axis, from the end if negative; None is returned unchanged.
         """
         shape = self.graph.shape(tensor)

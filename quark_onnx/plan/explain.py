@@ -32,7 +32,6 @@ def _decisions(plan: Plan, sign: str, uses: Iterable[Use]) -> Iterator[str]:
     """Yield a line per use with a decision; a tensor kept float at the root is shown float.
 
     Args:
-        plan: the plan.
         sign: "<" for inputs, ">" for outputs.
         uses: the uses of a node's tensors.
     """

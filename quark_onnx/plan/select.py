@@ -158,7 +158,6 @@ def _check_any_type(graph: Graph, op_types: tuple[str, ...]) -> None:
     A type that occurs in bodies alone is no mistake: the plan of each body selects again.
 
     Args:
-        graph: the model.
         op_types: the types; one of them suffices.
     """
     kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
@@ -274,7 +273,6 @@ def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]
 
     Args:
         graph: the model.
-        op_types: the types.
         strict: every type must occur, in a body at least.
 
     Raises:
@@ -325,7 +323,6 @@ def _hint(pattern: str, names: Iterable[str]) -> str:
 
     Args:
         pattern: the pattern without a match.
-        names: names of nodes.
 
     Returns:
         The end of an error message; empty without a suggestion.
@@ -432,7 +429,6 @@ def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
 
     Args:
         graph: the model.
-        tensor: name of the tensor.
         reading: return the readers, for which a tensor stands as a start.
     """
     if reading:

@@ -61,7 +61,6 @@ def _is_contiguous_weight(graph: Graph, node: Node) -> bool:
     A Reshape may stand between. A line of fewer values than a block is a block.
 
     Args:
-        graph: the graph.
         node: a DequantizeLinear with blocks.
     """
     codes, result = node.inputs[0], node.outputs[0]
@@ -87,7 +86,6 @@ def _are_constant(graph: Graph, names: list[str]) -> bool:
     """Return whether parameters are constants, or Casts of constants in 16 bits.
 
     Args:
-        graph: the graph.
         names: names of scales and zero points.
     """
     for name in names:
@@ -201,7 +199,6 @@ def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
     """Write codes, scales and zero points with a block per row; return the names.
 
     Args:
-        graph: the graph.
         codes: the blocked codes.
         axis: axis of the blocks, 0 or more.
         padded: length of a line, filled up to whole blocks; a shorter line is a block.

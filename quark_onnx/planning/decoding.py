@@ -119,7 +119,6 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
     """Return the reason why a node decodes coordinates; empty otherwise.
 
     Args:
-        graph: the graph.
         node: a node after the last weighted operators.
         positions: tensors computed from sizes and constants only.
     """
@@ -145,7 +144,6 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
     """Return whether a tensor is constant or positional, and varies along two axes.
 
     Args:
-        graph: the graph.
         tensor: name of the tensor; False if its shape is unknown.
         positions: tensors computed from sizes and constants only.
     """

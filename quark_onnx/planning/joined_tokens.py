@@ -45,7 +45,6 @@ def _before(
     """Return nodes, and those before them of some kinds, or that only move values.
 
     Args:
-        graph: the graph.
         nodes: the nodes to start from.
         kinds: the operator types to pass.
     """

@@ -69,7 +69,6 @@ def _trace(
     """Record the summed tensor of a node's result, and the successive additions in the result.
 
     Args:
-        graph: the graph.
         node: the node; nodes before it have been traced.
         sources: name of the tensor that a tensor is a part, or a sum of parts, of.
         depths: number of successive additions in a tensor.
@@ -105,7 +104,6 @@ def _pays(graph: Graph, source: str, additions: list[Node]) -> bool:
     """Return whether fewer values are converted around float additions than in those of codes.
 
     Args:
-        graph: the graph.
         source: name of the summed tensor.
         additions: all additions of its parts.
     """
@@ -143,7 +141,6 @@ def _keep(
         sources: name of the tensor that a tensor is a part, or a sum of parts, of.
         source: name of the summed tensor.
         additions: all additions of its parts.
-        reason: the reason.
     """
     graph = plan.graph
     todo = list(additions)

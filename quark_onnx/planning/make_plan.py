@@ -184,7 +184,6 @@ def _tied(graph: Graph, table: str, other: str) -> bool:
     """Return whether a constant is a table, or the transpose of a table.
 
     Args:
-        graph: the float graph.
         table: name of a constant matrix.
         other: name of any tensor.
     """

@@ -85,8 +85,6 @@ def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
     """Return a tensor and the float tensors computed from it.
 
     Args:
-        graph: the float graph.
-        tensor: name of the tensor.
         stop: kinds of operators at which the search ends; empty to search to the outputs.
     """
     found, todo = {tensor}, [tensor]

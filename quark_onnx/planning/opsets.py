@@ -206,7 +206,6 @@ def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
 
     Args:
         entries: the quantized tensors.
-        limit: the highest opset allowed.
 
     Raises:
         ConfigError: the first such format needs a higher opset.
@@ -228,9 +227,7 @@ def _first_raised(
     """Return the graph at the first of some opsets that leaves its outputs unchanged.
 
     Args:
-        graph: the float graph.
         opsets: the opsets to try, in order.
-        reference: the float model.
         sample: a sample for the comparison; None for none.
 
     Returns:
@@ -253,8 +250,6 @@ def _raised(
 
     Args:
         graph: the float graph; not changed.
-        opset: the opset.
-        reference: the float model.
         sample: a sample for the comparison; without it, an operator whose meaning changes on the
             way forbids the conversion.
 
@@ -278,7 +273,6 @@ def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
 
     Args:
         graph: the float graph, at the opset of the result.
-        plan: the plan of the graph.
         vendor: the vendor's operators are written, whose bodies need Q/DQ nodes of ONNX.
 
     Raises:
@@ -310,7 +304,6 @@ def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
 
     Args:
         graph: the float graph, before it was raised.
-        plan: the plan of the graph.
         reached: the opset of the raised graph.
         needed: the opset that was wanted.
 
@@ -347,7 +340,6 @@ def _obstacle(graph: Graph, opset: int) -> str:
     """Return why a graph cannot be raised to an opset.
 
     Args:
-        graph: the float graph.
         opset: the opset that the graph could not be raised to.
 
     Returns:
@@ -372,7 +364,6 @@ def _changed_meaning(graph: Graph, opset: int) -> tuple[int, Node] | None:
     """Return a node whose operator has another meaning at an opset, and since which opset.
 
     Args:
-        graph: the float graph.
         opset: the opset to raise the graph to.
 
     Returns:

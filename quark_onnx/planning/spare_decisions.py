@@ -34,7 +34,6 @@ def _spare_tensor(plan: PlanBuilder, name: str, nodes: list[Node]) -> Decision |
 
     Args:
         plan: the plan under construction; changed in place.
-        name: name of the tensor.
         nodes: the nodes that compute and read the tensor.
     """
     decision = plan.shapes.decision(name)

@@ -102,7 +102,6 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
     """Return the nodes between the two ends of a state, as an ordered set.
 
     Args:
-        graph: the graph.
         state: names of input and output of a step.
     """
     # A node is on the way if it follows the state's input and precedes the state's output.
@@ -125,7 +124,6 @@ def _updates(
         plan: the plan under construction; constants are kept float in it.
         output: name of the state's output, the first name of the result.
         path: the nodes between input and output of the state.
-        reason: reason for the float constants.
     """
     found = [output]
     for name in found:

@@ -353,7 +353,6 @@ class PreprocessingCheck:
 
         Args:
             layers: the first layers.
-            other: the alternative.
 
         Returns:
             A ratio per layer with a bias and without a BatchNormalization.
@@ -372,7 +371,6 @@ class PreprocessingCheck:
         Args:
             layers: the first layers.
             alternatives: the alternatives; those without another scaling are kept.
-            ratios: ratios of the given responses.
         """
         near = list[Alternative]()
         for other in alternatives:
@@ -456,7 +454,6 @@ class PreprocessingCheck:
         """Return a preprocessing with a significantly higher top-1 of the float model.
 
         Args:
-            session: session on the float model.
             labelled: top-1 with the given preprocessing.
             alternatives: the preprocessings to try; those with fewer changes first.
 
@@ -573,7 +570,6 @@ def _rows_of(feed: Feeds, output: NDArray[Any] | None) -> int:
     """Return the number of rows of a sample: a first axis of its inputs.
 
     Args:
-        feed: the inputs.
         output: the output that the task reads; None without one.
     """
     # Inputs may have different first axes, such as a picture and a hundred anchors: the batch is
@@ -595,7 +591,6 @@ def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
     """Return the array outputs of a model on a sample, by name.
 
     Args:
-        session: session on the model.
         feed: the sample; entries that are no inputs of the model are ignored.
     """
     names = names_of(session.get_outputs())

@@ -184,7 +184,6 @@ def _equals(
 
     Args:
         best: the chosen alternative.
-        found: its evidence.
         tried: all trials on the same rows, with that of ``best``.
     """
     equals = list[Alternative]()

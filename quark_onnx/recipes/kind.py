@@ -127,7 +127,6 @@ def _last(graph: Graph, products: list[Node]) -> list[Node]:
     """Return the last weighted nodes, without a path to a further weighted node.
 
     Args:
-        graph: the graph.
         products: its weighted nodes; the result has their order.
     """
     # Nodes from which another weighted node can be reached, each without itself.

@@ -191,10 +191,7 @@ def _shift(
     Windows across the border are treated as interior windows.
 
     Args:
-        graph: the float graph.
-        plan: the plan of the graph.
         params: the scales of the weights.
-        place: the layer.
         mean: mean of each input channel, (channels,).
 
     Returns:
@@ -224,8 +221,6 @@ def _means_of(
     """Return channel means of the inputs of layers, known or by a run of the float model.
 
     Args:
-        graph: the float graph.
-        places: the layers.
         samples: the samples to average over.
         known: means over these samples, returned if they include every layer; empty for none.
     """
@@ -253,7 +248,6 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
 
     Args:
         graph: the graph; changed in place.
-        tensor: name of the tensor.
         spatial: the channels are axis 1; otherwise they are the last axis.
         channels: number of channels.
 

@@ -107,8 +107,6 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
     """Return the task of optimizing a layer, or the reason to skip the layer.
 
     Args:
-        graph: the float graph.
-        plan: the plan of the graph.
         params: the scales of weights and biases.
         layer: a layer with a constant, quantized weight.
     """
@@ -159,8 +157,6 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     """Return the constant vector added to a product, and the addition.
 
     Args:
-        graph: the float graph.
-        node: the product.
         outputs: number of outputs of the product, the length of the vector.
 
     Returns:
@@ -245,9 +241,6 @@ def _lattice(
     """Return the representable values of a constant.
 
     Args:
-        graph: the float graph.
-        plan: the plan of the graph.
-        params: the scales.
         use: the use of the constant, with parameters of its own.
         arranged: converts an array from the shape of the stored constant to that of the result.
 
@@ -288,7 +281,6 @@ def _levels(entry: Quantize, scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
 
     Args:
         entry: the entry of the plan.
-        scale: the scales.
         zero: the zero points, in the shape of the scales.
     """
     zeros = zero.astype(np.float32)
@@ -426,7 +418,6 @@ class RowCollector:
         Args:
             which: indices of the samples.
             most: wanted number of rows over all samples; fewer if the samples have fewer.
-            seed: seed of the positions.
             room: the buffer of the rows.
         """
         shapes = self.floating.shapes(self.place.result)
@@ -461,7 +452,6 @@ class RowCollector:
         A run holds the layer's inputs and target outputs, and the float and quantized summand.
 
         Args:
-            which: the samples.
             size: bytes of a sample's rows.
 
         Yields:

@@ -49,7 +49,6 @@ class _Shown(Sequence[Mapping[str, Any]]):
         """Wrap samples.
 
         Args:
-            samples: the samples.
             show: whether to show the bar, as ``Progress`` takes it.
             name: title of the bar.
         """
@@ -91,9 +90,6 @@ class _Judge:
         """Return why an optimizer's rewrite is rejected; empty if accepted.
 
         Args:
-            name: name of the optimizer.
-            before: the graph before the rewrite.
-            after: the graph after the rewrite.
             slowdown: relative slowdown of the quantized model, which the gain has to justify.
             least_gain: least gain in dB, whatever the slowdown.
         """
@@ -266,7 +262,6 @@ class _Rewriter:
         Args:
             optimizer: the optimizer, or its variant.
             label: its name in messages.
-            candidate: the rewritten graph.
             slowdown: estimated relative slowdown of the quantized model.
         """
         assert self.sample is not None
@@ -297,7 +292,6 @@ class _Rewriter:
         Args:
             optimizer: the optimizer, or its variant.
             label: its name in notes.
-            candidate: the rewritten graph.
             count: number of rewrites, for the note.
         """
         assert self.sample is not None
@@ -353,7 +347,6 @@ def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
 
     Args:
         graph: the rewritten graph.
-        reference: the float model.
         sample: the sample on which both are compared.
     """
     errors = measure(reference.remembering, open_session(graph.to_model()), [sample])

@@ -138,10 +138,8 @@ class _Run:
 
         Args:
             graph: the float graph; solved weights and biases are written to it.
-            plan: the plan of the graph.
             params: the scales; changed in place where an optimizer multiplies scales.
             places: the layers to optimize, in graph order.
-            samples: calibration samples.
             journal: solutions of an earlier, interrupted run.
         """
         self._plan, self._params, self._journal = plan, params, journal
@@ -257,9 +255,6 @@ class _Run:
     def _beside(self, place: LayerTask) -> tuple[str, StoredActivation] | None:
         """Return the other summand of a layer's result, in both models.
 
-        Args:
-            place: the layer.
-
         Returns:
             The name in the float graph, and the storage in the quantized one; None without another
             summand, or if the summand is not computed yet.
@@ -284,7 +279,6 @@ class _Run:
         """Write a weight into graphs.
 
         Args:
-            place: the layer.
             weight: dequantized values, (groups, outputs, inputs).
             *graphs: the graphs, in which the weight has the same name.
         """
@@ -347,10 +341,6 @@ def _summary(
     optimizers: Sequence[LayerOptimizer],
 ) -> list[str]:
     """Return the notes on the layers together.
-
-    Args:
-        layers: the results of the layers.
-        optimizers: optimizers, a note for each.
 
     Returns:
         The number of layers in which each optimizer is kept, and the geometric mean of the loss

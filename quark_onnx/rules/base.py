@@ -176,7 +176,6 @@ def _carried(graph: Graph, tensor: str) -> list[str]:
     The first one is the tensor itself, the last one may be the result of a masking operator.
 
     Args:
-        graph: the graph.
         tensor: name of the input of an exponential.
     """
     path = [tensor]
@@ -223,13 +222,7 @@ def kept_before_root(node: Node, plan: PlanBuilder) -> bool:
 
 
 def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
-    """Return whether a node only shifts or bounds a tensor by constants.
-
-    Args:
-        reader: a reader of the tensor.
-        plan: the plan.
-        tensor: name of the tensor.
-    """
+    """Return whether a node only shifts or bounds a tensor by constants."""
     if reader.kind not in _SHIFTING:
         return False
     others = [name for name in reader.inputs if name and name != tensor]
@@ -237,13 +230,7 @@ def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
 
 
 def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
-    """Return whether a node takes a root, a logarithm or the reciprocal of a tensor.
-
-    Args:
-        reader: a reader of the tensor.
-        plan: the plan.
-        tensor: name of the tensor.
-    """
+    """Return whether a node takes a root, a logarithm or the reciprocal of a tensor."""
     if reader.kind == "Div":
         return reader.inputs[1] == tensor
     if reader.kind == "Pow":

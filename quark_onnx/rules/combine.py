@@ -43,7 +43,6 @@ def _is_piece_of_input(tensor: str, plan: PlanBuilder) -> bool:
     """Return whether a float tensor is sliced from an input of the model, once or repeatedly.
 
     Args:
-        tensor: name of the tensor.
         plan: the plan, in which nodes before this one have been planned.
     """
     # An input that is joined as a whole, without a Slice, is no piece.

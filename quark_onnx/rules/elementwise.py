@@ -153,12 +153,7 @@ def where(node: Node, plan: PlanBuilder) -> None:
 
 
 def _is_reciprocal(graph: Graph, name: str) -> bool:
-    """Return whether a tensor is a reciprocal, moved or not: of a norm, or of a sum.
-
-    Args:
-        graph: the graph.
-        name: name of the tensor.
-    """
+    """Return whether a tensor is a reciprocal, moved or not: of a norm, or of a sum."""
     while (moved := graph.producer_of_kind(name, _MOVING)) is not None:
         name = moved.inputs[0]
     node = graph.producer(name)
@@ -186,7 +181,6 @@ def _with_float_operands(
 
     Args:
         node: the operator.
-        plan: the plan.
         kept: names of the operands that stay float.
         reason: why they stay float.
     """
@@ -211,7 +205,6 @@ def _operands(
 
     Args:
         node: the operator.
-        plan: the plan.
         operands: names of the operands, of which none may be a mask.
         quantized: names of the operands to quantize; None for all.
     """

@@ -29,8 +29,6 @@ def _operand(node: Node, plan: PlanBuilder, place: int, *, along: int) -> None:
     """Quantize an operand of a product, a constant matrix as a weight.
 
     Args:
-        node: the product.
-        plan: the plan.
         place: position of the operand among the inputs.
         along: axis of the sum, from the end.
     """

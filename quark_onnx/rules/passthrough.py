@@ -106,7 +106,6 @@ def _gather_codes(node: Node, plan: PlanBuilder, table: str) -> None:
 
     Args:
         node: the Gather.
-        plan: the plan.
         table: name of the table; a table of another rank stays float.
     """
     if len(plan.graph.sizes(table)) == 2:

@@ -140,7 +140,6 @@ def _standardize(graph: Graph, node: Node) -> None:
     """Replace an operator by ONNX's equivalent if the opset is too old for bodies.
 
     Args:
-        graph: the graph.
         node: an Extended QuantizeLinear or DequantizeLinear; changed in place.
     """
     # Before opset 13, QuantizeLinear has one scale per tensor.

@@ -151,7 +151,6 @@ def _open(
 
     Args:
         source: the model or its file, loaded if the model lacks no body.
-        model: the model.
         what: as in ``open_session``.
         lean: as in ``open_session``.
         optimize: as in ``open_session``.
@@ -181,7 +180,6 @@ def _nodes_in_message(model: ModelProto, message: str) -> str:
     """Return a node of each operator that a message of onnxruntime names, in words.
 
     Args:
-        model: the model.
         message: the error message, with operators as "domain:type(version)".
 
     Returns:

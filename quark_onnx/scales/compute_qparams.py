@@ -136,9 +136,7 @@ def _computed(
     """Return scale and zero point from the range of a tensor, measured or known.
 
     Args:
-        graph: the float graph.
         ranges: the statistics of the measured activations.
-        use: the use of the tensor.
         entry: the decision for the use, without a scale given by the user.
         zeros: gets the use if its range is zero alone.
     """
@@ -194,8 +192,6 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     The sign of a scale is the sign of the value with the greatest magnitude.
 
     Args:
-        graph: the float graph.
-        use: the use of the constant.
         entry: its decision, with axis and block size.
         dtype: the type of the codes, with 2, 4 or 8 bits.
 
@@ -228,7 +224,6 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
     """Return whether float16 cannot store the greatest scale: too large, or too small.
 
     Args:
-        graph: the float graph.
         ranges: the statistics of the measured activations.
         use: the use of the tensor.
         entry: its decision; False for scales stored in float32.
@@ -256,7 +251,6 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
     """Return scale and zero point for a range.
 
     Args:
-        graph: the float graph.
         use: the use of the tensor; a constant if the entry has blocks.
         entry: its decision.
         found: the range per tensor, per channel, or per row of ``entry.rows``.
@@ -311,9 +305,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     """Return the range of a tensor, within the ends that the user gives.
 
     Args:
-        graph: the float graph.
         ranges: the statistics of the measured activations.
-        use: the use of the tensor.
         entry: its decision.
 
     Returns:
@@ -358,7 +350,6 @@ def _snapped(
     Args:
         low: least values, per tensor or per channel.
         high: greatest values, in the same shape.
-        grid: the grid of the codes.
 
     Returns:
         The new ends; ranges without negative values are unchanged.
@@ -378,9 +369,7 @@ def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Ran
     """Return the range of a tensor, known, measured or of a constant, before the user's ends.
 
     Args:
-        graph: the float graph.
         ranges: the statistics of the measured activations.
-        use: the use of the tensor.
         entry: its decision.
 
     Returns:
@@ -435,7 +424,6 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
     """Multiply bias scales by the least powers of two without overflow.
 
     Args:
-        graph: the float graph.
         use: the use of the bias, a constant.
         params: the scales of the products, one or one per output.
         dtype: the type of the codes.
@@ -465,10 +453,8 @@ def _make_room(
     an overflow check. A bias that an Add behind a product adds may stay float.
 
     Args:
-        graph: the float graph.
         plan: the plan; the bias becomes float, with the reason, if no weight scale makes it fit.
         params: the scales of activations and weights; the weight's scale is replaced.
-        use: the use of the bias.
         entry: the decision for the bias.
     """
     bias = graph.constant(use.tensor)
@@ -571,12 +557,10 @@ def _set_scales(  # noqa: PLR0913
     """Raise the scales of a weight for a bias, and set those of its channels of zeros.
 
     Args:
-        plan: the plan.
         params: the scales; changed in place.
         root: the use that owned the scales.
         own: the use of the weight whose scales change.
         room: the scales that the bias needs.
-        unset: the channels of zeros.
     """
     w, weight = params.table[root], plan.entries[own]
     pow2 = isinstance(weight, Quantize) and weight.spec.pow2
@@ -598,8 +582,6 @@ def _holds_zeros(graph: Graph, root: Use, weight: Entry | None) -> NDArray[np.bo
     """Return which channels of a constant weight hold zeros alone, such as pruned ones.
 
     Args:
-        graph: the float graph.
-        root: the use of the weight.
         weight: its decision.
 
     Returns:
@@ -633,9 +615,7 @@ def _own_weight(
     A weight with further consumers gets a second entry for the node that multiplies by it.
 
     Args:
-        graph: the float graph.
         plan: the plan; changed in place if the weight gets a second entry.
-        use: the use of the bias.
         entry: the decision for the bias.
         root: the use that owns the weight's scale.
 
@@ -673,8 +653,6 @@ def _multiplying(graph: Graph, node: Node, bias: str, weight: str) -> Node | Non
     """Return the node that multiplies by a weight: a reader of the bias, or the MatMul before it.
 
     Args:
-        graph: the float graph.
-        node: a reader of the bias.
         bias: name of the bias.
         weight: name of the weight.
 

@@ -67,9 +67,7 @@ def _roots(
 
     Args:
         node: the Concat.
-        plan: the decisions.
         result: the shared use of its result.
-        table: the parameters by use.
     """
     entry = plan.entries.get(result)
     if not isinstance(entry, Quantize) or not _joinable(entry) or result not in table:

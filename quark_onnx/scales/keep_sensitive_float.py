@@ -130,7 +130,6 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
 
     Args:
         node: a node of any operator; those that select detections, and Concat, have reasons.
-        plan: the plan.
         ranges: the calibrated ranges.
     """
     if node.kind in _DECODING:
@@ -164,7 +163,6 @@ def _magnitudes(node: Node, plan: Plan, ranges: Ranges) -> dict[str, float]:
     """Return the greatest magnitude of a node's inputs with a known range, by tensor.
 
     Args:
-        node: the node.
         plan: the plan; known bounds precede measured ranges.
         ranges: the calibrated ranges.
 

@@ -67,7 +67,6 @@ def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
     """Return the types of operators moving quantized values, per node.
 
     Args:
-        plan: the plan of a graph.
         insides: the plans of the graph's bodies, whose nodes count, too.
     """
     found = [

@@ -129,7 +129,6 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
     """Return the constraints at a node; none if a position is unknown.
 
     Args:
-        node: the node.
         wiring: source of the keys of positions.
         gates: keys of the inputs of hard sigmoids, by which a swish is recognized.
     """
@@ -254,7 +253,6 @@ def _product(
     """Return the constraints of a Conv or Gemm.
 
     Args:
-        node: the node.
         wiring: source of the keys of positions.
         both: keys of the input and the weight.
         o: key of the result.

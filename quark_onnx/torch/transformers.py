@@ -310,7 +310,6 @@ def _compute_buffers(module: Any, model: Any) -> None:
     Checkpoints lack these buffers, and transformers did not initialize them.
 
     Args:
-        module: a module on the device "meta".
         model: the model, which can initialize the module.
     """
     owners = [
@@ -341,8 +340,6 @@ def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
 
     Args:
         module: a float layer on the device "meta".
-        layer: the quantized layer.
-        dtype: dtype of the weight and the bias.
     """
     # Conv1D of GPT-2 has its weight as (in, out)
     weight = layer.weight.t() if layer.origin == "Conv1D" else layer.weight

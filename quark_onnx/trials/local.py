@@ -184,7 +184,6 @@ class LocalErrors:
 
         Args:
             reader: the node, which does not round the tensor of the window.
-            tensor: the tensor.
         """
         # Bodies are not reached by copies of nodes.
         if reader.op_type in QUANTIZE or tensor in reader.captures:
@@ -276,7 +275,6 @@ class LocalErrors:
         Inputs from outside the window are read from the float model.
 
         Args:
-            window: the window.
             prefix: prefix of the names of nodes and results, distinct for each copy.
             place: number of the step, which decides the name of the scale.
         """

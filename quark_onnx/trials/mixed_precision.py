@@ -298,7 +298,6 @@ class _Search:
         """Measure runtime and held-out accuracy of the chosen model.
 
         Args:
-            trial: the chosen model.
             result: the findings with the changed nodes; the measurements are added in place.
         """
         result.decided = len(self._deciding)
@@ -317,11 +316,7 @@ class _Search:
             result.runtimes = _runtimes((floating, plain, mixed), self._deciding[0])
 
     def _prices(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the estimated additional runtime of raised nodes, in nanoseconds per sample.
-
-        Args:
-            names: names of the nodes.
-        """
+        """Return the estimated additional runtime of raised nodes, in nanoseconds per sample."""
         nodes = by_name(self._sized_graph.nodes)
         return {name: raised_runtime(self._sized_graph, nodes[name]) for name in names}
 
@@ -396,9 +391,6 @@ class _Search:
         """Return the goal with a single node quantized, or lowered, on ranking samples.
 
         For weight-only formats, only the weight of the node changes.
-
-        Args:
-            name: name of the node.
         """
         if self._settings.lowers:
             config = _with(self._config, self._settings, (name,))
@@ -498,7 +490,6 @@ def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
     """Return the outputs of a model for every sample.
 
     Args:
-        session: a session on the model.
         samples: the samples; entries that are no inputs of the model are ignored.
 
     Returns:
@@ -513,7 +504,6 @@ def _sized(graph: Graph, sample: Sample) -> Graph:
 
     Args:
         graph: the graph; returned unchanged if it is static, or if the sizes contradict it.
-        sample: the sample.
     """
     shapes = dict[str, tuple[int, ...]]()
     for name in names_of(graph.inputs):
@@ -535,7 +525,6 @@ def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None
 
     Args:
         sessions: the float model, the quantized model, and the one with raised nodes.
-        sample: the sample.
 
     Returns:
         The runtimes in seconds; None where the float model is too fast for a clock.
@@ -553,8 +542,6 @@ def _seconds_of_runs(session: Any, sample: Sample, runs: int) -> list[float]:
     """Return the seconds of some runs of a model on a sample.
 
     Args:
-        session: a session on the model.
-        sample: the sample.
         runs: number of runs, timed one by one.
     """
     seconds = []
@@ -569,7 +556,6 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
     """Return the nodes that may be changed, as an ordered set.
 
     Args:
-        graph: the float graph.
         settings: the optimizer, with the nodes or types to change and those to exclude.
 
     Raises:
@@ -597,7 +583,6 @@ def _number(found: Any, what: str) -> float:
     """Return the result of a user's function as a float.
 
     Args:
-        found: the result.
         what: the setting with the function, "metric" or "distance", for the message.
 
     Raises:

@@ -225,7 +225,6 @@ class _Descent:
         """Return the scale of a use after ``step`` steps.
 
         Args:
-            use: the use.
             step: number of strides from the start, negative for smaller scales.
 
         Returns:
@@ -248,7 +247,6 @@ class _Descent:
         """Return the logarithm of the local error on every sample; None if unknown.
 
         Args:
-            use: the use.
             step: number of strides from the start.
 
         Returns:
@@ -400,7 +398,6 @@ def _gain(
 
     Args:
         descent: the measured errors.
-        use: the use.
         start: its scale at step 0.
         before: its scale before the move.
         after: its scale after the move.
@@ -499,8 +496,6 @@ def _stride(graph: Graph, plan: Plan, use: Use) -> float:
     """Return the factor between adjacent scales of a use; 0 for a fixed scale.
 
     Args:
-        graph: the float graph.
-        plan: the decisions about its tensors.
         use: the use. Constants, known bounds, per-channel scales and float16 scales are fixed.
     """
     entry = plan.entries.get(use)
@@ -525,7 +520,6 @@ def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
     Args:
         scales: the scales of every use; not changed.
         use: the use under trial; tied uses move along.
-        factor: the factor of its scale.
         limits: constraints of the target, which may move further scales.
 
     Returns:

@@ -142,7 +142,6 @@ class ScaleTrial:
         """Return the mean log noise-to-signal ratio over the outputs on a sample.
 
         Args:
-            model: the quantized model.
             place: index of the sample.
         """
         values = model.values(self._samples[place])
@@ -167,8 +166,6 @@ class ScaleTrial:
         """Raise an error unless values of a signal decide the shape of a tensor.
 
         Args:
-            tensor: name of the tensor.
-            reference: its shape in the float model.
             found: its shape in the quantized model.
 
         Raises:
@@ -200,9 +197,7 @@ def _outputs(
     """Yield the float values of tensors on every sample.
 
     Args:
-        graph: the float graph.
         tensors: names of outputs, or of tensors inside the graph.
-        samples: the samples.
         reference: a model with equal outputs, asked instead of a run where all tensors are outputs;
             None for none.
 
@@ -266,10 +261,6 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
 
 def _joint(graph: Graph, tensor: str) -> Node | None:
     """Return the Concat that a tensor is computed from, by operators that move values alone.
-
-    Args:
-        graph: the float graph.
-        tensor: name of the tensor.
 
     Returns:
         The Concat; None where no value is joined: errors of the tensor and of its source are equal.

@@ -94,7 +94,6 @@ def _require_free(folder: Path, files: Sequence[str], target: Path) -> None:
     Args:
         folder: the folder of the input model.
         files: external data files of the input model, relative to the folder.
-        target: the output file.
 
     Raises:
         ConfigError: the output would replace the external data, or a file of another model.

@@ -131,7 +131,6 @@ def _left_out(
 
     Args:
         kind: name of the fusion, and operator type.
-        places: all places of this kind.
         broken: the places left out, with reasons; one note if these are all.
     """
     name, op_type = kind

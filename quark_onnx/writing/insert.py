@@ -128,7 +128,6 @@ class _Writer:
 
         Args:
             graph: the float graph; not changed.
-            plan: the decisions about its tensors.
             params: the scales; codes of constants are kept in ``params.encoded``.
             form: ``QConfig.pairs``. "vendor" writes the vendor's Extended operators, "contrib" the
                 com.microsoft domain; every other form writes ONNX's operators where they suffice.
@@ -258,7 +257,6 @@ class _Writer:
         """Quantize a tensor: the shared pair first, then consumers' own entries.
 
         Args:
-            tensor: name of the tensor.
             uses: the uses of the tensor with an entry; the shared use comes first, if there is one.
         """
         # Before any rewiring, which changes the readers of the tensor.
@@ -289,7 +287,6 @@ class _Writer:
         Args:
             source: name of the value to quantize: the float value, or the dequantized value of the
                 shared pair.
-            use: the use of the tensor.
             result: name of the dequantized value; empty for a new name.
 
         Returns:
@@ -319,7 +316,6 @@ class _Writer:
 
         Args:
             source: name of the float value.
-            use: the use of the tensor.
             root: the use whose parameters are used.
             entry: the decision for ``root``.
             result: name of the result; empty for a new one.
@@ -357,7 +353,6 @@ class _Writer:
         """Return the consumers of the tensor for every use.
 
         Args:
-            tensor: name of the tensor.
             uses: the uses of the tensor with an entry.
 
         Returns:
@@ -383,7 +378,6 @@ class _Writer:
         A graph output gets another name, because DequantizeLinear takes over its name.
 
         Args:
-            tensor: name of the tensor.
             uses: the uses of the tensor with an entry, the shared use first.
 
         Returns:
@@ -492,7 +486,6 @@ class _Writer:
 
         Args:
             source: name of the float value.
-            use: the use of the tensor.
             scale: the scale of the tensor; formats other than integers need no clipping.
 
         Returns:
@@ -557,7 +550,6 @@ class _Writer:
 
         Args:
             use: the use of the tensor; its rank is known if the scale has an axis.
-            scale: the scale of the tensor.
 
         Returns:
             The sizes, with 1 for symbolic sizes; empty for a per-tensor scale.
@@ -873,7 +865,6 @@ class _Writer:
         """Reshape a tensor; return the name of the result.
 
         Args:
-            source: name of the tensor.
             shape: the new sizes; -1 for one that Reshape computes.
         """
         by = self._once(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))

@@ -220,7 +220,6 @@ class _Pairs:
         """Record a DequantizeLinear of constant codes.
 
         Args:
-            node: the node.
             constants: constants by name, with the codes among them.
         """
         bits = _BITS.get(constants[node.input[0]].data_type, 0)

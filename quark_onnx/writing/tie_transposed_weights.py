@@ -71,7 +71,6 @@ def _with_partner(graph: Graph, names: list[str]) -> list[str]:
     Complete matrices are hashed only afterwards: most models have no such pair.
 
     Args:
-        graph: the graph.
         names: names of constant matrices; the result has their order.
     """
     rows = {name: _key(_codes(graph, name)[:1]) for name in names}

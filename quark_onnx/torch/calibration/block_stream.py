@@ -462,7 +462,6 @@ class _Recorder:
         """Keep the hidden states that the first block of a sample reads; check those of others.
 
         Args:
-            name: the block.
             hidden: what the block reads, (samples, tokens, features).
 
         Raises:

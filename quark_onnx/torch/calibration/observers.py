@@ -267,12 +267,7 @@ def _params_of(
     observers: Mapping[str, Observer],
     least: Callable[[str], float] = _no_bound,
 ) -> dict[str, Params]:
-    """Return the scales of the tensors that were observed, by layer.
-
-    Args:
-        observers: the observers, by layer.
-        least: returns the least scale of a layer.
-    """
+    """Return the scales of the tensors that were observed, by layer."""
     found = dict[str, Params]()
     for name, observer in observers.items():
         params = observer.params(least(name))
@@ -293,7 +288,6 @@ def _rotated(watched: Observer, name: str, outputs: int) -> Any:
     """Return a function that observes rotated keys, (batch, heads, tokens, features).
 
     Args:
-        watched: the observer.
         name: the layer that computes the keys.
         outputs: number of outputs of the layer.
     """

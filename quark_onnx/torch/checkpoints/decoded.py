@@ -152,11 +152,7 @@ def _decoded(  # noqa: PLR0913
     Nothing is read before the tensor is.
 
     Args:
-        reader: reader of the stored tensors.
-        name: name of the tensor.
         parts: names of the stored tensors, by the keys of ``decode``'s argument.
-        shape: shape of the tensor.
-        dtype: dtype of the tensor.
         decode: function that computes the tensor from its parts.
 
     Returns:
@@ -194,8 +190,6 @@ def _present(reader: Reader, start: str, ends: Iterable[str]) -> dict[str, str]:
     """Return the names of stored tensors with one of some ends, by the end.
 
     Args:
-        reader: reader of the stored tensors.
-        start: start of the names.
         ends: possible ends of the names.
     """
     return {end: start + end for end in ends if start + end in reader}
@@ -243,10 +237,7 @@ def _fp8_weight(
 
     Args:
         reader: reader of the stored tensors.
-        name: name of the weight.
-        scale: name of its scales.
         size: rows and columns of a block with a common scale; None without blocks.
-        dtype: dtype of the decoded weight.
     """
 
     def decode(parts: dict[str, Any]) -> Any:
@@ -328,7 +319,6 @@ def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
     """Return the names of the stored tensors of a GPTQ layer, by the end of their names.
 
     Args:
-        reader: reader of the stored tensors.
         start: name of the layer, with its dot.
 
     Raises:
@@ -413,11 +403,9 @@ def _layer_of(  # noqa: PLR0913
 
     Args:
         reader: reader of the stored tensors.
-        name: name of the layer.
         parts: names of the stored tensors of its weight, by the layout's parts.
         layout: layout of the checkpoint.
         spec: how the layer is quantized.
-        dtype: dtype of the decoded weight.
     """
     assert spec.weight is not None
     shape = _shape(reader, parts, spec.weight)
@@ -492,7 +480,6 @@ def _quark_weight(  # noqa: PLR0913
         parts: names of the stored tensors of its weight, by the layout's parts.
         layout: layout of the checkpoint.
         spec: how the layer is quantized.
-        dtype: dtype of the decoded weight.
     """
     name, kind = parts["weight"], kind_of(module)
     shape = tuple(outputs_first(module.weight, kind).shape)

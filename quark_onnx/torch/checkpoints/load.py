@@ -221,7 +221,6 @@ def _parts_of(name: str, sources: Sources, layout: Layout) -> dict[str, torch.Te
     Args:
         name: name of the layer in the model.
         sources: tensors of the checkpoint.
-        layout: layout of the tensors.
     """
     parts = dict[str, Any]()
     for part in layout.parts:

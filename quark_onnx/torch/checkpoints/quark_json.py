@@ -170,7 +170,6 @@ def _set_outputs(
 
     Args:
         layers: the entries by glob or name.
-        globs: globs of names.
         output: the new value under its key.
     """
     for name, entry in layers.items():

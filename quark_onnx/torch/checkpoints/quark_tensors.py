@@ -155,7 +155,6 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     """Return the tensors of integers, by the end of their names.
 
     Args:
-        weight: the weight.
         method: order of nibbles.
     """
     spec, codes, scale = weight.spec, weight.matrix, weight.scale

@@ -75,10 +75,6 @@ def check_algorithm(text: str) -> None:
 def _refused_setting(name: str, setting: str) -> Refusal | None:
     """Return the refusal of a setting; names of one algorithm share their settings.
 
-    Args:
-        name: name of the algorithm.
-        setting: name of the setting.
-
     Returns:
         The refusal; None if the setting is not refused.
     """

@@ -17,7 +17,6 @@ def _narrow(name: str, bits: int, signed: bool) -> Integer:
     """Return an integer format of fewer than four bits.
 
     Args:
-        name: name of the format.
         bits: bits of a code.
         signed: whether codes are in two's complement.
     """

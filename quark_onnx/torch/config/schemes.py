@@ -32,7 +32,6 @@ def _in_groups(dtype: str, weight: TensorSpec) -> dict[str, LayerSpec]:
     """Return the weight-only schemes of a number format in groups, by name.
 
     Args:
-        dtype: name of the number format.
         weight: specification of a weight without groups.
     """
     schemes = dict[str, LayerSpec]()
@@ -237,8 +236,6 @@ def _closest_of_format(word: str, dtype: str, names: list[str]) -> str:
     """Return the scheme of a number format that is closest to a word.
 
     Args:
-        word: the word.
-        dtype: the number format in the word.
         names: names of schemes that begin with the number format, one or more.
     """
     if word != dtype:

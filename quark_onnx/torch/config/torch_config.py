@@ -301,7 +301,6 @@ class TorchConfig:
         """Return the first specification for a layer or a layer class, or the default.
 
         Args:
-            name: name of the layer.
             kind: class name of the layer.
 
         Returns:
@@ -345,7 +344,6 @@ class TorchConfig:
 
         Args:
             where: name of the setting with the glob.
-            glob: the glob.
             names: names of the layers of the model.
         """
         found = matching(names, glob)

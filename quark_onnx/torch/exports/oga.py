@@ -322,7 +322,6 @@ def _compared(
     """Compare generated tokens with those that transformers generates greedily.
 
     Args:
-        model: the model of transformers.
         prompts: token ids of shape (prompts, tokens).
         generated: tokens of onnxruntime-genai and logits of the first of them, per prompt.
         new_tokens: maximum number of generated tokens per prompt.

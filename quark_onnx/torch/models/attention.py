@@ -96,8 +96,6 @@ def _check_alone(
     """Raise ModelError if another layer rounds the probabilities of an attention module, too.
 
     Args:
-        attention: the module.
-        name: name of a layer that rounds its probabilities.
         rounding: names of such layers by the identity of their module; the layer is added.
     """
     other = rounding.setdefault(id(attention), name)
@@ -268,7 +266,6 @@ def _check(
     """Raise ModelError if an attention module calls no attention function of transformers.
 
     Args:
-        attention: the module.
         name: name of a layer of the module, for errors.
         own: name of the module's attention function; None if it has none.
         probabilities: whether probabilities are to be rounded, and not keys alone.

@@ -198,7 +198,6 @@ def _modules_outside(module: Any, stacks: Container[int]) -> Iterator[Any]:
     """Yield a module and its descendants without stacks of experts, which may have thousands.
 
     Args:
-        module: the module.
         stacks: identities of the stacks.
     """
     yield module

@@ -71,12 +71,7 @@ def _after_blocks(model: nn.Module) -> set[str]:
 
 
 def _layers_outside(model: nn.Module, blocks: Iterable[str]) -> set[str]:
-    """Return the names of the layers outside of the blocks, and of other lists of blocks.
-
-    Args:
-        model: the model.
-        blocks: names of the blocks.
-    """
+    """Return the names of the layers outside of the blocks, and of other lists of blocks."""
     lists = [
         name
         for name, modules in instances(model, nn.ModuleList).items()
@@ -104,7 +99,6 @@ def _probable_heads(model: nn.Module, layers: set[str]) -> set[str]:
     """Return the layers that probably run after the blocks of a model that cannot be traced.
 
     Args:
-        model: the model.
         layers: names of the layers outside of the blocks.
 
     Returns:

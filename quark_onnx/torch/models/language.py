@@ -37,7 +37,6 @@ def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
     """Return the part that a method of transformers names; None for the model itself.
 
     Args:
-        model: the model.
         getter: name of the method, such as "get_decoder"; None is returned without such a method.
     """
     # Modules outside of transformers lack the method, and some models of transformers raise.

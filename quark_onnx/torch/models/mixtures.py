@@ -117,7 +117,6 @@ def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
     """Return for every stack the smallest module with a matrix outside of stacks.
 
     Args:
-        model: the model.
         stacks: names of the stacks.
 
     Returns:
@@ -169,7 +168,6 @@ def _routers_in(
     """Yield the names of the routers in a module next to experts.
 
     Args:
-        name: name of the module.
         module: the module: a router, or one that may contain a router.
         count: number of experts.
     """

@@ -250,7 +250,6 @@ def _quantize(
 
     Args:
         args: the arguments of the script.
-        source: the float model.
         evaluation: text and tasks, which are evaluated before and after.
         results: receives metrics, notes and the headline.
     """

@@ -374,7 +374,6 @@ class Solver:
             W: (rows, inputs).
             E: (inputs, rows), changed in place.
             Err: (inputs, rows), T E; undefined afterwards.
-            columns: the levels.
 
         Returns:
             The change of the cost, (rows,), at most 0.
@@ -434,7 +433,6 @@ def _choose(
         E: (inputs, candidates * rows).
         Err: like E, or empty.
         cost: (candidates * rows,).
-        candidates: the levels.
 
     Returns:
         E, Err, cost, levels and the index of the chosen candidate of each row. E, Err and cost are

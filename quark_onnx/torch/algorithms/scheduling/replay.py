@@ -228,7 +228,6 @@ class Replay:
         """Return a forward that computes with the codes of a layer, and stores the result.
 
         Args:
-            name: the layer.
             x: the stored input; None for the input of the call.
             new: the storage of the result.
             keep: store the result; otherwise only its shape and type.

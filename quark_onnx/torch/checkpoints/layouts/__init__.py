@@ -102,7 +102,6 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
     """Raise ConfigError if a layout does not support a layer.
 
     Args:
-        layout: the layout.
         place: the specification's place in the configuration, for errors.
         spec: how the layer is quantized.
     """

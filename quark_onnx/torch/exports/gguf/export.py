@@ -169,7 +169,6 @@ def _part(
     """Return a tensor with its type, the order of its rows and the constant of norms.
 
     Args:
-        target: the tensor.
         given: codes or floats by names of the checkpoint.
         kinds: types of the weights in blocks, and of embeddings.
         architecture: the architecture of llama.cpp.

@@ -112,7 +112,6 @@ def _node(
         kind: operator of the node.
         inputs: tensors that the node reads.
         attributes: the layer and the side.
-        dtype: dtype of the output.
         shape: shape of the output; sizes may be symbolic.
     """
     return torch.onnx.ops.symbolic(

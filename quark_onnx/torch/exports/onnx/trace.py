@@ -266,7 +266,6 @@ def _exported(
     """Export the model with torch's exporter.
 
     Args:
-        flat: the model.
         example: inputs in the order of the names.
         settings: names of inputs and outputs, and the opset.
         axes: dynamic axes of each input.

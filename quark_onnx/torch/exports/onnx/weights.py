@@ -326,9 +326,6 @@ def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str
 
     Args:
         graph: the graph, which is changed.
-        codes: name of the codes.
-        table: name of the table.
-        values: values by code.
     """
     # Layers of a format share the table.
     [shared] = graph.once((table,), lambda: [graph.add_constant(table, values)])
