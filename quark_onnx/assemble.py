@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
@@ -186,7 +185,7 @@ class Assembler:
                 )
             return []
         if not len(data.again):
-            names = ", ".join(names_of(optimizers))
+            names = ", ".join([optimizer.name for optimizer in optimizers])
             notes.append(f"{names}: left out, there is no calibration data")
             return []
         return optimizers
@@ -261,7 +260,7 @@ class Assembler:
             progress: as for ``quantize_static``.
         """
         graph, (plan, params) = planned.graph, resolved
-        names = ", ".join(names_of(optimizers))
+        names = ", ".join([optimizer.name for optimizer in optimizers])
         cost = (
             f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
             " layer by layer"

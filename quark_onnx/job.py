@@ -20,7 +20,6 @@ from calibrators.shown import short
 from quark_onnx.assemble import Assembler, RewriteTrials, Trials
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
@@ -500,7 +499,16 @@ class Job:
     @property
     def mixing(self) -> AutoMixedPrecision | None:
         """The optimizer that chooses formats of nodes; None without it."""
-        return next(iter(of_type(self.config.optimizers, AutoMixedPrecision)), None)
+        return next(
+            iter(
+                [
+                    optimizer
+                    for optimizer in self.config.optimizers
+                    if isinstance(optimizer, AutoMixedPrecision)
+                ]
+            ),
+            None,
+        )
 
     @property
     def has_ranges(self) -> bool:

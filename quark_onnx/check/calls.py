@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from quark_onnx.common.containers import among
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import nested_nodes
 
@@ -77,7 +76,7 @@ def _callees_first(
         stack = [first]
         while stack:
             key = stack[-1]
-            callees = among(called[key], waiting)
+            callees = [value for value in called[key] if value in waiting]
             if key not in waiting:
                 # Another caller was followed first.
                 stack.pop()

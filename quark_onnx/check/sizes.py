@@ -34,7 +34,6 @@ from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
 from quark_onnx.check.inlined import InliningError, inlined
 from quark_onnx.check.ranks import check_ranks
-from quark_onnx.common.containers import by_name, names_of, subset, without
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
@@ -166,10 +165,10 @@ def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto
     graph.name = "sizes"
     graph.node.extend(map(without_parameters, model.graph.node))
     # An initializer that is an input as well is declared already.
-    fed = set(names_of(model.graph.input))
+    fed = {value.name for value in model.graph.input}
     graph.input.extend(_shaped(value, shapes) for value in model.graph.input)
     # Declared shapes of outputs may be wrong.
-    graph.output.extend(untyped(names_of(model.graph.output)))
+    graph.output.extend(untyped([value.name for value in model.graph.output]))
     for tensor in model.graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             graph.initializer.append(tensor)
@@ -203,9 +202,11 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
     """
     defined = defined_names(graph)
     missing = sorted(read_by(graph.node) - defined)
-    graph.initializer.extend(subset(around, missing).values())
+    graph.initializer.extend(
+        {key: around[key] for key in missing if key in around}.values()
+    )
     # A tensor that the graph defines hides an outer one of the same name.
-    known = without(around, defined)
+    known = {key: value for key, value in around.items() if key not in defined}
     for tensor in graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             known[tensor.name] = tensor
@@ -321,10 +322,10 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
         bodies = zip(subgraphs(node), subgraphs(inferred_node), strict=True)
         for body, inferred_body in bodies:
             added |= _add_constants(light, body, inferred_body)
-    known = by_name((*inferred.value_info, *inferred.output))
+    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
     if not _has_open_result(graph, known):
         return added
-    shapes = by_name((*known.values(), *inferred.input))
+    shapes = {value.name: value for value in (*known.values(), *inferred.input)}
     computed = _computed_constants(light, graph, known, shapes)
     # Nodes with known values become initializers, which the next round of inference can use.
     open_nodes = [
@@ -350,9 +351,9 @@ def _computed_constants(
         known: inferred shapes of the nodes' results.
         shapes: the same, and those of the inputs.
     """
-    constant = set(names_of(graph.initializer))
+    constant = {tensor.name for tensor in graph.initializer}
     # A caller may override an initializer that is an input.
-    constant -= set(names_of(graph.input))
+    constant -= {value.name for value in graph.input}
     nodes = list[NodeProto]()
     computed = dict[str, NDArray[Any]]()
     for node in graph.node:

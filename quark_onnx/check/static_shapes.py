@@ -11,7 +11,6 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.base import is_whole
 from quark_onnx.check.sizes import check_sizes
-from quark_onnx.common.containers import names_of, of_type, present_values, without
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.graph.constants import describe_closed, overridable
 from quark_onnx.graph.graph import Graph
@@ -71,7 +70,7 @@ def fixed(
         check_sizes(model)
         return Graph(model, store=graph.store), notes + closed
     open_outputs = set(
-        filterfalse(graph.has_static_shape, names_of(graph.outputs)),
+        filterfalse(graph.has_static_shape, [output.name for output in graph.outputs]),
     )
     if not open_outputs:
         return graph, closed
@@ -128,7 +127,7 @@ def _static_outputs(
     Returns:
         A declaration of each output by name.
     """
-    inferred = _inferred(model, graph, set(names_of(graph.outputs)))
+    inferred = _inferred(model, graph, {output.name for output in graph.outputs})
     outputs = dict[str, ValueInfoProto]()
     for value in graph.outputs:
         found = inferred.get(value.name, value)
@@ -212,10 +211,16 @@ def _wanted(
             )
         _bind(known, name, declared[name], sizes)
         wanted[name] = list(sizes)
-    unset = present_values(without(declared, wanted))
+    unset = {
+        key: value
+        for key, value in {
+            key: value for key, value in declared.items() if key not in wanted
+        }.items()
+        if value is not None
+    }
     for shape in unset.values():
         # A name that the caller's shapes have bound already keeps the size.
-        for dim in of_type(_batch_of(shape), str):
+        for dim in [value for value in _batch_of(shape) if isinstance(value, str)]:
             known.setdefault(dim, batch)
     for name, shape in unset.items():
         wanted[name] = _closed(shape, known, batch)

@@ -16,7 +16,6 @@ from calibrators.registry import Registry
 from quark_onnx.cli.output import Answer, Table
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import MissingDependency
 from quark_onnx.common.registry import (
     ALGORITHMS,
@@ -282,7 +281,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     ),
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
-    "matrix": (("format", *names_of(WAYS)), _matrix),
+    "matrix": (("format", *[value.name for value in WAYS]), _matrix),
     "calibrators": (
         ("name", "settings", "what it does"),
         lambda: _classes(CALIBRATORS),

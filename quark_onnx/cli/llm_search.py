@@ -20,7 +20,6 @@ from quark_onnx.cli.parsing import (
     path,
 )
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.torch.config.language import config_for
@@ -164,7 +163,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         "best": None if found.best is None else found.best.name,
         "pareto": [trial.candidate.name for trial in found.front],
         "trials": list(map(_row, found.trials)),
-        "untried": names_of(found.untried),
+        "untried": [value.name for value in found.untried],
     }
     if found.best is None:
         # A failed trial has no divergence.

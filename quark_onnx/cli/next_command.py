@@ -12,7 +12,6 @@ from pathlib import Path
 
 from quark_onnx.cli.data import DATA_DESTINATIONS
 from quark_onnx.cli.parsing import PROGRAM, Parser
-from quark_onnx.common.containers import among
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep, Verdict
 
@@ -234,7 +233,7 @@ def _doubtful(changes: Sequence[str], options: Namespace) -> list[str]:
     if getattr(options, "calibrator", None) is not None:
         doubtful.append("--calibrator")
     # compare has no options of a configuration.
-    return among(doubtful, options.parser.options)
+    return [value for value in doubtful if value in options.parser.options]
 
 
 def _split(words: Sequence[str], parser: Parser) -> tuple[list[_Part], list[str]]:

@@ -24,7 +24,6 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.settings import add_task_option
-from quark_onnx.common.containers import values_at
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
@@ -245,7 +244,7 @@ def _space_of(options: Namespace) -> Space:
             # None keeps the default of Space; () is an empty axis.
             settings[name] = () if words == ["none"] else words
     if options.granularity:
-        settings["per_channel"] = values_at(_GRANULARITIES, options.granularity)
+        settings["per_channel"] = [_GRANULARITIES[key] for key in options.granularity]
     try:
         return Space(**settings)
     except ConfigError as error:

@@ -17,7 +17,6 @@ from quark_onnx.cli.parsing import (
     input_path,
     number,
 )
-from quark_onnx.common.containers import present_values
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.config import QConfig, TensorOverride
@@ -339,9 +338,13 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     # A recipe is a base of its own, in place of --preset and --config.
     config = QConfig.of(config_base(options)) if base is None else base
     # None stands for options that were not given, or that the command lacks.
-    changes = present_values(
-        {name: getattr(options, name, None) for name in _VALUES},
-    )
+    changes = {
+        key: value
+        for key, value in {
+            name: getattr(options, name, None) for name in _VALUES
+        }.items()
+        if value is not None
+    }
     # Every command with these options has all of them.
     switched = filter(partial(getattr, options), SWITCHES)
     changes |= {SWITCHES[name][0]: SWITCHES[name][1] for name in switched}

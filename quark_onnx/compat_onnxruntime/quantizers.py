@@ -17,7 +17,6 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.quant_utils import QuantizationMode, QuantType
 
 from quark_onnx.api import quantize_dynamic, quantize_static
-from quark_onnx.common.containers import without
 
 
 class _Quantizer:
@@ -98,7 +97,11 @@ class ONNXQuantizer(_Quantizer):
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """Translate arguments of a quantizer to arguments of a call."""
-    settings = without(given, ("weight_qType", "activation_qType"))
+    settings = {
+        key: value
+        for key, value in given.items()
+        if key not in ("weight_qType", "activation_qType")
+    }
     for name in ("weight", "activation"):
         settings[f"{name}_type"] = given.get(f"{name}_qType", QuantType.QInt8)
     return settings

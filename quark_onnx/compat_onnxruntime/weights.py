@@ -14,7 +14,6 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.quant_utils import QuantFormat
 
 from quark_onnx.api import quantize
-from quark_onnx.common.containers import names_of, without
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.onnxruntime_spelling import CallError
 from quark_onnx.optimizers import GPTQ
@@ -64,7 +63,7 @@ class MatMulNBitsQuantizer:
         if settings["algo_config"] is None:
             apart = ("nodes_to_exclude", "nodes_to_include", "algo_config")
             self.algo_config = _theirs.DefaultWeightOnlyQuantConfig(
-                **without(settings, apart),
+                **{key: value for key, value in settings.items() if key not in apart},
             )
         self._settings = settings
 
@@ -97,7 +96,7 @@ class MatMulNBitsQuantizer:
         )
         named, present = (
             settings["nodes_to_include"] or (),
-            set(names_of(nodes)),
+            {node.name for node in nodes},
         )
         # QConfig excludes nodes only: a list of included nodes excludes all the others.
         excluded = set(settings["nodes_to_exclude"] or ())

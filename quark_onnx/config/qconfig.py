@@ -10,7 +10,6 @@ from typing import Any
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
-from quark_onnx.common.containers import among, excluding, flattened, present, without
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
 from quark_onnx.config.checks import (
@@ -340,7 +339,7 @@ class QConfig:
         for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
         # Only the rules of these operators read ``follow_inputs``.
-        unknown = excluding(self.follow_inputs, FOLLOWERS)
+        unknown = [value for value in self.follow_inputs if value not in FOLLOWERS]
         if unknown:
             raise ConfigError(
                 f"follow_inputs holds {unknown[0]!r}; it takes"
@@ -370,7 +369,7 @@ class QConfig:
             return
         # An override of some nodes may give their weights a format without an integer product.
         overrides = map(attrgetter("weight"), self.overrides)
-        for spec in present([self.weight, *overrides]):
+        for spec in [value for value in [self.weight, *overrides] if value is not None]:
             if spec.block_size or spec.dtype.name not in _BYTES:
                 raise ConfigError(
                     f"weight is {spec}; what each run computes a scale for is"
@@ -387,8 +386,12 @@ class QConfig:
         if self.form != "vendor":
             return
         changes: list[QConfig | Override] = [self, *self.overrides]
-        specs = flattened((change.activation, change.weight) for change in changes)
-        for spec in present(specs):
+        specs = [
+            value for change in changes for value in (change.activation, change.weight)
+        ]
+        for spec in specs:
+            if spec is None:
+                continue
             # Codes would differ from the operator's results for values above 65504.
             if spec.dtype.name == "float16" and not spec.saturate:
                 raise ConfigError(
@@ -489,10 +492,12 @@ class QConfig:
         'uint16 asymmetric best'
         """
         # "auto" is a word of ``embedding``, and no name of a number format.
-        for name in among(("activation", "weight", "embedding"), changes):
+        for name in [
+            value for value in ("activation", "weight", "embedding") if value in changes
+        ]:
             if changes[name] != AUTO:
                 changes[name] = self._changed_spec(name, changes[name])
-        for name in among(_SHORT_CUTS, changes):
+        for name in [value for value in _SHORT_CUTS if value in changes]:
             target = _SHORT_CUTS[name]
             # A spec that is changed in the same call gets the shortcut applied.
             spec = changes.get(target, getattr(self, target))
@@ -586,7 +591,11 @@ class QConfig:
             f"weight: {self.weight or 'float'}",
         ]
         # Activation and weight are shown even if they are the defaults, optimizers come last.
-        shown = without(changed_settings(self), ("activation", "weight", "optimizers"))
+        shown = {
+            key: value
+            for key, value in changed_settings(self).items()
+            if key not in ("activation", "weight", "optimizers")
+        }
         for name, value in shown.items():
             lines.append(f"{name}: {value}")
         if self.optimizers:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
 from calibrators.shown import short
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.checks import (
@@ -364,7 +363,7 @@ _WEIGHTS = (
 
 def check_names(given: Iterable[object], cls: type[Any]) -> None:
     """Raise ConfigError for the first of ``given`` names that is not a field of ``cls``."""
-    known = names_of(fields(cls))
+    known = [field.name for field in fields(cls)]
     for name in given:
         require_known(name, known, f"{cls.__name__} has no setting")
 

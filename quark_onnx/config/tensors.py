@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from calibrators import CALIBRATORS
 from calibrators.base import Calibrator, is_number
 from calibrators.shown import short
-from quark_onnx.common.containers import without
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.checks import (
@@ -365,7 +364,11 @@ class TensorOverride:
                 precedence. The last one that keeps the tensor or gives a format or a range decides
                 whether it is quantized.
         """
-        changes = without(changed_settings(later), ("tensors", "readers"))
+        changes = {
+            key: value
+            for key, value in changed_settings(later).items()
+            if key not in ("tensors", "readers")
+        }
         if not later.keep and (later.decides or later.low or later.high):
             changes["keep"] = False
         # A scale, and settings from which one would follow, replace each other.

@@ -11,7 +11,6 @@ from functools import partial
 
 from onnx import TensorProto
 
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
@@ -130,7 +129,7 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
         The converted graph, and notes on renamed and remaining nodes.
     """
     needs = list(_needs(graph, domain, need))
-    opsets = present(needs)
+    opsets = [need for need in needs if need is not None]
     notes = list[str]()
     if opsets and max(opsets) > graph.opset:
         # The nodes that can be renamed at the present opset are renamed even if it cannot be

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, defs, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.common.containers import names_of, subset
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.wording import counted, tally
 from quark_onnx.convert.base import Settings, conversion
@@ -76,7 +75,9 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
     inputs = _float_values(graph.inputs)
     outputs = _float_values(graph.outputs)
     # Before the conversion: an input that stays float32 keeps its default value.
-    defaults = subset(graph.initializers, inputs)
+    defaults = {
+        key: graph.initializers[key] for key in inputs if key in graph.initializers
+    }
     narrow.graph(graph)
     if not narrow.count:
         return graph, []
@@ -146,7 +147,7 @@ class _Narrow:
         self._bodies(graph)
         results = _floats(graph, graph.results())
         self.count += len(results)
-        kinds = results | _floats(graph, names_of(graph.inputs))
+        kinds = results | _floats(graph, [value.name for value in graph.inputs])
         constants = {
             name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT
         }

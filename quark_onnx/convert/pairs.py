@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.constant_input import private
@@ -164,7 +163,11 @@ def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
         graph: the graph.
         node: a DequantizeLinear.
     """
-    values = present(graph.constant(name) for name in node.operands)
+    values = [
+        value
+        for value in (graph.constant(name) for name in node.operands)
+        if value is not None
+    ]
     if len(values) < len(node.operands):
         return None
     # The result has the type of the scale (float32, float16).

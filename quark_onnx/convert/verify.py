@@ -8,7 +8,6 @@ from functools import cached_property, partial
 
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import AccuracyError, ModelError, raise_crash
 from quark_onnx.common.wording import counted
 from quark_onnx.convert.base import Conversion
@@ -183,7 +182,7 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
         # Outputs that differ from run to run (random operators) are not compared.
         for name, expected in before.reference.repeatable(sample).items():
             if not agree(expected, outputs.get(name)):
-                changed = by_name(errors)[name]
+                changed = {error.name: error for error in errors}[name]
                 far = ""
                 if changed.sqnr is not None:
                     far = f": it has {changed.sqnr:.1f} dB SQNR"

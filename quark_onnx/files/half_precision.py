@@ -27,7 +27,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.common.containers import names_of, without
+from quark_onnx.common.containers import without
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import (
     all_graphs,
@@ -124,7 +124,7 @@ def cast_interface(
     result.CopyFrom(model)
     graph = result.graph
     taken = {
-        *names_of(graph.initializer),
+        *[tensor.name for tensor in graph.initializer],
         *read_by(graph.node),
         *results_of(graph.node),
     }

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators.layout import turned
-from quark_onnx.common.containers import present_values
 from quark_onnx.fusions.base import (
     BYTES,
     CONTRIB,
@@ -268,7 +267,11 @@ def _write(  # noqa: PLR0913  the operands of a product
         for part in ("sum", "float", "scale", "product")
     ]
     # A Gemm has none of these, so that its own attributes are dropped.
-    set_to = present_values({name: node.attribute(name) for name in _ATTRIBUTES})
+    set_to = {
+        key: value
+        for key, value in {name: node.attribute(name) for name in _ATTRIBUTES}.items()
+        if value is not None
+    }
     graph.add(
         op_type,
         [x.codes, weight[0], x.zero_point, *weight[1:]],

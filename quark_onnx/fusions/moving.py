@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.common.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     alike,
@@ -67,7 +66,11 @@ def move_codes(graph: Graph, node: Node) -> bool:
     if graph.opset < MOVING[node.kind]:
         return False
     places = moved_inputs(node)
-    sources = present(read_bytes(graph, node.inputs[place]) for place in places)
+    sources = [
+        byte
+        for byte in (read_bytes(graph, node.inputs[place]) for place in places)
+        if byte is not None
+    ]
     results = _results(graph, node)
     if len(sources) < len(places) or not results:
         return False

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -187,7 +186,11 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
 
     None if one of them has no such codes.
     """
-    operands = present(read_bytes(graph, tensor) for tensor in tensors)
+    operands = [
+        byte
+        for byte in (read_bytes(graph, tensor) for tensor in tensors)
+        if byte is not None
+    ]
     result = written_bytes(graph, node.outputs[0])
     if result is None or len(operands) < len(tensors):
         return None

@@ -19,7 +19,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.common.containers import among, by_name, excluding, names_of, without
+from quark_onnx.common.containers import among
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node, defined_names, graphs_in
 from quark_onnx.graph.shapes import LARGE, ir_version_for
@@ -86,7 +86,9 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     own = defined_names(proto)
     _declare(graph, node, proto)
     borrowed = set[str]()
-    for name in among(excluding(node.captures, own), _reads(proto)):
+    for name in among(
+        [capture for capture in node.captures if capture not in own], _reads(proto)
+    ):
         borrowed.add(name)
         if graph.is_constant(name) and (
             weights or tensor_bytes(graph.initializers[name]) <= LARGE
@@ -119,7 +121,7 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
 
 def _reads(body: GraphProto) -> set[str]:
     """Return the names of the tensors that a body and the bodies in it read."""
-    names = set(names_of(body.output))
+    names = {value.name for value in body.output}
     for node in map(Node, body.node):
         names.update(node.reads)
     return names
@@ -149,8 +151,16 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     proto.CopyFrom(model.graph)
     # Names of inputs and of initializers are unique.
     # Captured tensors are read from the outer graph by their names again.
-    inputs = without(by_name(proto.input), body.borrowed)
-    initializers = without(by_name(proto.initializer), body.borrowed)
+    inputs = {
+        key: entry
+        for key, entry in {value.name: value for value in proto.input}.items()
+        if key not in body.borrowed
+    }
+    initializers = {
+        key: value
+        for key, value in {tensor.name: tensor for tensor in proto.initializer}.items()
+        if key not in body.borrowed
+    }
     del proto.input[:]
     del proto.initializer[:]
     del proto.value_info[:]

@@ -21,7 +21,6 @@ from onnx import (
     numpy_helper,
 )
 
-from quark_onnx.common.containers import among, by_name, names_of
 from quark_onnx.common.wording import first_of
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
@@ -56,7 +55,7 @@ def gather_constants(graph: Graph, *, keep_inputs: bool = False) -> list[str]:
 
 def overridable(graph: Graph) -> list[str]:
     """Return the names of overridable initializers, which are inputs, too."""
-    return among(names_of(graph.inputs), graph.initializers)
+    return [value.name for value in graph.inputs if value.name in graph.initializers]
 
 
 def constants_of(model: ModelProto) -> dict[str, TensorProto]:
@@ -102,7 +101,9 @@ def _scopes(
 
 def _constants_in(graph: GraphProto) -> dict[str, TensorProto]:
     """Return the initializers of a graph and the values of its Constant nodes, without bodies."""
-    found: dict[str, TensorProto] = by_name(graph.initializer)
+    found: dict[str, TensorProto] = {
+        tensor.name: tensor for tensor in graph.initializer
+    }
     for proto in graph.node:
         if proto.op_type == "Constant":
             value = _value(Node(proto))

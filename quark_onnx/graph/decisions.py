@@ -121,7 +121,7 @@ def _labelled(
     deciding: Mapping[Tensor, str],
     sources: Mapping[Tensor, list[Tensor]],
 ) -> dict[Tensor, str]:
-    """Return the operator type that decides, for all tensors from which ``deciding`` is computed."""
+    """Return the operator type that decides, by tensor from which ``deciding`` is computed."""
     labels = dict[Tensor, str]()
     todo = list(deciding.items())
     while todo:

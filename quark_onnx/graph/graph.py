@@ -26,14 +26,6 @@ from onnx import (
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.common.containers import (
-    among,
-    by_name,
-    excluding,
-    flattened,
-    names_of,
-    present,
-)
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
@@ -102,12 +94,16 @@ class Graph:
         # Removed nodes that are still among ``_nodes``; see ``nodes``.
         self._removed = set[Node]()
         tensors = graph.initializer if initializers is None else initializers
-        self.initializers: dict[str, TensorProto] = by_name(tensors)
+        self.initializers: dict[str, TensorProto] = {
+            tensor.name: tensor for tensor in tensors
+        }
         self.inputs: list[ValueInfoProto] = list(graph.input)
         self.outputs: list[ValueInfoProto] = list(graph.output)
         # Names of bodies, too: a body reads tensors of outer graphs by name.
         self._names = all_names(graph)
-        self._values: dict[str, ValueInfoProto] = by_name(graph.value_info)
+        self._values: dict[str, ValueInfoProto] = {
+            value.name: value for value in graph.value_info
+        }
         # Tensors have no reference to the arrays that hold their values.
         self._held = [
             held_values(tensor)
@@ -162,7 +158,7 @@ class Graph:
         which would take quadratic time.
         """
         if self._removed:
-            self._nodes = excluding(self._nodes, self._removed)
+            self._nodes = [node for node in self._nodes if node not in self._removed]
             self._removed = set()
         return self._nodes
 
@@ -230,7 +226,7 @@ class Graph:
 
     def results(self) -> list[str]:
         """Return the names of all tensors that nodes compute, in graph order."""
-        return flattened(node.results for node in self.nodes)
+        return [result for node in self.nodes for result in node.results]
 
     @property
     def fed(self) -> list[ValueInfoProto]:
@@ -420,7 +416,7 @@ class Graph:
 
     def close_inputs(self) -> list[str]:
         """Turn overridable initializers into constants, and return the names."""
-        names = among(names_of(self.inputs), self.initializers)
+        names = [value.name for value in self.inputs if value.name in self.initializers]
         self.inputs = self.fed
         self._input_names.difference_update(names)
         return names
@@ -555,10 +551,16 @@ class Graph:
         """Remove unused nodes, then unused initializers."""
         # Nodes that only bodies read stay: ``leaders`` follows the captures of a node.
         alive = reach(
-            present(map(self.producer, names_of(self.outputs))),
+            [
+                value
+                for value in map(
+                    self.producer, [output.name for output in self.outputs]
+                )
+                if value is not None
+            ],
             self.leaders,
         )
-        self.remove(excluding(self.nodes, alive))
+        self.remove([node for node in self.nodes if node not in alive])
         # An initializer may be an output itself, or the default value of an input.
         open_names = self._output_names | self._input_names
         self.initializers = {
@@ -691,7 +693,7 @@ class Graph:
     def infer(self) -> None:
         """Infer the types and shapes of tensors, as far as possible."""
         # The interface is a promise to callers: its declarations override inferred ones.
-        declared = by_name((*self.inputs, *self.outputs))
+        declared = {value.name: value for value in (*self.inputs, *self.outputs)}
         self._values = (
             self._values
             | infer_values(
@@ -707,8 +709,8 @@ class Graph:
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}
         self._readers = Readers()
-        self._input_names = set(names_of(self.inputs))
-        self._output_names = set(names_of(self.outputs))
+        self._input_names = {value.name for value in self.inputs}
+        self._output_names = {output.name for output in self.outputs}
         for node in self.nodes:
             self._link(node)
 

@@ -21,7 +21,6 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto, helper
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.functions import float4
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
@@ -47,7 +46,9 @@ def pair_moved(graph: Graph) -> int:
     A pair has the scale of the DequantizeLinear before the movement, so that no value changes. Its
     result takes over the tensor's name, because bodies and users read it by name.
     """
-    captured = dict.fromkeys(flattened(node.captures for node in graph.nodes))
+    captured = dict.fromkeys(
+        [capture for node in graph.nodes for capture in node.captures]
+    )
     moved = {node.outputs[0]: None for node in graph.nodes_of(PROPAGATED)}
     count = 0
     # An ordered union: names of new tensors do not depend on the order of a set.

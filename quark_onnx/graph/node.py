@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, helper
 
-from quark_onnx.common.containers import excluding, flattened, names_of
+from quark_onnx.common.containers import excluding
 
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -120,7 +120,7 @@ class Node:
 
     def lacking(self, names: Iterable[str]) -> list[str]:
         """Return the names of attributes that the node does not have."""
-        return excluding(names, names_of(self._proto.attribute))
+        return excluding(names, [attribute.name for attribute in self._proto.attribute])
 
     def set_attribute(self, name: str, value: Any) -> None:
         """Set the value of an attribute."""
@@ -283,7 +283,7 @@ def nested_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 def results_of(nodes: Iterable[NodeProto]) -> list[str]:
     """Return the names of the results of nodes, without omitted ones."""
-    return list(filter(None, flattened(node.output for node in nodes)))
+    return list(filter(None, [value for node in nodes for value in node.output]))
 
 
 def makers_of(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
@@ -296,7 +296,7 @@ def makers_of(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
 
 def read_by(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the names of the inputs of nodes; an omitted input has an empty name."""
-    return set(flattened(node.input for node in nodes))
+    return {value for node in nodes for value in node.input}
 
 
 def described(node: NodeProto) -> str:
@@ -312,9 +312,9 @@ def sparse_values(graph: GraphProto) -> Iterator[str]:
 
 def defined_names(graph: GraphProto) -> set[str]:
     """Return the names of inputs, initializers and results of nodes."""
-    names = set(names_of(graph.input))
-    names.update(names_of(graph.initializer))
-    names.update(flattened(node.output for node in graph.node))
+    names = {value.name for value in graph.input}
+    names.update([tensor.name for tensor in graph.initializer])
+    names.update([value for node in graph.node for value in node.output])
     return names
 
 
@@ -351,8 +351,8 @@ def _captured(proto: NodeProto) -> list[str]:
             # Names that an inner body reads, and this body does not define, come from further
             # outside.
             used += [*node.input, *_captured(node)]
-        used += names_of(graph.output)
-        names += excluding(used, defined)
+        used += [value.name for value in graph.output]
+        names += [value for value in used if value not in defined]
     return names
 
 
@@ -385,8 +385,10 @@ def sparse_names(graph: GraphProto) -> frozenset[str]:
 def all_names(graph: GraphProto) -> set[str]:
     """Return every tensor and node name in a graph and its subgraphs."""
     names = defined_names(graph)
-    names.update(names_of((*graph.output, *graph.value_info)))
-    names.update(sparse_values(graph), names_of(graph.node), read_by(graph.node))
+    names.update([value.name for value in (*graph.output, *graph.value_info)])
+    names.update(
+        sparse_values(graph), [node.name for node in graph.node], read_by(graph.node)
+    )
     for inner in bodies_of(graph.node):
         names |= all_names(inner)
     return names - {""}

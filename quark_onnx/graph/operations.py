@@ -13,14 +13,6 @@ from math import prod
 
 from onnx import TensorProto
 
-from quark_onnx.common.containers import (
-    among,
-    excluding,
-    names_of,
-    of_type,
-    subset,
-    values_at,
-)
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.graph.control_inputs import (
     CONTROL_TYPES,
@@ -99,8 +91,8 @@ class Operations:
         """
         result = cls()
         result._add_graph(graph, path, {})
-        result.inputs.update(_located(path, names_of(graph.inputs)))
-        result.outputs.update(_located(path, names_of(graph.outputs)))
+        result.inputs.update(_located(path, [value.name for value in graph.inputs]))
+        result.outputs.update(_located(path, [output.name for output in graph.outputs]))
         return result
 
     def _add_graph(self, graph: Graph, path: Path, outer: Mapping[str, Tensor]) -> None:
@@ -140,7 +132,7 @@ class Operations:
         elem_type = graph.elem_type(name)
         shape = graph.shape(name)
         # Without open dimensions: ``few`` requires a static shape, in which none is missing.
-        sizes = of_type(graph.sizes(name), int)
+        sizes = [size for size in graph.sizes(name) if isinstance(size, int)]
         few = is_static(shape) and prod(sizes) <= FEW
         stored = _is_stored(graph, name)
         table = stored and elem_type not in CONTROL_TYPES
@@ -170,7 +162,7 @@ class Operations:
             reads: tensors that the node or its bodies read, by name, in this order.
             path: path to the graph.
         """
-        controls = set(values_at(node.inputs, control_inputs(node, graph.opset)))
+        controls = {node.inputs[key] for key in control_inputs(node, graph.opset)}
         # Without a schema the types tell: integers of 32 and 64 bits, and conditions.
         if not has_schema(node):
             for name in reads:
@@ -185,7 +177,9 @@ class Operations:
                 node.kind,
                 inputs=tuple(reads.values()),
                 outputs=tuple(_located(path, node.results)),
-                controls=tuple(values_at(reads, among(reads, controls))),
+                controls=tuple(
+                    [reads[key] for key in [read for read in reads if read in controls]]
+                ),
             ),
         )
 
@@ -206,12 +200,14 @@ class Operations:
         for body in bodies(graph, node, weights=False):
             inner = Graph(body.model)
             inside = (*path, step(body))
-            borrowed = subset(reads, body.borrowed)
-            own_inputs = excluding(names_of(inner.inputs), borrowed)
+            borrowed = {key: reads[key] for key in body.borrowed if key in reads}
+            own_inputs = [
+                value.name for value in inner.inputs if value.name not in borrowed
+            ]
             body_inputs = _located(inside, own_inputs)
             # A body may return a captured tensor as it is.
             results = list[Tensor]()
-            for name in names_of(inner.outputs):
+            for name in [output.name for output in inner.outputs]:
                 results.append(borrowed.get(name, (inside, name)))
             self._join_inputs(graph, node, given, body_inputs, results)
             self._add_graph(inner, inside, borrowed)
@@ -324,7 +320,10 @@ def _integer_results(node: Node, opset: int) -> list[str]:
     indices = set(integer_results(node.kind, opset))
     if node.kind == "Cast" and node.attribute("to") in _INTEGERS:
         indices.add(0)
-    return values_at(node.outputs, among(range(len(node.outputs)), indices))
+    return [
+        node.outputs[key]
+        for key in [value for value in range(len(node.outputs)) if value in indices]
+    ]
 
 
 _INTEGERS = frozenset(

@@ -23,8 +23,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.graph.constant_input import is_number, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import constant_number
@@ -58,8 +58,8 @@ class Match:
     def is_closed(self, graph: Graph) -> bool:
         """Return whether nothing but the nodes reads the tensors between them."""
         # The result, of the first node, may have any readers; tensors further in may not.
-        inner = flattened(node.results for node in self.nodes[1:])
-        readers = set(flattened(map(graph.consumers, inner)))
+        inner = [result for node in self.nodes[1:] for result in node.results]
+        readers = set(chain.from_iterable(map(graph.consumers, inner)))
         return readers.issubset(self.nodes) and all(
             private(graph, tensor) for tensor in inner
         )

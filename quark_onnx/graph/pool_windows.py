@@ -11,8 +11,6 @@ from typing import Any
 
 from onnx import NodeProto, helper
 
-from quark_onnx.common.containers import of_type
-
 #: Operators whose windows may extend beyond the input.
 POOLS = ("MaxPool", "AveragePool")
 
@@ -136,7 +134,7 @@ def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]
     """
     taps = attributes.get("kernel_shape", ())
     rank = len(taps)
-    sizes = of_type(shape[2:], int)
+    sizes = [value for value in shape[2:] if isinstance(value, int)]
     pads = attributes.get("pads", [0] * 2 * rank)
     strides = attributes.get("strides", [1] * rank)
     dilations = attributes.get("dilations", [1] * rank)

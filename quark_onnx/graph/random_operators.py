@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.graph.node import nested_nodes, normalized_domain
 
 #: Operators of the standard domain whose result is random.
@@ -30,7 +29,7 @@ def may_be_random(model: ModelProto) -> bool:
     """
     # Nodes that call a function are as random as the nodes of the function, which are looked at.
     defined = {(f.name, normalized_domain(f.domain)) for f in model.functions}
-    nodes = flattened(function.node for function in model.functions)
+    nodes = [node for function in model.functions for node in function.node]
     return any(
         _is_random(node, defined) for node in nested_nodes([*model.graph.node, *nodes])
     )

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from enum import IntEnum
 
-from quark_onnx.common.containers import flattened, values_at
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
 from quark_onnx.graph.decisions import Decision, decisions
@@ -167,7 +166,7 @@ class ShapeArithmetic:
             The reason by the name of an input: inputs read as shapes, and all inputs of a node that
                 is part of shape arithmetic itself.
         """
-        controls = values_at(node.inputs, control_inputs(node, opset))
+        controls = [node.inputs[key] for key in control_inputs(node, opset)]
         names = dict.fromkeys(controls, f"its reader {node.name} reads it as a shape")
         why = self.computed_by(node)
         if why:
@@ -275,7 +274,9 @@ def _read_as_shapes(
         origin = origins.get(tensor, Origin.CONSTANTS)
         return origin < Origin.SIGNAL or tensor in operations.flat
 
-    controls = flattened(operation.controls for operation in operations.sequence)
+    controls = [
+        control for operation in operations.sequence for control in operation.controls
+    ]
     return set(
         reach(
             filter(is_exact, controls),

@@ -20,7 +20,6 @@ from onnx import (
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
-from quark_onnx.common.containers import by_name, names_of, of_type
 from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     all_graphs,
@@ -76,7 +75,7 @@ def known_sizes(shape: Sequence[int | str | None] | None) -> tuple[int, ...] | N
     >>> known_sizes((1, 3)), known_sizes(("N", 3)), known_sizes(()), known_sizes(None)
     ((1, 3), None, (), None)
     """
-    sizes = tuple(of_type(shape or (), int))
+    sizes = tuple([value for value in shape or () if isinstance(value, int)])
     return sizes if is_static(shape) else None
 
 
@@ -90,7 +89,7 @@ def infer_values(
         skeleton: the model without its initializers, which is consumed.
         initializers: the missing initializers.
     """
-    declared = set(names_of(skeleton.graph.input))
+    declared = {value.name for value in skeleton.graph.input}
     for tensor in initializers:
         if tensor_bytes(tensor) <= LARGE:
             skeleton.graph.initializer.append(tensor)
@@ -172,7 +171,10 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
             # onnx raises several unrelated types, and custom operators may raise anything.
             logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
         else:
-            values = by_name((*inferred.graph.value_info, *inferred.graph.output))
+            values = {
+                value.name: value
+                for value in (*inferred.graph.value_info, *inferred.graph.output)
+            }
     return values
 
 
@@ -263,7 +265,7 @@ def _has_too_many_windows(
         model: the model, in which the pool is changed in place.
         values: inferred declarations by name.
     """
-    known = by_name(model.graph.input) | dict(values)
+    known = {value.name: value for value in model.graph.input} | dict(values)
     for node in model.graph.node:
         if node.op_type not in POOLS or node.domain or node.input[0] not in known:
             continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from quark_onnx.common.containers import excluding, names_of, present
+from quark_onnx.common.containers import excluding
 from quark_onnx.graph.graph import Graph, Shape
 from quark_onnx.graph.traversal import reach
 
@@ -154,7 +154,7 @@ def states(graph: Graph) -> list[State]:
 
     A model whose only inputs are states has no steps, and so no states.
     """
-    names = names_of(graph.inputs)
+    names = [value.name for value in graph.inputs]
     inputs = {name: _Words.of(name) for name in names if not graph.is_constant(name)}
     outputs = {value.name: _Words.of(value.name) for value in graph.outputs}
     paired = _pairs_by_name(graph, inputs, outputs)
@@ -207,7 +207,7 @@ def _pairs_in_order(
     """
     states = [name for name, words in inputs.items() if words.pure and not words.after]
     results = [name for name, words in outputs.items() if not words.before]
-    before = excluding(states, paired)
+    before = [state for state in states if state not in paired]
     # Results proper come before the states among the outputs, as exporters list them.
     after = excluding(results, paired.values())[-len(before) :]
     if len(after) < len(before):
@@ -252,7 +252,9 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
     if not _shaped_alike(graph.shape(before), graph.shape(after)):
         return False
     # An output that does not depend on the input starts anew in each step.
-    upstream = reach(present([graph.producer(after)]), graph.leaders)
+    upstream = reach(
+        [value for value in [graph.producer(after)] if value is not None], graph.leaders
+    )
     return any(reader in upstream for reader in graph.consumers(before))
 
 

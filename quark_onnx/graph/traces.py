@@ -7,7 +7,6 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.graph.node import all_graphs, bodies_of
 from quark_onnx.graph.shapes import declared_values
 
@@ -44,7 +43,7 @@ def drop_traces(model: ModelProto) -> int:
         # A key without a prefix is torch's only next to prefixed ones.
         traced += [entry for entry in entries if entry.key in _BESIDE]
         dropped += sum(entry.ByteSize() for entry in traced)
-        kept = excluding(entries, traced)
+        kept = [entry for entry in entries if entry not in traced]
         del owner.metadata_props[:]
         owner.metadata_props.extend(kept)
     return dropped

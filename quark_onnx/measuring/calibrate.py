@@ -17,7 +17,6 @@ from onnx import ModelProto
 from calibrators import Extremes, Histogram, Statistic
 from calibrators.onnx_runtime.control_flow import Observation, Scope
 from calibrators.onnx_runtime.runner import Progress, Receive, collect
-from quark_onnx.common.containers import excluding, flattened, names_of, values_at
 from quark_onnx.common.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibration import Keyed
@@ -258,10 +257,12 @@ def calibrate_each(
     """
     wanted = [_wanted(graph, plan) for plan in plans]
     # Plans of one graph mostly want the same observations, each of which is measured once.
-    every = list(dict.fromkeys(flattened(wanted)))
+    every = list(dict.fromkeys(list(chain.from_iterable(wanted))))
     known = {} if keyed is None else keyed.known(every)
     watched = list(
-        dict.fromkeys(flattened(_watched(graph, group, known) for group in wanted)),
+        dict.fromkeys(
+            [value for group in wanted for value in _watched(graph, group, known)]
+        ),
     )
     if keyed is not None:
         watched = keyed.richer(watched)
@@ -307,7 +308,7 @@ def _scope(
             _scope(shapeless(inside), observed, inside.insides, body.borrowed)
         )
     # Captured constants are copies in the body, and need no value from outside.
-    inputs = frozenset(names_of(model.graph.input))
+    inputs = frozenset([value.name for value in model.graph.input])
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
 
@@ -347,7 +348,7 @@ def _watched(
         The observations to measure, in the order of ``wanted``.
     """
     watched = list[Observation]()
-    for observation in excluding(wanted, known):
+    for observation in [value for value in wanted if value not in known]:
         if not _parts(graph, observation, wanted):
             watched.append(observation)
     return watched
@@ -381,7 +382,7 @@ def _parts(
     ):
         return []
     parts = [replace(observation, tensor=name) for name in node.inputs]
-    if excluding(parts, wanted):
+    if [part for part in parts if part not in wanted]:
         return []
     return parts
 
@@ -407,11 +408,11 @@ def _statistics(
         known[observation] = next(found)
     # A Concat may join the results of others: parts are computed before the whole.
     # An explicit stack, because chains of Concat may exceed the recursion limit.
-    todo = excluding(wanted, known)
+    todo = [value for value in wanted if value not in known]
     while todo:
         observation = todo.pop()
         parts = _parts(graph, observation, wanted)
-        missing = excluding(parts, known)
+        missing = [part for part in parts if part not in known]
         if missing:
             todo += [observation, *missing]
             continue
@@ -578,7 +579,7 @@ class _Reservoir:
     @property
     def samples(self) -> list[Any]:
         """The samples in the order of the stream."""
-        return values_at(self._kept, self.positions)
+        return [self._kept[position] for position in self.positions]
 
     def add(self, sample: Any) -> None:
         """Keep the next sample of the stream, in place of another one if full, or drop it."""

@@ -19,7 +19,6 @@ from calibrators.derived import derived
 from calibrators.json_file import Entry
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.stored import kind_of, read_statistic, to_plain
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.version import __version__
 from quark_onnx.page.document import write_whole
@@ -87,7 +86,11 @@ class Calibration:
     @property
     def kinds(self) -> list[str]:
         """Return the kinds of statistics."""
-        statistics = flattened(entry.statistics for entry in self._tensors.values())
+        statistics = [
+            statistic
+            for entry in self._tensors.values()
+            for statistic in entry.statistics
+        ]
         return sorted(set(map(kind_of, statistics)))
 
     def find(self, key: str, axis: int | None, wanted: Statistic) -> Statistic | None:

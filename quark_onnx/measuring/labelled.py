@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from calibrators.readers.files import find_files
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
 from calibrators.readers.open import CalibrationData
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.open_data import reader_for
@@ -51,7 +50,7 @@ def scorer_for(labels: str | Path, data: CalibrationData | None) -> Scorer:
     files = find_files(Path(data.args[0]), IMAGE_SUFFIXES)
     return Scorer(
         read_labels(Path(labels)),
-        names_of(files),
+        [file.name for file in files],
         partial(placed, images),
     )
 

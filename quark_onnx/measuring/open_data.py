@@ -18,7 +18,7 @@ from calibrators.readers.open import (
 )
 from calibrators.shown import short
 from quark_onnx.check.sizes import check_sizes
-from quark_onnx.common.containers import excluding, names_of
+from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import DataError, ModelError, data_errors
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -118,7 +118,7 @@ def reader_for(
                 constants=frozenset(graph.initializers),
             )
         # Reading the model has checked the sizes that depend on no open dimension.
-        if not all(map(graph.has_static_shape, names_of(graph.inputs))):
+        if not all(map(graph.has_static_shape, [value.name for value in graph.inputs])):
             check_sample(graph, reader.first())
     return reader
 
@@ -145,9 +145,9 @@ def _check_names(graph: Graph, reader: Reader) -> None:
     Raises:
         DataError: the model has other inputs.
     """
-    known = names_of(graph.inputs)
-    inputs = excluding(known, graph.initializers)
-    missing = excluding(inputs, reader.names)
+    known = [value.name for value in graph.inputs]
+    inputs = [value for value in known if value not in graph.initializers]
+    missing = [value for value in inputs if value not in reader.names]
     unknown = excluding(reader.names, set(known))
     if missing or unknown:
         raise DataError(

@@ -8,7 +8,6 @@ import warnings
 from calibrators.errors import CalibrationError
 from calibrators.onnx_runtime.extensions import DOMAINS
 from calibrators.readers.open import RandomData
-from quark_onnx.common.containers import flattened, of_type
 from quark_onnx.common.errors import ModelError, raise_crash
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.open_data import check_sample, input_specs
@@ -37,8 +36,8 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     if any(node.domain in DOMAINS for node in graph.nodes):
         return None  # an image decoder crashes the process on other input
     specs = input_specs(graph)
-    dimensions = flattened(spec.shape or () for spec in specs)
-    symbols = of_type(dimensions, str)
+    dimensions = [value for spec in specs for value in (spec.shape or ())]
+    symbols = [dimension for dimension in dimensions if isinstance(dimension, str)]
     # Small sizes run fastest; a network whose strides leave nothing of a small picture needs 224.
     for size in _SIZES:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,13 +18,6 @@ from onnx import ModelProto, ValueInfoProto, helper
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import (
-    among,
-    by_name,
-    excluding,
-    flattened,
-    names_of,
-    present,
-    subset,
     without,
 )
 from quark_onnx.common.errors import ConfigError, ModelError
@@ -103,7 +96,7 @@ def cut(
     graph = Graph.of(inlined(original))
     # The front is closed under producers: no tail node can feed a front node.
     front = set(reach(_ends(graph, tensors), graph.leaders))
-    tail = excluding(graph.nodes, front)
+    tail = [node for node in graph.nodes if node not in front]
     # A cut at the only output leaves no tail.
     if not front or not tail:
         raise ConfigError(
@@ -128,7 +121,7 @@ def _places(
     """Return the paths of the two models, which must differ."""
     places = [destination(model, first), destination(model, second)]
     # Compared as absolute paths: a relative and an absolute path may name one file.
-    written = list(map(Path.absolute, present(places)))
+    written = list(map(Path.absolute, [place for place in places if place is not None]))
     if len(set(written)) < len(written):
         raise ConfigError(
             f"both models would be written to {places[0]}; give two names",
@@ -139,9 +132,13 @@ def _places(
 def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:
     """Return the tensors that nodes before the cut compute, and nodes after it read."""
     names = _read_by(tail)
-    computed = flattened(map(attrgetter("outputs"), among(graph.nodes, front)))
+    computed = list(
+        chain.from_iterable(
+            map(attrgetter("outputs"), [node for node in graph.nodes if node in front])
+        )
+    )
     # In graph order, in which a caller passes the tensors from one model to the other.
-    return tuple(among(computed, names))
+    return tuple([value for value in computed if value in names])
 
 
 def _check_crossing(
@@ -160,7 +157,7 @@ def _check_crossing(
         ConfigError: a tensor crosses that is not named, or that is no tensor.
     """
     # A skip connection around the named tensors crosses the cut as well.
-    missing = excluding(crossing, tensors)
+    missing = [value for value in crossing if value not in tensors]
     if tensors and missing:
         raise ConfigError(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
@@ -196,7 +193,9 @@ def _split(
     still_read = [value for value in graph.fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
     # A tensor at the cut that is an output of the model, too, is declared once.
-    added = without(by_name(cut_values), names_of(early))
+    added = without(
+        {value.name: value for value in cut_values}, [value.name for value in early]
+    )
     return [
         _part(graph, front, graph.fed, [*early, *added.values()]),
         _part(graph, tail, [*still_read, *cut_values], late),
@@ -218,7 +217,7 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
 
 def _read_by(nodes: Iterable[Node]) -> set[str]:
     """Return the tensors that nodes or their bodies read."""
-    return set(flattened(map(attrgetter("reads"), nodes)))
+    return set(chain.from_iterable(map(attrgetter("reads"), nodes)))
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -234,7 +233,7 @@ def _part(
 ) -> ModelProto:
     """Return a model of a subset of the nodes."""
     # A copy of the whole model keeps initializers, opsets and metadata.
-    kept, model = set(names_of(nodes)), graph.to_model()
+    kept, model = {node.name for node in nodes}, graph.to_model()
     chosen = [node for node in model.graph.node if node.name in kept]
     del model.graph.node[:], model.graph.input[:], model.graph.output[:]
     model.graph.node.extend(chosen)
@@ -271,7 +270,11 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
     for part in parts:
         wide_part = upcast_to_float32(part, graph.store)[0]
         # The first part adds its outputs to ``known``, from which the second one reads.
-        asked = subset(known, names_of(wide_part.graph.input))
+        asked = {
+            value.name: known[value.name]
+            for value in wide_part.graph.input
+            if value.name in known
+        }
         known |= Reference(wide_part).outputs(asked)
     for name, value in expected.items():
         if not agree(value, known[name]):

@@ -23,7 +23,6 @@ from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
-from quark_onnx.common.containers import among, names_of
 from quark_onnx.common.errors import (
     ConfigError,
     ModelError,
@@ -257,7 +256,7 @@ def _in_types(sample: Sample, kinds: Mapping[str, int]) -> Sample:
         kinds: types of the arrays to convert, as ``TensorProto.DataType``, by name.
     """
     converted = dict(sample)
-    for name in among(sample, kinds):
+    for name in [value for value in sample if value in kinds]:
         dtype = helper.tensor_dtype_to_np_dtype(kinds[name])
         converted[name] = np.asarray(sample[name]).astype(dtype)
     return converted
@@ -314,7 +313,7 @@ def _unknown(folder: Path) -> str:
         mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
         sums = (folder / _SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        return f"{min(names_of(folder.iterdir()))!r}"
+        return f"{min(value.name for value in folder.iterdir())!r}"
     # Lines are those of sha256sum: the digest, two spaces, and the name.
     known = {line.partition("  ")[2] for line in sums} | {_SUMS}
     if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:

@@ -13,7 +13,6 @@ from calibrators.onnx_runtime.session import loaded
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.files.io import load, staged
@@ -92,7 +91,9 @@ def legalize(
     sample = random_sample(graph, reference)
     if sample is None:
         # Sizes other than the batch stay open unless ``shapes`` has them.
-        open_ = list(filterfalse(graph.has_static_shape, names_of(graph.inputs)))
+        open_ = list(
+            filterfalse(graph.has_static_shape, [value.name for value in graph.inputs])
+        )
         if open_:
             hint = f"give the shapes of {', '.join(open_)}"
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.report.verdict import NextStep, Verdict
 
@@ -32,7 +31,9 @@ def format_steps(
     if found.band == "good" and not poor:
         return ()
     usable = dict[str, Preflight]()
-    for kind in excluding(found.target.presets, [found.kind]):
+    for kind in [
+        preset for preset in found.target.presets if preset not in [found.kind]
+    ]:
         other = preflight(model, found.target.name, kind=kind, release=found.release)
         # A format at which the compiler crashes is no advice.
         if not other.aborts:

@@ -10,7 +10,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_onnx.common.containers import values_at
 from quark_onnx.common.wording import counted
 from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
 from quark_onnx.npu.preflight import Group, Preflight
@@ -207,12 +206,12 @@ def _boxes(found: Preflight) -> list[_Box]:
         members.setdefault(number, []).append(place)
     boxes = []
     for number, places in members.items():
-        placements = tuple(values_at(found.placements, places))
+        placements = tuple([found.placements[place] for place in places])
         boxes.append(
             _Box(
                 number,
                 placements,
-                sum(values_at(found.operations, places)),
+                sum(found.operations[place] for place in places),
                 rows[number],
             ),
         )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quark_onnx.common.containers import among, flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -49,7 +48,9 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     """
     levels = dict[Node, int]()
     root = dict[Node, Node]()
-    for node in among(graph.nodes, devices):
+    for node in graph.nodes:
+        if node not in devices:
+            continue
         inside = devices[node] == NPU
         # Q and DQ nodes belong to no partition: the producers behind them count.
         leaders = beyond_pairs(node, graph.leaders)
@@ -81,7 +82,9 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
     for node in graph.nodes:
         if node.op_type in QUANTIZE:
             # A QuantizeLinear runs with its producer, a DequantizeLinear with its readers.
-            near = present([graph.producer(node.inputs[0])])
+            near = [
+                value for value in [graph.producer(node.inputs[0])] if value is not None
+            ]
         elif node.op_type in DEQUANTIZE:
             near = graph.followers(node)
         else:
@@ -111,7 +114,7 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     for value in graph.fed:
         counts[EDGE] += 1
         counts.update(map(device_beside, graph.consumers(value.name)))
-    fused = set(flattened(_chain(graph, start)[1:] for start in graph.nodes))
+    fused = {value for start in graph.nodes for value in _chain(graph, start)[1:]}
     for node in graph.nodes:
         starts_a_chain = node not in fused
         if node.kind in LAYERS or (starts_a_chain and node.kind in _ELEMENTWISE):

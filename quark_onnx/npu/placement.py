@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import filterfalse
+from itertools import chain, filterfalse
 
 from onnx import TensorProto
 
-from quark_onnx.common.containers import excluding, flattened, present
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
@@ -222,7 +221,7 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
         return reason, mend, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
     # The first such tensor is named; constants of this type are cast before the graph is given.
     # Constants do not count: ``around`` leaves them out.
-    for name in flattened(map(case.around, graph.nodes)):
+    for name in list(chain.from_iterable(map(case.around, graph.nodes))):
         if graph.elem_type(name) == TensorProto.BFLOAT16:
             reason = (
                 f"{name!r} is bfloat16, which the provider refuses as an invalid graph"
@@ -282,7 +281,7 @@ def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
     """Refuse a Conv whose attributes are left to their defaults."""
     # auto_pad takes the place of pads, and ONNX forbids both.
     implied = ["pads"] if _has_automatic_pads(node) else []
-    missing = node.lacking(excluding(_WRITTEN, implied))
+    missing = node.lacking([value for value in _WRITTEN if value not in implied])
     if not missing:
         return None
     reason = f"attributes missing: {', '.join(missing)}"
@@ -442,9 +441,15 @@ def _beside_moving(case: Case, node: Node) -> NodePlacement | None:
         *beyond_pairs(node, case.graph.leaders),
         *beyond_pairs(node, case.graph.followers),
     )
-    moving = present(
-        _ranks(case, neighbour) for neighbour in neighbours if neighbour.kind in _MOVING
-    )
+    moving = [
+        rank
+        for rank in (
+            _ranks(case, neighbour)
+            for neighbour in neighbours
+            if neighbour.kind in _MOVING
+        )
+        if rank is not None
+    ]
     if not moving:
         return None
     its_reason = moving[0].reason.removeprefix("it ")

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import excluding, values_at
+from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted, in_units, tally
@@ -295,7 +295,7 @@ def preflight(
         release,
         tuple(placed.values()),
         tuple(operations(graph, node) for node in nodes),
-        tuple(values_at(numbers, nodes)),
+        tuple([numbers[node] for node in nodes]),
         _links(graph, numbers),
         _shown_counts(counts),
         bool(known),

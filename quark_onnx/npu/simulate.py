@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from quark_onnx.common.containers import among, excluding, names_of
 from quark_onnx.common.errors import ConfigError, DataError, nearest
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node, gather_constants
@@ -125,7 +124,7 @@ def simulate(  # noqa: PLR0913
     gather_constants(graph, keep_inputs=True)
     engine = frozenset(name for name, value in operators.items() if value == "dpu")
     run = _Run(graph, rounding, engine, dict(codes or {}))
-    wanted = [until] if until else names_of(graph.outputs)
+    wanted = [until] if until else [output.name for output in graph.outputs]
     return run.of(wanted, feeds)
 
 
@@ -146,7 +145,7 @@ class _Run:
         self._inexact: list[str] = []
         # Only codes of QuantizeLinear are replaced: all other values follow from codes.
         written = [node.outputs[0] for node in self._pairs.quantizing]
-        unknown = excluding(codes, written)
+        unknown = [code for code in codes if code not in written]
         if unknown:
             raise ConfigError(
                 f"codes are given for {unknown[0]!r}, which no QuantizeLinear"
@@ -160,9 +159,15 @@ class _Run:
         needed = reach(producers_of(graph, wanted), graph.leaders)
         for value in graph.inputs:
             # Inputs that only other nodes read need no value.
-            if among(graph.consumers(value.name), needed):
+            if [
+                consumer
+                for consumer in graph.consumers(value.name)
+                if consumer in needed
+            ]:
                 self._values[value.name] = self._feed(value.name, feeds)
-        for node in among(graph.nodes, needed):
+        for node in graph.nodes:
+            if node not in needed:
+                continue
             self._compute(node)
         outputs = {name: self._result(name) for name in wanted}
         return Simulation(self._codes, outputs, tuple(self._inexact))

@@ -11,7 +11,6 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import names_of, subset
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.running.run import Reference, Sample
@@ -46,8 +45,8 @@ def _check(tail: ModelProto, front: Graph) -> None:
         for value in (*front.inputs, *front.outputs)
     }
     computed, stored = (
-        names_of(front.outputs),
-        set(names_of(tail.graph.initializer)),
+        [output.name for output in front.outputs],
+        {tensor.name for tensor in tail.graph.initializer},
     )
     # Models of IR version 3 list their initializers as inputs.
     read = [value for value in tail.graph.input if value.name not in stored]
@@ -97,7 +96,11 @@ def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
         session = open_session(tail, what="the model behind")
         session.run(
             None,
-            subset(arrays, names_of(session.get_inputs())),
+            {
+                value.name: arrays[value.name]
+                for value in session.get_inputs()
+                if value.name in arrays
+            },
         )
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from onnx import ModelProto, save
 
-from quark_onnx.common.containers import excluding, without
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QConfig as Native
 from quark_onnx.config.checks import require_known
@@ -68,7 +67,7 @@ def generate_all_configs(search_space: SearchSpace) -> list[dict[str, Any]]:
 
 def _combinations(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # Every parent is tried with every group: a condition only saves trials.
-    names = excluding(space, _CONDITIONS)
+    names = [value for value in space if value not in _CONDITIONS]
     # The last name varies fastest, as in AMD's ``generate_all_configs``.
     for values in itertools.product(*(_values(space[name]) for name in names)):
         yield dict(zip(names, values, strict=True))
@@ -240,7 +239,7 @@ class AutoSearchPro:
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        missing = excluding(_NEEDED, config)
+        missing = [value for value in _NEEDED if value not in config]
         if missing:
             raise ConfigError(f"the configuration of a search has no {missing[0]}")
         self.config = config
@@ -383,7 +382,7 @@ def _changed(
 def _newer(values: Mapping[str, Any]) -> QConfig:
     """Return the configuration for a combination of a newer space."""
     # Names that are no part of a QConfig are extra options.
-    options = without(values, _PARTS)
+    options = {key: value for key, value in values.items() if key not in _PARTS}
     layer = specs.QLayerConfig(
         input_tensors=_tensor(
             values.get("activation", "Int8Spec"),

@@ -13,10 +13,6 @@ from onnx import ModelProto
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.common.containers import (
     differing,
-    excluding,
-    names_of,
-    of_type,
-    without,
 )
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
@@ -127,7 +123,9 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
 
     def apply(draft: Draft, value: object) -> None:
         # The algorithms are copies that belong to the draft: presets stay unchanged.
-        for algorithm in of_type(draft.algorithms, kind):
+        for algorithm in [
+            algorithm for algorithm in draft.algorithms if isinstance(algorithm, kind)
+        ]:
             setattr(algorithm, parameter, value)
 
     return apply
@@ -178,8 +176,8 @@ def input_shapes(
         model: the model with these inputs and outputs.
     """
     # AMD's scripts list shapes of outputs as well; shape inference finds them.
-    outputs = set(names_of(load(model).graph.output))
-    return without(shapes, outputs)
+    outputs = {value.name for value in load(model).graph.output}
+    return {key: value for key, value in shapes.items() if key not in outputs}
 
 
 def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
@@ -302,7 +300,7 @@ def _check_parameters(
     option: str, parameters: Iterable[str], known: Collection[str]
 ) -> None:
     """Raise ConfigError for the first parameter that an option does not have."""
-    unknown = excluding(parameters, known)
+    unknown = [parameter for parameter in parameters if parameter not in known]
     if unknown:
         raise ConfigError(
             f"{option} has no {unknown[0]!r}{nearest(unknown[0], known)}",
@@ -325,7 +323,9 @@ def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
     require_one_of("OptimAlgorithm", chosen, kinds)
-    given = without(parameters, ["OptimAlgorithm"])
+    given = {
+        key: value for key, value in parameters.items() if key not in ["OptimAlgorithm"]
+    }
     _check_parameters("FastFinetune", given, names)
     # The flag include_fast_ft adds AdaRound, with its defaults; the parameters may choose AdaQuant.
     for place, algorithm in enumerate(draft.algorithms):

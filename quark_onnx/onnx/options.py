@@ -17,7 +17,6 @@ from typing import Any
 
 from calibrators import MinMax, Percentile
 from calibrators.shown import short
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.option_support import OptionSupport
 from quark_onnx.onnx import option_effects as effects
@@ -709,4 +708,4 @@ ROWS: tuple[Option, ...] = (
 )
 
 #: The rows by name.
-TABLE: dict[str, Option] = by_name(ROWS)
+TABLE: dict[str, Option] = {value.name: value for value in ROWS}

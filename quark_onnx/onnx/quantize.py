@@ -9,7 +9,6 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config.config import QuantizationConfig
@@ -87,7 +86,7 @@ def _known(function: str, settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an argument is unknown.
     """
-    known = names_of(fields(QuantizationConfig))
+    known = [field.name for field in fields(QuantizationConfig)]
     result: dict[str, Any] = {}
     for name, value in settings.items():
         today = _OLDER.get(name, name)

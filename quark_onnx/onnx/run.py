@@ -15,15 +15,6 @@ from onnx import ModelProto
 from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import (
-    by_name,
-    excluding,
-    flattened,
-    names_of,
-    present,
-    values_at,
-    without,
-)
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import Override, QConfig, TensorOverride
 from quark_onnx.config.spec import has_powers_of_two
@@ -145,7 +136,11 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     )
     # Last what stays float: for AMD Quark, no configuration of a layer quantizes it.
     overrides = sorted(
-        present(map(names.known_override, draft.overrides)),
+        [
+            override
+            for override in map(names.known_override, draft.overrides)
+            if override is not None
+        ],
         key=attrgetter("keep"),
     )
     overrides += [
@@ -154,7 +149,11 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
             map(translation.pattern, translation.single_names(draft.exclude))
         )
     ]
-    subgraphs = present(map(names.known_ends, translation.pairs_of_ends(draft.exclude)))
+    subgraphs = [
+        end
+        for end in map(names.known_ends, translation.pairs_of_ends(draft.exclude))
+        if end is not None
+    ]
     overrides += [Override(between=ends, keep=True) for ends in subgraphs]
     outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
     if draft.constant_matmul:
@@ -283,7 +282,7 @@ class _Names:
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Return start and end nodes of a subgraph; None for an empty subgraph."""
         # AMD's ends are nodes; tensors are accepted, too.
-        names = self._tensors() | set(names_of(self.graph.nodes))
+        names = self._tensors() | {node.name for node in self.graph.nodes}
         starts, stops = (
             tuple(each for each in end if self._warned(each, each in names))
             for end in ends
@@ -297,8 +296,8 @@ class _Names:
 
     def _tensors(self) -> set[str]:
         """Return the names of all tensors that nodes read or compute."""
-        read = flattened(node.inputs for node in self.graph.nodes)
-        computed = flattened(node.outputs for node in self.graph.nodes)
+        read = [value for node in self.graph.nodes for value in node.inputs]
+        computed = [output for node in self.graph.nodes for output in node.outputs]
         return {*read, *computed}
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
@@ -326,9 +325,12 @@ class _Names:
             "NodesToExcludeOutputQuantization",
         )
         # ``results`` leaves out omitted optional outputs.
-        results = flattened(
-            node.results for node in self.graph.nodes if node.name in silent
-        )
+        results = [
+            result
+            for node in self.graph.nodes
+            if node.name in silent
+            for result in node.results
+        ]
         if results:
             found.append(TensorOverride(results, keep=True))
         return (*everywhere, *found)
@@ -342,7 +344,7 @@ class _Names:
             found |= _beyond(starts, self.graph.leaders)
         if outputs:
             found |= _beyond(self._nodes(outputs, "output_nodes"), self.graph.followers)
-        return names_of(found)
+        return [value.name for value in found]
 
     def variable_products(self) -> list[str]:
         """Return the MatMul nodes without a constant factor."""
@@ -353,14 +355,14 @@ class _Names:
         ]
 
     def _nodes(self, names: Sequence[str], setting: str) -> list[Node]:
-        nodes = by_name(self.graph.nodes)
-        unknown = excluding(names, nodes)
+        nodes = {node.name: node for node in self.graph.nodes}
+        unknown = [name for name in names if name not in nodes]
         if unknown:
             raise ConfigError(
                 f"{setting}: no node of the model is called {unknown[0]!r}"
                 f"{nearest(unknown[0], nodes)}",
             )
-        return values_at(nodes, names)
+        return [nodes[name] for name in names]
 
     def _warned(
         self,
@@ -374,7 +376,7 @@ class _Names:
         """
         if not found:
             if choices is None:
-                choices = names_of(self.graph.nodes)
+                choices = [node.name for node in self.graph.nodes]
             logger.warning(
                 "%r matches nothing in the model and has no effect%s",
                 name,
@@ -388,7 +390,7 @@ def _beyond(
     step: Callable[[Node], Iterable[Node]],
 ) -> dict[Node, None]:
     """Return the nodes that steps reach from given nodes, without the given nodes."""
-    return without(reach(nodes, step), nodes)
+    return {key: value for key, value in reach(nodes, step).items() if key not in nodes}
 
 
 def _pow2(draft: Draft) -> bool:

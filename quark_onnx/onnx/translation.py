@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require, require_one_of
@@ -82,7 +81,7 @@ def single_names(selected: Sequence[Any]) -> list[str]:
     Args:
         selected: the selection.
     """
-    return of_type(selected, str)
+    return [value for value in selected if isinstance(value, str)]
 
 
 def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:

@@ -12,7 +12,6 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrators.json_file import read_json
 from calibrators.shown import clipped, short
-from quark_onnx.common.containers import by_name
 from quark_onnx.config import TensorOverride
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
 
@@ -140,7 +139,7 @@ def write_cache(
     )
 
     # Scales and zero points are initializers; dynamic ones have no range to store.
-    constants = by_name(model.graph.initializer)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     found: dict[str, TensorData] = {}
     for node in model.graph.node:
         if (

@@ -9,7 +9,6 @@ from onnx import TensorProto
 
 from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
 from calibrators.base import is_number, is_whole
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import nearest
 from quark_onnx.config import TensorOverride
 from quark_onnx.config.checks import require
@@ -156,7 +155,7 @@ def const_b_only(request: Request, value: object) -> None:
             for node in request.nodes_of("MatMul")
             if not request.graph.is_constant(node.input(1))
         ]
-        request.exclude += names_of(products)
+        request.exclude += [product.name for product in products]
 
 
 def float_results(request: Request, value: Iterable[str] | None) -> None:

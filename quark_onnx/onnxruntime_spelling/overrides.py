@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quark_onnx.common.containers import among, flattened, names_of
 from quark_onnx.common.errors import nearest
 from quark_onnx.config import TensorOverride
 from quark_onnx.config.checks import refuse_first, require_known
@@ -52,7 +51,7 @@ def tensor_overrides(
             " by tensor names",
         )
     # onnxruntime raises for an unknown tensor, too.
-    known = set(flattened((*node.inputs, *node.outputs) for node in graph.nodes))
+    known = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
     found = list[TensorOverride]()
     for tensor, given in value.items():
         if tensor not in known:
@@ -96,7 +95,11 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
             raise CallError(
                 f"Must provide both 'scale' and 'zero_point', or none of them: {where}",
             )
-        clash = among(("symmetric", "reduce_range", "rmin", "rmax"), channel)
+        clash = [
+            value
+            for value in ("symmetric", "reduce_range", "rmin", "rmax")
+            if value in channel
+        ]
         if clash and "scale" in channel:
             raise CallError(
                 f"{where}: option(s) [{clash[0]}] are invalid with 'scale' and"
@@ -145,7 +148,7 @@ def _overrides(
             # onnxruntime's recv_nodes is a set.
             named = sorted(readers)
         else:
-            named = names_of(graph.consumers(tensor))
+            named = [consumer.name for consumer in graph.consumers(tensor)]
         _check(graph, tensor, [converted])
         if named:
             found.append(
@@ -169,7 +172,7 @@ def _settings(
         settings["axis"] = first["axis"]
         if "scale" not in first:
             settings["symmetric"] = True  # as in onnxruntime for channels
-    for key in among(("symmetric", "reduce_range"), first):
+    for key in [value for value in ("symmetric", "reduce_range") if value in first]:
         settings[key] = flag(first[key], f"{key} of {tensor!r}")
     for key, name in (
         ("scale", "scale"),

@@ -12,7 +12,6 @@ from typing import Any
 from onnx import TensorProto
 
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import nearest
 from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require
@@ -100,7 +99,7 @@ def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
         return ()
     # A bare string would be a list of its letters.
     names = isinstance(value, list | tuple | set | frozenset) and len(value) == len(
-        of_type(value, str)
+        [item for item in value if isinstance(item, str)]
     )
     require(names, argument, value, "a list of names", CallError)
     return tuple(value)

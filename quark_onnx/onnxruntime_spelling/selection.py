@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quark_onnx.common.containers import among, excluding, names_of
+from quark_onnx.common.containers import among, excluding
 from quark_onnx.common.errors import nearest
 from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
@@ -150,12 +150,12 @@ def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str,
         given: names of nodes.
         argument: name of the argument in the warning.
     """
-    present = set(names_of(every_node(graph)))
-    for name in excluding(given, present):
+    present = {node.name for node in every_node(graph)}
+    for name in [value for value in given if value not in present]:
         logger.warning(
             "%s: no node of the model is called %r%s",
             argument,
             name,
             nearest(name, present),
         )
-    return tuple(among(given, present))
+    return tuple([value for value in given if value in present])

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from calibrators import MinMax
 from calibrators.onnx_runtime.control_flow import Observation
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
@@ -65,7 +64,9 @@ class BiasAbsorption:
         """
         # One pass measures all pairs: absorbing in one pair leaves the outputs of its readers as
         # they are.
-        pairs = present(map(partial(_pair, graph), graph.nodes))
+        pairs = [
+            node for node in map(partial(_pair, graph), graph.nodes) if node is not None
+        ]
         if not pairs or not len(samples):
             return 0
         tensors = [

@@ -20,7 +20,6 @@ from calibrators.extremes import Extremes
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
-from quark_onnx.common.containers import of_type, present
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import private
@@ -85,7 +84,11 @@ class SmoothQuant:
         Raises:
             DataError: a sample does not fit or cannot be run.
         """
-        groups = present(map(partial(_group, graph), sources(graph)))
+        groups = [
+            source
+            for source in map(partial(_group, graph), sources(graph))
+            if source is not None
+        ]
         reachable = [
             group
             for group in groups
@@ -223,7 +226,7 @@ def _observe(
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
     found = watch(graph, observations, samples)
-    return of_type(found, Extremes)
+    return [value for value in found if isinstance(value, Extremes)]
 
 
 def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op
 from quark_onnx.passes.base import register, rewrite_each
@@ -36,7 +35,11 @@ def inference_parameters(graph: Graph, norm: Node) -> list[Doubles] | None:
     # In training mode the statistics are those of the batch.
     if norm.attribute("training_mode", 0) or any(norm.outputs[1:]):
         return None
-    parameters = present(graph.constant(name) for name in norm.inputs[1:5])
+    parameters = [
+        value
+        for value in (graph.constant(name) for name in norm.inputs[1:5])
+        if value is not None
+    ]
     if len(parameters) < 4:
         return None
     # float64, as differences of the parameters cancel

@@ -10,7 +10,6 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
-from quark_onnx.common.containers import excluding, flattened, of_type, values_at
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.shapes import untyped
@@ -52,7 +51,7 @@ def fold_constants(graph: Graph) -> int:
     values = _compute(graph, foldable, wanted)
     for name, value in values.items():
         graph.initializers[name] = numpy_helper.from_array(value, name)
-    too_large = set(excluding(wanted, values))
+    too_large = {value for value in wanted if value not in values}
     done = list[Node]()
     for node in foldable:
         # If a result was too large to keep, the nodes that compute its operands must stay.
@@ -114,7 +113,7 @@ def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     """Return whether a result is known to be too large, before its computation."""
     shape = graph.sizes(name)
     # Open sizes are left out, so that the product is a lower bound.
-    size = math.prod(of_type(shape, int))
+    size = math.prod([value for value in shape if isinstance(value, int)])
     width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
     return size * width > _LARGE and size > budget
 
@@ -135,9 +134,11 @@ def _compute(
     """Return the values of the wanted tensors, except oversized ones."""
     if not wanted:
         return {}
-    inputs = set(filter(graph.is_constant, flattened(node.inputs for node in nodes)))
+    inputs = set(
+        filter(graph.is_constant, [value for node in nodes for value in node.inputs])
+    )
     # Sorted, as the order of a set differs between runs.
-    operands = values_at(graph.initializers, sorted(inputs))
+    operands = [graph.initializers[key] for key in sorted(inputs)]
     proto = helper.make_graph(
         list(map(Node.to_proto, nodes)),
         "constants",

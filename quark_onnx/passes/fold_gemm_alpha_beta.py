@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -23,7 +22,11 @@ def _fold(graph: Graph, node: Node) -> bool:
     if node.input(2):
         factors[2] = float(node.attribute("beta", 1.0))
     places = [index for index, factor in factors.items() if factor != 1.0]
-    arrays = present(graph.constant(node.input(index)) for index in places)
+    arrays = [
+        value
+        for value in (graph.constant(node.input(index)) for index in places)
+        if value is not None
+    ]
     # One factor that cannot be folded leaves the node unchanged, as both would be reset below.
     if not places or len(arrays) < len(places):
         return False

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.passes.base import register
@@ -105,7 +104,7 @@ def _width(graph: Graph, norm: Norm, channels: int) -> int | None:
     if shape != graph.shape(norm.result):
         return None
     # Scale and shift may hold one value for all channels.
-    vectors = present((norm.scale, norm.shift))
+    vectors = [value for value in (norm.scale, norm.shift) if value is not None]
     return width if all(_fits(graph, vector, width) for vector in vectors) else None
 
 

@@ -16,7 +16,6 @@ from onnx import (
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.native import convert_version
@@ -107,7 +106,7 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
 
 def _without_large(light: ModelProto, model: ModelProto) -> list[TensorProto]:
     """Turn large initializers of a copy into inputs, and return the initializers."""
-    declared = set(names_of(light.graph.input))
+    declared = {value.name for value in light.graph.input}
     large = list[TensorProto]()
     del light.graph.initializer[:]
     for tensor in model.graph.initializer:

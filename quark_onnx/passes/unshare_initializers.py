@@ -5,7 +5,6 @@ Follows CopySharedInit of amd-quark 0.13.
 
 from __future__ import annotations
 
-from quark_onnx.common.containers import present_values
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind, copied
 from quark_onnx.passes.base import register
@@ -41,9 +40,13 @@ def _copied(graph: Graph, tensor: str, reader: Node) -> str:
     producer = graph.producer(tensor)
     if producer is None:
         return copied(graph, tensor, f"{tensor}_{reader.name}")
-    attributes = present_values(
-        {name: producer.attribute(name) for name in _ATTRIBUTES}
-    )
+    attributes = {
+        key: value
+        for key, value in {
+            name: producer.attribute(name) for name in _ATTRIBUTES
+        }.items()
+        if value is not None
+    }
     codes = producer.inputs[0]
     # Scale and zero point may stay shared; the weight or bias itself may not.
     inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
-from quark_onnx.common.containers import subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pool_windows import overhang
 from quark_onnx.graph.shapes import known_sizes
@@ -42,7 +41,7 @@ def _write(graph: Graph, node: Node) -> bool:
     if node.kind in _WEIGHTED:
         defaults |= {"dilations": [1] * rank, "group": 1}
     # Attributes that the node has stay; only missing ones are written.
-    wanted = subset(defaults, node.lacking(defaults))
+    wanted = {key: defaults[key] for key in node.lacking(defaults) if key in defaults}
     pads, replaced = _pads(graph, node, kernel)
     # Pads that the node has already, and that replace nothing, stay.
     if pads is not None and (replaced or node.attribute("pads") is None):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis
@@ -83,7 +82,7 @@ def heads(graph: Graph) -> list[Heads]:
     """Return the attentions of a graph with unshared values."""
     products = graph.nodes_of(("MatMul",))
     candidates = [_heads(graph, node) for node in products]
-    return present(candidates)
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def _heads(graph: Graph, node: Node) -> Heads | None:

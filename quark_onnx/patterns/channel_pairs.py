@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.graph.matching import keeps_range, setting
@@ -140,7 +139,7 @@ def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
         passed: functions between layers that factors may pass.
     """
     pairs = [_pair(graph, node, passed) for node in graph.nodes]
-    return present(pairs)
+    return [pair for pair in pairs if pair is not None]
 
 
 def layers_of(pairs: list[Pair]) -> dict[str, Layer]:

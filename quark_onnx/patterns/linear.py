@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.graph.matching import constant_operand
@@ -203,7 +202,11 @@ def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
 
 def sources(graph: Graph) -> list[str]:
     """Return the distinct inputs of layers, in graph order."""
-    layers = present(Linear.of(graph, node) for node in graph.nodes)
+    layers = [
+        value
+        for value in (Linear.of(graph, node) for node in graph.nodes)
+        if value is not None
+    ]
     names = dict.fromkeys(layer.node.input(0) for layer in layers)
     return list(filterfalse(graph.is_constant, names))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.common.containers import present, subset
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import (
@@ -147,7 +146,7 @@ def norms(graph: Graph) -> list[Norm]:
             candidates.append(_operator(graph, node))
         elif node.kind in _LAST_NODES:
             candidates.append(_decomposed(graph, node, _NORMALIZED_LAST, _LAST))
-    return present(candidates)
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def image_norms(graph: Graph) -> list[Norm]:
@@ -156,7 +155,7 @@ def image_norms(graph: Graph) -> list[Norm]:
         _decomposed(graph, node, _NORMALIZED_IMAGE, _IMAGE)
         for node in graph.nodes_of(_LAST_NODES)
     ]
-    return present(candidates)
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
@@ -179,7 +178,7 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     # RMS normalizations have no shift.
     scale, shift = (*stored, None)[:2]
     bias = _parameter(node, _ADDING.get(node.kind))
-    for parameter in present((scale, shift, bias)):
+    for parameter in [value for value in (scale, shift, bias) if value is not None]:
         if not graph.is_constant(node.input(parameter.index)):
             return None
     return Norm(
@@ -252,9 +251,20 @@ def _decomposed(
 
 def _epsilon(graph: Graph, match: Match) -> float:
     """Return the sum of the constants that are added to the mean of squares."""
-    summands = subset(match.tensors, ("epsilon", "more epsilon")).values()
+    summands = {
+        key: match.tensors[key]
+        for key in ("epsilon", "more epsilon")
+        if key in match.tensors
+    }.values()
     # The pattern matches constants of one element alone.
-    return sum(present(constant_number(graph, name) for name in summands), 0.0)
+    return sum(
+        (
+            value
+            for value in (constant_number(graph, name) for name in summands)
+            if value is not None
+        ),
+        0.0,
+    )
 
 
 def _constant(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import filterfalse
 from math import prod
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 from quark_onnx.patterns.conv_and_gemm import LAYERS
@@ -93,7 +92,7 @@ def _multiply_adds(graph: Graph, node: Node) -> float:
         return 0.0
     weight = graph.sizes(node.input(1))
     # of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose
-    sizes = of_type(weight, int)
+    sizes = [value for value in weight if isinstance(value, int)]
     # Each result sums over all elements of the weight that belong to its output channel.
     results = _elements(graph, node.outputs[0])
     return results * prod(sizes) / max(_channels(graph, node, sizes), 1)
@@ -148,4 +147,4 @@ def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
 def _elements(graph: Graph, name: str) -> int:
     """Return the number of values of a tensor; a size that is not known counts as 1."""
     shape = graph.sizes(name)
-    return prod(of_type(shape, int))
+    return prod([value for value in shape if isinstance(value, int)])

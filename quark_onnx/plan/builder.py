@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from calibrators.shown import short
-from quark_onnx.common.containers import excluding
 from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require
 from quark_onnx.dtypes import Block, Integer
@@ -74,7 +73,9 @@ class PlanBuilder(Plan):
             return
         # Readers of a silent result may still request its quantization with an entry of their own.
         silent = node.outputs if node.kind in self.asked.silent else ()
-        for tensor in excluding(tensors, silent):
+        for tensor in tensors:
+            if tensor in silent:
+                continue
             if not self._takes(tensor, spec):
                 continue
             axis = self._axis_of_scales(tensor, spec, bounds, along)

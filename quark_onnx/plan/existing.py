@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.wording import tally
 from quark_onnx.functions import DOMAINS
@@ -67,7 +66,7 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         )
     # Tensors next to quantized nodes have the scale of their first quantizer, and a second pair
     # would round the values again.
-    touched = dict.fromkeys(names_of(quantizing))
+    touched = dict.fromkeys([value.name for value in quantizing])
     for node in quantizing:
         for neighbour in (*graph.leaders(node), *graph.followers(node)):
             touched[neighbour.name] = None

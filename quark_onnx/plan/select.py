@@ -8,12 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quark_onnx.common.containers import (
-    by_name,
     excluding,
-    flattened,
-    names_of,
-    present,
-    values_at,
 )
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.wording import counted
@@ -145,9 +140,11 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
         excluded |= dict.fromkeys(others, _OTHER_TYPE)
     if config.nodes:
         wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
-        excluded |= dict.fromkeys(excluding(graph.nodes, wanted), _OTHER_NODE)
+        excluded |= dict.fromkeys(
+            [node for node in graph.nodes if node not in wanted], _OTHER_NODE
+        )
     # Merged last: the reason of existing quantization replaces the other reasons.
-    nodes = by_name(graph.nodes)
+    nodes = {node.name: node for node in graph.nodes}
     present = existing(graph, keep=config.keep_existing)
     return excluded | {nodes[name]: reason for name, reason in present.items()}
 
@@ -250,19 +247,19 @@ def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
     Raises:
         ConfigError: ``strict``, and a pattern matches nothing.
     """
-    names = by_name(graph.nodes)
+    names = {node.name: node for node in graph.nodes}
     found = list[Node]()
     for pattern in patterns:
         hits = _matches(pattern, names)
         if strict and not hits:
             _check_matches_inside(graph, pattern, names)
-        found += values_at(names, hits)
+        found += [names[hit] for hit in hits]
     return found
 
 
 def _check_matches_inside(graph: Graph, pattern: str, names: Iterable[str]) -> None:
     """Raise ConfigError unless a pattern matches a node in a subgraph."""
-    if not _matches(pattern, names_of(inner_nodes(graph.nodes))):
+    if not _matches(pattern, [node.name for node in inner_nodes(graph.nodes)]):
         raise ConfigError(
             f"no node of the model matches {pattern!r}{_hint(pattern, names)}",
         )
@@ -411,7 +408,7 @@ def _nodes_at(
     Raises:
         ConfigError: ``strict``, and a name stands for no node.
     """
-    nodes = by_name(graph.nodes)
+    nodes = {node.name: node for node in graph.nodes}
     result = list[Node]()
     for name in names:
         if name in nodes:
@@ -433,7 +430,7 @@ def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
     """
     if reading:
         return graph.consumers(tensor)
-    return present([graph.producer(tensor)])
+    return [value for value in [graph.producer(tensor)] if value is not None]
 
 
 def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
@@ -449,7 +446,7 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
     if name in tensors:
         verb = "reads" if reading else "computes"
         return ConfigError(f"between: no node {verb} {name!r}")
-    known = {*names_of(graph.nodes), *tensors}
+    known = {*[node.name for node in graph.nodes], *tensors}
     return ConfigError(
         f"between: {name!r} is no node or tensor of the model{nearest(name, known)}",
     )
@@ -457,4 +454,4 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
 
 def _tensors_of(nodes: Iterable[Node]) -> set[str]:
     """Return the names of the tensors that nodes read or compute."""
-    return set(flattened((*node.inputs, *node.outputs) for node in nodes))
+    return {value for node in nodes for value in (*node.inputs, *node.outputs)}

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import filterfalse
 
-from quark_onnx.common.containers import among, excluding
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
@@ -35,7 +34,7 @@ def tail_of(graph: Graph) -> dict[Node, None]:
         graph.nodes_of(WEIGHTED),
         graph.leaders,
     )
-    return dict.fromkeys(excluding(graph.nodes, before))
+    return dict.fromkeys([node for node in graph.nodes if node not in before])
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
@@ -48,7 +47,11 @@ def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, No
     """
 
     def neighbours(member: Node) -> list[Node]:
-        return among((*graph.leaders(member), *graph.followers(member)), tail)
+        return [
+            value
+            for value in (*graph.leaders(member), *graph.followers(member))
+            if value in tail
+        ]
 
     return reach([node], neighbours)
 
@@ -151,7 +154,9 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
         return False
     shape = graph.shape(tensor)
     # Scales and offsets per channel vary along one axis alone.
-    return shape is not None and len(excluding(shape, (1,))) > 1
+    return (
+        shape is not None and len([value for value in shape if value not in (1,)]) > 1
+    )
 
 
 def _positions(graph: Graph) -> set[str]:

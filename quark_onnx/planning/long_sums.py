@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import kinds_of
@@ -124,7 +123,7 @@ def _is_converted(graph: Graph, tensor: str) -> bool:
 
 def _values(graph: Graph, tensor: str) -> int:
     """Return the number of values of a tensor; a size that is not known counts as 1."""
-    return prod(of_type(graph.sizes(tensor), int))
+    return prod([size for size in graph.sizes(tensor) if isinstance(size, int)])
 
 
 def _keep(

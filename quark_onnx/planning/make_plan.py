@@ -9,7 +9,6 @@ import numpy as np
 
 import quark_onnx.rules  # noqa: F401
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.registry import RULES, TARGETS
 from quark_onnx.config import QConfig, TensorOverrides
 from quark_onnx.dtypes import INT16
@@ -282,7 +281,7 @@ def _spare_outputs(plan: PlanBuilder) -> None:
     weighted = graph.nodes_of(WEIGHTED)
     # Weighted layers are no ancestors of themselves: the last ones are not in ``before``.
     before = reach(
-        flattened(graph.leaders(node) for node in weighted),
+        [leader for node in weighted for leader in graph.leaders(node)],
         graph.leaders,
     )
     for use, entry in plan.entries.items():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 
 from onnx import TensorProto
 
 from calibrators.readers.open import Allowed
-from quark_onnx.common.containers import flattened
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import kinds_of
@@ -75,7 +75,7 @@ def _is_spoiled(entry: Entry) -> bool:
 def _is_mask(graph: Graph, tensor: str) -> bool:
     # Tensors that may hold minus infinity: those up to the softmax.
     way = _depending(graph, tensor, _ABSORBING)
-    readers = kinds_of(flattened(map(graph.consumers, way)))
+    readers = kinds_of(list(chain.from_iterable(map(graph.consumers, way))))
     # An infinite output could not be measured against the float model.
     outputs = any(map(graph.is_output, way))
     return bool(readers & _ABSORBING) and not readers & WEIGHTED and not outputs

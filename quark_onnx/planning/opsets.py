@@ -8,7 +8,6 @@ from functools import cache
 from onnx import TensorProto, defs, helper
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
@@ -177,7 +176,9 @@ def raise_opset_for(  # noqa: PLR0913
     notes = list[str]()
     if raised is not graph:
         notes.append(f"opset raised from {before} to {raised.opset}")
-    quantized = of_type(plan.entries.values(), Quantize)
+    quantized = [
+        value for value in plan.entries.values() if isinstance(value, Quantize)
+    ]
     if any(entry.min_opset > raised.opset for entry in quantized):
         low = f"opset {before} could not be raised to {needed}"
         notes.append(
@@ -188,8 +189,10 @@ def raise_opset_for(  # noqa: PLR0913
 
 def _written(plan: Plan) -> list[Quantize]:
     """Return the quantized tensors, and the stored biases of other types than int32."""
-    wanted = of_type(plan.entries.values(), Quantize)
-    for entry in of_type(plan.entries.values(), BiasOf):
+    wanted = [value for value in plan.entries.values() if isinstance(value, Quantize)]
+    for entry in [
+        value for value in plan.entries.values() if isinstance(value, BiasOf)
+    ]:
         # DequantizeLinear takes int32 at every opset, int16 from a later one on.
         if entry.stored and entry.dtype != INT32:
             wanted.append(entry.alone)

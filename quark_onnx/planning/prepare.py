@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.containers import excluding, values_at
 from quark_onnx.common.errors import QuarkError
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -189,7 +188,11 @@ def clean(
                 )
                 # A pass that raises may have left the copy half rewritten: the others start from
                 # the original.
-                result, notes = clean(graph, excluding(passes, [single]), rounds)
+                result, notes = clean(
+                    graph,
+                    [each_pass for each_pass in passes if each_pass not in [single]],
+                    rounds,
+                )
                 return result, [*notes, f"{single.__name__} failed: {error}"]
             if count:
                 result.drop_unused()
@@ -233,4 +236,4 @@ def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool
     # Only outputs with known values are compared: ``expected`` may lack random outputs.
     if not found.keys() >= expected.keys():
         return False
-    return all(map(agree, expected.values(), values_at(found, expected)))
+    return all(map(agree, expected.values(), [found[key] for key in expected]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quark_onnx.common.containers import among, excluding, present
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.bodies import Body
@@ -62,7 +61,9 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
     if body.node.kind != "If":
         return found
     for state in states:
-        before = among(moved(graph, state.input), body.borrowed)
+        before = [
+            value for value in moved(graph, state.input) if value in body.borrowed
+        ]
         after = state.output
         # The result of the If may be rearranged before it becomes the state.
         while (
@@ -94,7 +95,7 @@ def moved(graph: Graph, tensor: str) -> list[str]:
                 # Operands after the first are shapes and indices, except those of Concat.
                 node.kind == "Concat" or node.inputs[0] == name
             ):
-                found += excluding(node.results, found)
+                found += [result for result in node.results if result not in found]
     return found
 
 
@@ -106,8 +107,11 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
     """
     # A node is on the way if it follows the state's input and precedes the state's output.
     downstream = reach(graph.consumers(state.input), graph.followers)
-    upstream = reach(present([graph.producer(state.output)]), graph.leaders)
-    return dict.fromkeys(among(downstream, upstream))
+    upstream = reach(
+        [value for value in [graph.producer(state.output)] if value is not None],
+        graph.leaders,
+    )
+    return dict.fromkeys([value for value in downstream if value in upstream])
 
 
 def _updates(

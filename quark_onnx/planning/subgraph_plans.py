@@ -9,7 +9,6 @@ from onnx import ModelProto, TensorProto, TypeProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
-from quark_onnx.common.containers import excluding, flattened, names_of, of_type
 from quark_onnx.config import QConfig
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
@@ -149,14 +148,18 @@ def plan_insides(
 
 def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Return every tensor to quantize in bodies, nested bodies included."""
-    entries = flattened(inside.plan.entries.values() for inside in insides)
-    deeper = flattened(wanted(inside.insides) for inside in insides)
-    return of_type(entries, Quantize) + deeper
+    entries = [value for inside in insides for value in inside.plan.entries.values()]
+    deeper = [value for inside in insides for value in wanted(inside.insides)]
+    return [entry for entry in entries if isinstance(entry, Quantize)] + deeper
 
 
 def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     """Return the plans of bodies, nested bodies included."""
-    return flattened((inside.plan, *all_plans(inside.insides)) for inside in insides)
+    return [
+        value
+        for inside in insides
+        for value in (inside.plan, *all_plans(inside.insides))
+    ]
 
 
 def give_up_late(
@@ -213,7 +216,7 @@ def controls(
     watched = list[Control]()
     for node, own in nodes.items():
         # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
-        if flattened(scope.flat() for scope in own.values()):
+        if [value for scope in own.values() for value in scope.flat()]:
             watched.append(_control(node, own))
     return tuple(watched)
 
@@ -230,7 +233,11 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
     pinned = list[str]()
     if node.kind == "Loop":
         # The iteration number and the condition are scalars by definition.
-        pinned = excluding(names_of(model.graph.input), inside.body.borrowed)[:2]
+        pinned = [
+            value.name
+            for value in model.graph.input
+            if value.name not in inside.body.borrowed
+        ][:2]
     for value in model.graph.input:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
             value.type.tensor_type.ClearField("shape")
@@ -244,8 +251,12 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
         plan: the plan of the body; changed in place.
         body: a body of any node; that of an If carries nothing.
     """
-    own = excluding(names_of(body.model.graph.input), body.borrowed)
-    results = names_of(body.model.graph.output)
+    own = [
+        value.name
+        for value in body.model.graph.input
+        if value.name not in body.borrowed
+    ]
+    results = [value.name for value in body.model.graph.output]
     scanned = int(body.node.attribute("num_scan_inputs", 0))
     if body.node.kind == "Loop":
         # Body of Loop: inputs (iteration, condition, carried...), outputs (condition, carried...,
@@ -270,7 +281,7 @@ def _playable(graph: Graph, node: Node) -> bool:
     """Return whether the bodies of a node can be run step by step, outside of onnxruntime."""
     if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
         return False
-    inputs = flattened(body.model.graph.input for body in bodies(graph, node))
+    inputs = [value for body in bodies(graph, node) for value in body.model.graph.input]
     return all(_is_exchanged(value.type) for value in inputs)
 
 

@@ -22,7 +22,6 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import names_of, present, subset, values_at
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (
     Classified,
@@ -320,9 +319,11 @@ class PreprocessingCheck:
             alternatives = self._as_near(layers, alternatives, ratios)
         elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
-        yield from present(
-            [finding or self._by_outputs(session, alternatives, distance)]
-        )
+        yield from [
+            value
+            for value in [finding or self._by_outputs(session, alternatives, distance)]
+            if value is not None
+        ]
 
     def _by_outputs(
         self,
@@ -584,7 +585,7 @@ def _are_equal(first: Feeds, second: Feeds) -> bool:
     """Return whether two samples have the same values."""
     if first.keys() != second.keys():
         return False
-    return all(map(np.array_equal, first.values(), values_at(second, first)))
+    return all(map(np.array_equal, first.values(), [second[key] for key in first]))
 
 
 def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
@@ -593,8 +594,12 @@ def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
     Args:
         feed: the sample; entries that are no inputs of the model are ignored.
     """
-    names = names_of(session.get_outputs())
-    given = subset(feed, names_of(session.get_inputs()))
+    names = [value.name for value in session.get_outputs()]
+    given = {
+        value.name: feed[value.name]
+        for value in session.get_inputs()
+        if value.name in feed
+    }
     return _arrays(dict(zip(names, session.run(names, given), strict=True)))
 
 

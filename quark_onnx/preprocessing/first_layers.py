@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import by_name, names_of, subset
+from quark_onnx.common.containers import subset
 from quark_onnx.graph import constants_of
 from quark_onnx.graph.node import makers_of
 from quark_onnx.graph.traversal import reach
@@ -67,10 +67,12 @@ class FirstLayers:
             feeds: the samples, at least one; only the inputs that the first layers read are used.
         """
         names = [layer.output for layer in self._layers]
-        known = names_of(self._session.get_inputs())
+        known = [value.name for value in self._session.get_inputs()]
         sums: list[list[Floats]] = []
         for feed in feeds:
-            outputs = self._session.run(names, subset(feed, known))
+            outputs = self._session.run(
+                names, {key: feed[key] for key in known if key in feed}
+            )
             sums.append(list(map(_moments, outputs)))
         # (3, channels) for each layer: sums over the samples, which may have different numbers of
         # rows.
@@ -239,9 +241,13 @@ def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
         node for node in model.graph.node if not needed.keys().isdisjoint(node.output)
     )
     part.graph.initializer.extend(
-        subset(by_name(model.graph.initializer), needed).values()
+        subset(
+            {tensor.name: tensor for tensor in model.graph.initializer}, needed
+        ).values()
     )
-    part.graph.input.extend(subset(by_name(model.graph.input), needed).values())
+    part.graph.input.extend(
+        subset({value.name: value for value in model.graph.input}, needed).values()
+    )
     part.graph.output.extend(map(helper.make_empty_tensor_value_info, outputs))
     return part
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.preprocessing.alternatives import Alternative
 from quark_onnx.preprocessing.evidence import Evidence, Labelled
 from quark_onnx.preprocessing.finding import Finding
@@ -68,7 +67,7 @@ class PreprocessingSearch:
             f" {other.name}"
         )
         if equals:
-            names = "; ".join(names_of(equals))
+            names = "; ".join([equal.name for equal in equals])
             evidence += f" (as likely: {names}; --labels can tell)"
         # Both orders of channels are as likely: the usual one of the scaling is advised.
         if any(each.is_twin_of(other) for each in equals):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.common.containers import names_of
 from quark_onnx.graph import constants_of, scopes_of
 from quark_onnx.preprocessing.finding import Finding
 
@@ -73,7 +72,7 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
         checked.
     """
     # Older files list constants among the inputs.
-    inputs = set(names_of(model.graph.input)) - constants_of(model).keys()
+    inputs = {value.name for value in model.graph.input} - constants_of(model).keys()
     # Decoders with and without a KV cache, merged into one file, are the branches of an If.
     for graph, constants in scopes_of(model):
         found = _embedding_in(graph, constants, inputs)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import filterfalse
+from itertools import chain, filterfalse
 
-from quark_onnx.common.containers import excluding, flattened, names_of, of_type
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
@@ -86,10 +85,12 @@ def _is_superres(graph: Graph) -> str:
         graph: the graph, with one image input and one image output for evidence. Sizes that are
             not known are taken to grow if an operator enlarges images.
     """
-    inputs = list(filterfalse(graph.is_constant, names_of(graph.inputs)))
+    inputs = list(
+        filterfalse(graph.is_constant, [value.name for value in graph.inputs])
+    )
     shapes = list(map(graph.sizes, inputs))
     images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
-    results = list(map(graph.sizes, names_of(graph.outputs)))
+    results = list(map(graph.sizes, [output.name for output in graph.outputs]))
     if len(images) != 1 or list(map(len, results)) != [_IMAGE_RANK]:
         return ""
     before, after = images[0], results[0]
@@ -99,7 +100,7 @@ def _is_superres(graph: Graph) -> str:
     # masks or features.
     if channels not in {before[1], 1, 3}.intersection(range(1, _COLORS + 1)):
         return ""
-    heights = of_type((before[2], after[2]), int)
+    heights = [value for value in (before[2], after[2]) if isinstance(value, int)]
     if len(heights) == 2:
         grows = heights[1] >= heights[0]
     else:  # open sizes
@@ -132,8 +133,8 @@ def _last(graph: Graph, products: list[Node]) -> list[Node]:
     # Nodes from which another weighted node can be reached, each without itself.
     behind = set(
         reach(
-            flattened(map(graph.leaders, products)),
+            list(chain.from_iterable(map(graph.leaders, products))),
             graph.leaders,
         ),
     )
-    return excluding(products, behind)
+    return [product for product in products if product not in behind]

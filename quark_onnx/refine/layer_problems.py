@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_use, other_input
@@ -386,7 +385,7 @@ class RowCollector:
         count = len(self.quantized)
         # Fewer than 8 samples: the last one is held out.
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
-        return excluding(range(count), held) or held, held
+        return [value for value in range(count) if value not in held] or held, held
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
         """Return training and held-out rows.

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
-from quark_onnx.common.containers import among, excluding, flattened, present, subset
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
@@ -62,14 +61,22 @@ class LayerStream:
         Raises:
             ModelError: onnxruntime does not run the segment on its own.
         """
-        wanted = excluding(tensors, self._at_hand)
+        wanted = [tensor for tensor in tensors if tensor not in self._at_hand]
         # Upstream as far as nodes have not run.
         needed = reach(
-            present(map(self.graph.producer, wanted)),
-            lambda node: excluding(self.graph.leaders(node), self._done),
+            [value for value in map(self.graph.producer, wanted) if value is not None],
+            lambda node: [
+                leader
+                for leader in self.graph.leaders(node)
+                if leader not in self._done
+            ],
         )
         # In the order of the graph, which is topological.
-        piece = among(excluding(self.graph.nodes, self._done), needed)
+        piece = [
+            node
+            for node in self.graph.nodes
+            if node not in self._done and node in needed
+        ]
         self._done |= set(piece)
 
         def is_needed(name: str) -> bool:
@@ -77,7 +84,7 @@ class LayerStream:
 
         # Inputs of the segment that no later node reads are dropped after it.
         kept = list(filter(is_needed, self._at_hand))
-        made = dict.fromkeys(flattened(node.results for node in piece))
+        made = dict.fromkeys([result for node in piece for result in node.results])
         results = list(filter(is_needed, made))
         if not piece and len(kept) == len(self._at_hand):
             return
@@ -134,8 +141,8 @@ class LayerStream:
             results: tensors that the segment computes and that are stored.
         """
         # Bodies read captured tensors, which are inputs of the segment, too.
-        read = set(flattened((*node.inputs, *node.captures) for node in piece))
-        given = among(self._at_hand, read)
+        read = {value for node in piece for value in (*node.inputs, *node.captures)}
+        given = [value for value in self._at_hand if value in read]
         before = self._values
         start = before[0]
         model = segment(
@@ -159,7 +166,9 @@ class LayerStream:
             )
 
         after = Spool(memory=self._memory)
-        self._shapes = subset(self._shapes, kept) | {n: [] for n in results}
+        self._shapes = {
+            key: self._shapes[key] for key in kept if key in self._shapes
+        } | {n: [] for n in results}
         size = sum(
             start[name].nbytes for name in given if isinstance(start[name], np.ndarray)
         )

@@ -14,7 +14,6 @@ from zlib import crc32
 
 import numpy as np
 
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted, prefixed
@@ -157,7 +156,7 @@ class _Run:
                 self._lattice(place).nearest(flat(place.layer.weight(self._float))),
                 self._quantized,
             )
-        self._nodes = by_name(self._quantized.nodes)
+        self._nodes = {node.name: node for node in self._quantized.nodes}
         self._rooms = (Room(), Room())
         self._walks = [
             LayerStream(each, samples, memory=_MEMORY)

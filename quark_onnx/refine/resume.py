@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.scratch import sweep_files, written
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
@@ -117,9 +116,11 @@ class Journal:
                 problem.bias_lattice.least,
                 problem.bias_lattice.greatest,
             ]
-        arrays += flattened(
-            (rows.inputs, rows.targets) for rows in (problem.train, problem.held)
-        )
+        arrays += [
+            value
+            for rows in (problem.train, problem.held)
+            for value in (rows.inputs, rows.targets)
+        ]
         for array in arrays:
             # Shapes are hashed, too: equal bytes may be different arrays.
             digest.update(f"{array.shape} {array.dtype}".encode())

@@ -5,7 +5,6 @@ An average uses only a small part of the input's range.
 
 from __future__ import annotations
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import PlanBuilder
@@ -57,7 +56,7 @@ def _makes_scores(graph: Graph, node: Node) -> bool:
     """Return whether a result only reaches the outputs, by moves of values or a softmax."""
     downstream = reach([node], graph.followers)
     # ``reach`` includes the node itself, which is a pool.
-    for reader in excluding(downstream, [node]):
+    for reader in [value for value in downstream if value not in [node]]:
         if reader.kind not in REARRANGING and reader.kind not in _SCORES:
             return False
     return True

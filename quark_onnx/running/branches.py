@@ -10,7 +10,6 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import excluding, names_of, subset
 
 #: The branches of an If node, by the value of its condition.
 _BRANCHES = {True: "then_branch", False: "else_branch"}
@@ -25,7 +24,7 @@ class Branches:
         Args:
             model: the float model.
         """
-        constants = set(names_of(model.graph.initializer))
+        constants = {tensor.name for tensor in model.graph.initializer}
         constants |= {
             node.output[0] for node in model.graph.node if node.op_type == "Constant"
         }
@@ -47,8 +46,10 @@ class Branches:
             return
         taken = dict(feeds)  # a condition may be an input
         if self._computed:
-            inputs = names_of(self._session.get_inputs())
-            values = self._session.run(self._computed, subset(feeds, inputs))
+            inputs = [value.name for value in self._session.get_inputs()]
+            values = self._session.run(
+                self._computed, {key: feeds[key] for key in inputs if key in feeds}
+            )
             taken |= dict(zip(self._computed, values, strict=True))
         for name, condition in self._conditions.items():
             self._taken[name].add(bool(np.all(taken[condition])))
@@ -66,8 +67,12 @@ class Branches:
     @cached_property
     def _computed(self) -> list[str]:
         """The conditions that are no inputs of the model."""
-        inputs = names_of(self._model.graph.input)
-        return excluding(dict.fromkeys(self._conditions.values()), inputs)
+        inputs = [value.name for value in self._model.graph.input]
+        return [
+            fromkey
+            for fromkey in dict.fromkeys(self._conditions.values())
+            if fromkey not in inputs
+        ]
 
     @cached_property
     def _session(self) -> Any:

@@ -20,7 +20,6 @@ from calibrators.onnx_runtime.remembering import (
 )
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import names_of, subset, values_at
 from quark_onnx.common.errors import ModelError, UnknownOperatorError
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.running.function_bodies import with_bodies
@@ -198,8 +197,12 @@ def _nodes_in_message(model: ModelProto, message: str) -> str:
 
 
 def _run(session: Session, sample: Sample) -> dict[str, Any]:
-    feeds = subset(sample, names_of(session.get_inputs()))
-    names = names_of(session.get_outputs())
+    feeds = {
+        value.name: sample[value.name]
+        for value in session.get_inputs()
+        if value.name in sample
+    }
+    names = [value.name for value in session.get_outputs()]
     try:
         values = session.run(names, feeds)
     except Exception as error:
@@ -242,7 +245,7 @@ def agree(first: Any, second: Any) -> bool:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
-            map(agree, first.values(), values_at(second, first)),
+            map(agree, first.values(), [second[key] for key in first]),
         )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.dtypes import Integer
@@ -54,11 +53,13 @@ class Limits:
         )
         # Groups of uses that constraints force to equal positions.
         self._tied = self._constraints.tied()
-        self.uses = of_type(self._constraints.keys, Use)
+        self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
 
     def tied(self, use: Use) -> list[Use]:
         """Return the uses that share a scale with ``use``, including ``use``."""
-        return of_type(self._tied.get(use, (use,)), Use)
+        return [
+            value for value in self._tied.get(use, (use,)) if isinstance(value, Use)
+        ]
 
     def settled(self, scales: dict[Use, float]) -> dict[Use, float]:
         """Return the scales to move, close to ``scales``, to meet every constraint.

@@ -15,7 +15,6 @@ from calibrators import Grid, QParams, Range, params_for
 from calibrators.affine import octaves_for, round_scale
 from calibrators.grid import SMALLEST_SCALE
 from calibrators.shown import short
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QuantizationSpec
@@ -662,7 +661,11 @@ def _multiplying(graph: Graph, node: Node, bias: str, weight: str) -> Node | Non
     if weight in node.inputs:
         return node
     before = [graph.producer(name) for name in node.inputs if name != bias]
-    products = [each for each in present(before) if weight in each.inputs]
+    products = [
+        each
+        for each in [value for value in before if value is not None]
+        if weight in each.inputs
+    ]
     return products[0] if products else None
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
 
-from quark_onnx.common.containers import of_type, values_at
 from quark_onnx.common.errors import ConstraintError
 
 Key = Hashable
@@ -99,7 +98,7 @@ class Equal:
 
     def broken(self, at: Positions) -> str:
         """Return the figures of a violation; empty if the constraint holds."""
-        positions = values_at(at, self.keys)
+        positions = [at[key] for key in self.keys]
         if len(set(positions)) > 1:
             return f"positions {', '.join(map(str, positions))}"
         return ""
@@ -107,14 +106,14 @@ class Equal:
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
         # The least position is the coarsest scale.
-        return _set(at, self.keys, min(values_at(at, self.keys)))
+        return _set(at, self.keys, min(at[key] for key in self.keys))
 
     # Equal keys already move to the coarsest scale, so that the cheapest move is a coarser one.
     lower = settle
 
     def lift(self, floors: Positions) -> bool:
         """Raise lower bounds."""
-        return _set(floors, self.keys, max(values_at(floors, self.keys)))
+        return _set(floors, self.keys, max(floors[key] for key in self.keys))
 
     rise = lift
 
@@ -130,7 +129,7 @@ class Near:
 
     def broken(self, at: Positions) -> str:
         """Return the figures of a violation; empty if the constraint holds."""
-        positions = values_at(at, self.keys)
+        positions = [at[key] for key in self.keys]
         if max(positions) - min(positions) > self.most:
             return f"positions {', '.join(map(str, positions))}"
         return ""
@@ -138,7 +137,7 @@ class Near:
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
         # The coarsest position stays: finer scales give up precision, but clip nothing.
-        limit = min(values_at(at, self.keys)) + self.most
+        limit = min(at[key] for key in self.keys) + self.most
         return _set(
             at,
             [key for key in self.keys if at[key] > limit],
@@ -150,7 +149,7 @@ class Near:
     def lift(self, floors: Positions) -> bool:
         """Raise lower bounds."""
         # A bound that one key cannot fall below holds for the others, at a distance of ``most``.
-        limit = max(values_at(floors, self.keys)) - self.most
+        limit = max(floors[key] for key in self.keys) - self.most
         return _set(
             floors,
             [key for key in self.keys if floors[key] < limit],
@@ -226,7 +225,7 @@ class Shift:
         raised = self._lift_plus(floors)
         if self.most is not None and self.minus:
             base = floors[self.minus[0]]
-            total = self._sum(values_at(floors, self.plus))
+            total = self._sum([floors[plu] for plu in self.plus])
             raised |= _set(floors, self.minus, max(base, total - self.most))
         return raised
 
@@ -279,8 +278,8 @@ class Shift:
 
     def _value(self, at: Positions) -> int:
         """Return the shift in bits."""
-        plus = values_at(at, self.plus)
-        return self._sum(plus) - sum(values_at(at, self.minus))
+        plus = [at[plu] for plu in self.plus]
+        return self._sum(plus) - sum(at[minu] for minu in self.minus)
 
     def _sum(self, plus: Sequence[int]) -> int:
         """Return the position of a sum, which is the coarsest, or that of a product."""
@@ -327,7 +326,7 @@ class Constraints:
         """Return the group of equal positions of each tied key, including the key."""
         groups: dict[Key, tuple[Key, ...]] = {}
         # Groups that share a key merge: a pool between two Concats ties the inputs of both.
-        for constraint in of_type(self.found, Equal):
+        for constraint in [value for value in self.found if isinstance(value, Equal)]:
             joined: dict[Key, None] = {}
             for key in constraint.keys:
                 joined.update(dict.fromkeys(groups.get(key, (key,))))

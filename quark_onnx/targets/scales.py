@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from onnx import TensorProto
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.targets.finding import Finding
@@ -104,7 +104,7 @@ def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
     graph = pairs.graph
     for node in graph.nodes_of(_WITH_ACTIVATION):
         dequantizing = graph.consumers(pairs.codes_of(node))
-        followers = flattened(map(graph.followers, dequantizing))
+        followers = list(chain.from_iterable(map(graph.followers, dequantizing)))
         # A Clip fuses only with the bounds [0, 6] or [0, 1], and is not judged.
         if len(followers) == 1 and followers[0].kind in FUSED - {"Clip"}:
             text = (

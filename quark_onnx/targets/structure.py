@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, TensorProto
 
-from quark_onnx.common.containers import among, excluding, names_of
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
@@ -68,9 +67,11 @@ def structure_findings(
         )
     yield from _attributes(graph)
     yield from _shared(graph)
-    given = set(names_of(model.graph.input))
+    given = {value.name for value in model.graph.input}
     # Names of the file, in which IR version 3 lists every initializer as an input.
-    for name in among(names_of(model.graph.initializer), given):
+    for name in [
+        tensor.name for tensor in model.graph.initializer if tensor.name in given
+    ]:
         yield Finding("G7", "", f"{name!r} is both")
     for node in graph.nodes_of(_FATAL):
         yield Finding(
@@ -98,7 +99,7 @@ def convolution_findings(graph: Graph, target: Target) -> Iterator[Finding]:
 def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
     # ONNX graphs are in SSA form: a name is defined once.
-    known = {*graph.initializers, *names_of(graph.inputs)}
+    known = {*graph.initializers, *[value.name for value in graph.inputs]}
     for node in graph.nodes:
         for name in node.results:
             if name in known:
@@ -107,10 +108,10 @@ def _names(graph: Graph) -> Iterator[Finding]:
             known.add(name)
     for node in graph.nodes:
         # Second pass: a reader before the producer is a matter of order, not of existence.
-        for name in excluding(node.reads, known):
+        for name in [read for read in node.reads if read not in known]:
             text = f"nothing computes {name!r}, which it reads"
             yield Finding("G9", node.name, text)
-    for name in excluding(names_of(graph.outputs), known):
+    for name in [output.name for output in graph.outputs if output.name not in known]:
         yield Finding("G9", "", f"nothing computes the output {name!r}")
 
 

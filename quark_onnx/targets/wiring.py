@@ -11,7 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-from quark_onnx.common.containers import flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 from quark_onnx.targets.constraints import (
@@ -95,11 +94,13 @@ def constraints_of(graph: Graph, nodes: Iterable[Node], wiring: Wiring) -> Const
     """
     # An iterator would be exhausted by the search for gates.
     every = list(nodes)
-    gates = set(
-        present(wiring.read(node, 0) for node in filter(is_hard_sigmoid, every))
-    )
+    gates = {
+        value
+        for value in (wiring.read(node, 0) for node in filter(is_hard_sigmoid, every))
+        if value is not None
+    }
     # Sorting is stable: within a rule, the order is that of the graph.
-    constraints = flattened(_of(node, wiring, gates) for node in every)
+    constraints = [value for node in every for value in _of(node, wiring, gates)]
     # NAMES lists the rules in the order of amd-quark's loop.
     order = list(NAMES)
     constraints.sort(key=lambda constraint: order.index(constraint.rule))
@@ -140,11 +141,11 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
     if o is None or not inputs or inputs[0] is None:
         return []
     i = inputs[0]
-    both = tuple(present(inputs[:2]))
+    both = tuple([value for value in inputs[:2] if value is not None])
     constraints = list[Constraint]()
     if kind == "Concat":
         # An input without a position, such as a float constant, leaves the others constrained.
-        known = tuple(present(inputs))
+        known = tuple([value for value in inputs if value is not None])
         constraints = [Equal("C1", name, (*known, o))]
     elif kind in _EQUAL:
         constraints = [Equal(_EQUAL[kind], name, (i, o))]

@@ -17,7 +17,6 @@ from onnx import ModelProto
 import calibrators
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import DataError, ModelError, QuarkError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.measure import OutputError
@@ -136,9 +135,9 @@ def _opened(before: ModelProto, after: ModelProto) -> list[Session]:
             raise ModelError(
                 f"onnxruntime cannot load the {name} model: {error}",
             ) from error
-    missing = set(names_of(sessions[0].get_outputs())) - set(
-        names_of(sessions[1].get_outputs())
-    )
+    missing = {value.name for value in sessions[0].get_outputs()} - {
+        value.name for value in sessions[1].get_outputs()
+    }
     if missing:
         raise ModelError(
             f"the other model lacks the output {sorted(missing)[0]!r} of the reference",

@@ -18,7 +18,6 @@ from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
-from quark_onnx.common.containers import names_of, subset
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted, tally
 from quark_onnx.files.io import load
@@ -273,7 +272,11 @@ class _Timed:
                 in_turns=True,
                 what=f"the {name} model",
             )
-            self._feeds = subset(sample, names_of(self._session.get_inputs()))
+            self._feeds = {
+                value.name: sample[value.name]
+                for value in self._session.get_inputs()
+                if value.name in sample
+            }
             # onnxruntime allocates and packs weights in the first run, which is therefore not part
             # of the result.
             self.first_run: float = self._session.seconds(self._feeds, 1)[0]

@@ -20,7 +20,6 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import by_name, flattened, names_of, of_type, subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE, kinds_of
 from quark_onnx.graph.shapes import ir_version_for
@@ -79,7 +78,7 @@ class LocalErrors:
         self._graph, self._samples, self._shapes = graph, samples, plan.shapes
         self._live, names = insert_live(graph, plan, params, uses)
         self._live.infer()
-        self._float_nodes = by_name(graph.nodes)
+        self._float_nodes = {node.name: node for node in graph.nodes}
         self._places = {node: place for place, node in enumerate(self._live.nodes)}
         # A use without a name has no live scale: insertion wrote no pair for it.
         windows = {use: self._window(names[use]) for use in uses if names[use]}
@@ -123,16 +122,18 @@ class LocalErrors:
             optimize=False,
             what="the float model with roundings next to it",
         )
-        wanted = names_of(model.graph.output)
+        wanted = [value.name for value in model.graph.output]
         given = {
             _scale_name(place): scale for place, scale in enumerate(scales.values())
         }
-        read = set(names_of(session.get_inputs()))
+        read = {value.name for value in session.get_inputs()}
 
         def run(sample: Sample) -> dict[str, Any]:
             # Scales are inputs, so that all steps and samples run in one session.
             feeds = {**sample, **given}
-            values = session.run(wanted, subset(feeds, read))
+            values = session.run(
+                wanted, {key: feeds[key] for key in read if key in feeds}
+            )
             return dict(zip(wanted, values, strict=True))
 
         found: dict[Step, list[float]] = {step: [] for step in scales}
@@ -231,7 +232,9 @@ class LocalErrors:
             use, _ = step
             window, prefix = self._windows[use], f"{_PREFIX}{place}/"
             # Scales are scalars or vectors of known length.
-            shape = of_type(self._live.sizes(window.scale), int)
+            shape = [
+                size for size in self._live.sizes(window.scale) if isinstance(size, int)
+            ]
             part.input.append(
                 helper.make_tensor_value_info(
                     _scale_name(place),
@@ -278,7 +281,7 @@ class LocalErrors:
             prefix: prefix of the names of nodes and results, distinct for each copy.
             place: number of the step, which decides the name of the scale.
         """
-        made = set(flattened(node.outputs for node in window.nodes))
+        made = {output for node in window.nodes for output in node.outputs}
         copies = list[NodeProto]()
         for node in window.nodes:
             proto = node.to_proto()
@@ -309,10 +312,14 @@ class LocalErrors:
         """
         constants = {**self._live.initializers, **self._graph.initializers}
         read = dict.fromkeys(
-            flattened((*node.inputs, *node.captures) for node in self._graph.nodes)
+            [
+                value
+                for node in self._graph.nodes
+                for value in (*node.inputs, *node.captures)
+            ]
         )
         read.update(
-            dict.fromkeys(flattened(node.input for node in model.graph.node)),
+            dict.fromkeys([value for node in model.graph.node for value in node.input]),
         )
         model.graph.initializer.extend(
             constants[name] for name in read if name in constants

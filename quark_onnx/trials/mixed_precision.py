@@ -18,7 +18,6 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.containers import by_name, excluding, names_of, of_type, subset
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
@@ -121,7 +120,11 @@ def require_mixing(graph: Graph, config: QConfig, samples: Samples) -> None:
         ConfigError: the optimizer is given twice, there are no samples, or a setting of the
             optimizer does not fit the configuration or the model.
     """
-    found = of_type(config.optimizers, AutoMixedPrecision)
+    found = [
+        optimizer
+        for optimizer in config.optimizers
+        if isinstance(optimizer, AutoMixedPrecision)
+    ]
     if not found:
         return
     if len(found) > 1:
@@ -145,7 +148,11 @@ def mixed_plans(graph: Graph, config: QConfig) -> list[Plan]:
         config: the settings.
     """
     plans = list[Plan]()
-    for settings in of_type(config.optimizers, AutoMixedPrecision):
+    for settings in [
+        optimizer
+        for optimizer in config.optimizers
+        if isinstance(optimizer, AutoMixedPrecision)
+    ]:
         if settings.of_weights:  # weights need no measurement
             continue
         # The user's decision to keep a node float stands.
@@ -317,7 +324,7 @@ class _Search:
 
     def _prices(self, names: Sequence[str]) -> dict[str, float]:
         """Return the estimated additional runtime of raised nodes, in nanoseconds per sample."""
-        nodes = by_name(self._sized_graph.nodes)
+        nodes = {node.name: node for node in self._sized_graph.nodes}
         return {name: raised_runtime(self._sized_graph, nodes[name]) for name in names}
 
     @cached_property
@@ -382,7 +389,7 @@ class _Search:
             return chosen
         # Without the last node, the bisection has missed the bound already.
         for name in list(reversed(chosen))[1 : 1 + _TRIES]:
-            rest = tuple(excluding(chosen, (name,)))
+            rest = tuple([value for value in chosen if value not in (name,)])
             if self._goal(rest) >= bound:
                 chosen = list(rest)
         return chosen
@@ -495,8 +502,11 @@ def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
     Returns:
         For each sample, the outputs in the order of the model.
     """
-    names = names_of(session.get_inputs())
-    return [session.run(None, subset(sample, names)) for sample in samples]
+    names = [value.name for value in session.get_inputs()]
+    return [
+        session.run(None, {name: sample[name] for name in names if name in sample})
+        for sample in samples
+    ]
 
 
 def _sized(graph: Graph, sample: Sample) -> Graph:
@@ -506,7 +516,7 @@ def _sized(graph: Graph, sample: Sample) -> Graph:
         graph: the graph; returned unchanged if it is static, or if the sizes contradict it.
     """
     shapes = dict[str, tuple[int, ...]]()
-    for name in names_of(graph.inputs):
+    for name in [value.name for value in graph.inputs]:
         array = sample.get(name)
         if isinstance(array, np.ndarray) and not graph.has_static_shape(name):
             shapes[name] = array.shape
@@ -566,7 +576,7 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
         named = Override(settings.nodes, settings.op_types, keep=True)
         found = matching(graph, named, strict=False)
         if not found:
-            present = names_of(graph.nodes) if settings.nodes else []
+            present = [node.name for node in graph.nodes] if settings.nodes else []
             wanted = (*settings.nodes, *settings.op_types)
             raise ConfigError(
                 f"no node of the model is one of {', '.join(wanted)}, which"
@@ -576,7 +586,7 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
         return found
     # Patterns of exclusions may match nothing.
     excluded = matching(graph, Override(settings.exclude, keep=True), strict=False)
-    return dict.fromkeys(excluding(found, excluded))
+    return dict.fromkeys([value for value in found if value not in excluded])
 
 
 def _number(found: Any, what: str) -> float:

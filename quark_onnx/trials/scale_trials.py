@@ -13,7 +13,6 @@ from onnx import ModelProto, ValueInfoProto
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import names_of, subset
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan import Plan, Use
 from quark_onnx.report.shapes import other_shape
@@ -47,7 +46,11 @@ class _Quantized(NamedTuple):
 
     def values(self, sample: Sample) -> list[Any]:
         """Return the judged tensors on a sample."""
-        feeds = subset(sample, names_of(self.session.get_inputs()))
+        feeds = {
+            value.name: sample[value.name]
+            for value in self.session.get_inputs()
+            if value.name in sample
+        }
         values = self.session.run(self.results, feeds)
         by_name = dict(zip(self.results, values, strict=True))
         return [by_name[name] for name in self.judged]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.graph.node import DEQUANTIZE
@@ -70,5 +69,5 @@ def _float_readers(graph: Graph, node: Node) -> list[str]:
     names = list[str]()
     for pair in graph.consumers(node.outputs[0]):
         if pair.op_type in DEQUANTIZE:
-            names += names_of(graph.consumers(pair.outputs[0]))
+            names += [consumer.name for consumer in graph.consumers(pair.outputs[0])]
     return names

@@ -13,7 +13,6 @@ from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.cpu_features import ADVICE, SATURATION, saturates
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.wording import counted
 from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
 from quark_onnx.graph import Graph, Node
@@ -85,7 +84,7 @@ def fuse(
             lambda chosen: check.objection(_lowered(graph, chosen, before)[0]),
             [_ATTEMPTS],
         )
-        kept += excluding(places, broken)
+        kept += [place for place in places if place not in broken]
         notes += _left_out(kind, places, broken)
     result, done = _lowered(graph, kept, before) if kept else (plain, {})
     return result, [*_counted(done), *_slow(result), *notes]
@@ -118,7 +117,7 @@ def _culprits(
     middle = len(places) // 2
     # The right places of the first half join the accepted ones before the second half is tried.
     broken = _culprits(places[:middle], kept, objection, attempts)
-    right = excluding(places[:middle], broken)
+    right = [place for place in places[:middle] if place not in broken]
     return broken | _culprits(places[middle:], [*kept, *right], objection, attempts)
 
 

@@ -15,7 +15,6 @@ from onnx import TensorProto
 
 import calibrators
 from calibrators import Grid, QParams, quantize
-from quark_onnx.common.containers import by_name, of_type, present
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
@@ -141,7 +140,7 @@ class _Writer:
         self._scales: dict[Use, _Scale] = {}
         self._shared: dict[str, str] = {}
         self._dynamics: dict[str, str] = {}
-        self._nodes = by_name(self.graph.nodes)
+        self._nodes = {node.name: node for node in self.graph.nodes}
         self._clipped_codes: list[tuple[Node, Use]] = []
 
     def write_all(self) -> None:
@@ -225,7 +224,9 @@ class _Writer:
             return True
         uses = [Use(tensor)]
         uses += [self.plan.use(tensor, node) for node in self.graph.consumers(tensor)]
-        return bool(of_type(map(self.plan.entry, uses), Keep))
+        return bool(
+            [use for use in map(self.plan.entry, uses) if isinstance(use, Keep)]
+        )
 
     def _saturates(self, node: Node, use: Use) -> bool:
         """Return whether QuantizeLinear saturates at the bounds of a Relu or Clip.
@@ -369,7 +370,9 @@ class _Writer:
             if use.node is None:
                 readers[use] = everybody
             else:
-                readers[use] = present([self._nodes.get(use.node)])
+                readers[use] = [
+                    value for value in [self._nodes.get(use.node)] if value is not None
+                ]
         return readers
 
     def _release(self, tensor: str, uses: list[Use]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -51,7 +50,9 @@ def quantize_insides(
             lower=config.form != "operators",
         )
         deeper = quantize_insides(result, inside.insides, config)
-        count = len(of_type(plan.entries.values(), Quantize))
+        count = len(
+            [value for value in plan.entries.values() if isinstance(value, Quantize)]
+        )
         # An unchanged body stays byte for byte.
         if count or deeper:
             put_back(graph, body, result)

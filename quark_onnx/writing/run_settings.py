@@ -11,7 +11,6 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.numpy_helper import to_array
 
-from quark_onnx.common.containers import names_of, present
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import PRESETS
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
@@ -51,7 +50,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         activation.dtype.bits if activation is not None else None,
         weight.dtype.bits if weight is not None else None,
         weight is None or weight.per_channel,
-        frozenset(names_of(config.optimizers)),
+        frozenset([optimizer.name for optimizer in config.optimizers]),
         config.target or None,
         samples,
         max(GOAL, config.min_sqnr or 0.0),
@@ -210,7 +209,9 @@ class _Pairs:
             types = [item.i for item in node.attribute if item.name == "output_dtype"]
             kind = next(filter(None, types), kind)
         self.activations.add(_BITS.get(kind, 0))
-        self.scales += present([constants.get(node.input[1])])
+        self.scales += [
+            value for value in [constants.get(node.input[1])] if value is not None
+        ]
 
     def add_weight(
         self,

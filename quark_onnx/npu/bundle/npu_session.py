@@ -42,6 +42,7 @@ def open_session(
     Args:
         device: "npu" and "cpu" ask for one of them; "auto" takes the NPU where there is one.
         strict: with the NPU, an operator that would run on the CPU is an error.
+        folder: the folder of the bundle.
 
     Raises:
         RuntimeError: the NPU was asked for by name, and cannot be had.
@@ -87,6 +88,7 @@ def postprocess(arrays: Mapping[str, Any], *, folder: Path = HERE) -> dict[str, 
 
     Args:
         arrays: the outputs of the model, and its inputs where these are read, too, by their names.
+        folder: the folder of the bundle.
 
     Raises:
         RuntimeError: this folder has nothing that stands behind the model.

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader, other_input
@@ -56,7 +55,7 @@ class Call:
 
     def operands(self) -> list[Value]:
         """Return the values of the inputs that are not omitted."""
-        return present(self.inputs)
+        return [value for value in self.inputs if value is not None]
 
     def has(self, index: int) -> bool:
         """Return True if an input is present."""

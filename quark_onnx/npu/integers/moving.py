@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import of_type, values_at
 from quark_onnx.npu.integers.call import Call, Operator, Real, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
@@ -44,8 +43,8 @@ def shape(call: Call) -> list[Value]:
 def join(call: Call) -> list[Value]:
     """Join values at their finest position: Concat, and the fill value of Pad."""
     joined = _joined(call)
-    inputs = values_at(call.inputs, joined)
-    real = of_type(inputs, Real)
+    inputs = [call.inputs[key] for key in joined]
+    real = [value for value in inputs if isinstance(value, Real)]
     if not real:
         values, position, divisor = aligned(list(map(call.fixed, joined)))
         results = call.evaluated(dict(zip(joined, values, strict=True)))

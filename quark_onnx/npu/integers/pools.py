@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import values_at
 from quark_onnx.kernels.im2col import windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times
@@ -96,7 +95,7 @@ def reduce_mean(call: Call) -> list[Value]:
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
         return [call.fixed(0)]
     chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
-    count = prod(values_at(shape, chosen))
+    count = prod([shape[key] for key in chosen])
     return [
         _mean(
             call,
@@ -175,7 +174,7 @@ def _mean(
         factor: R, k and n of ``engine_factor``.
     """
     x = call.fixed(0)
-    count = prod(values_at(x.values.shape, axes))
+    count = prod([x.values.shape[axis] for axis in axes])
     sums = Fixed(x.values.sum(axis=axes, keepdims=keepdims), x.position, x.divisor)
     return _average(call, sums, np.array(count), factor)
 

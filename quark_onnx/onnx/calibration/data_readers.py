@@ -16,7 +16,6 @@ from onnx import ModelProto
 
 from calibrators.readers.open import RandomData
 from calibrators.readers.samples import InputSpec, Sample
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import DataError, data_errors
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
@@ -84,7 +83,7 @@ class PathDataReader(CalibrationDataReader):
         input_shape: Sequence[int] = (),
     ) -> None:
         # With a single input, the files may lie in the folder itself.
-        self._names = names_of(_inputs(model_input))
+        self._names = [value.name for value in _inputs(model_input)]
         self._files = {
             name: _files(Path(data_path), name, alone=len(self._names) == 1)
             for name in self._names

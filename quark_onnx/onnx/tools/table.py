@@ -16,7 +16,6 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from calibrators.readers.open import RandomData
 from quark_onnx.api import quantize
-from quark_onnx.common.containers import by_name, names_of
 from quark_onnx.common.errors import ConfigError, DataError, QuarkError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig as Native
@@ -278,7 +277,7 @@ def _without_initializers(options: argparse.Namespace) -> None:
     """Remove initializers from the inputs."""
     source, target = _models(options)
     model = onnx.load(source)
-    constants = set(names_of(model.graph.initializer))
+    constants = {tensor.name for tensor in model.graph.initializer}
     kept = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -350,7 +349,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         Path(options.baseline_results_folder),
         Path(options.quantized_results_folder),
     )
-    names = sorted(names_of(first.glob("*.npy")))
+    names = sorted([value.name for value in first.glob("*.npy")])
     if not names:
         raise DataError(f"{first}: there is no .npy file")
     for name in names:
@@ -477,4 +476,4 @@ _ROWS = (
 )
 
 #: The tools by name.
-TOOLS = by_name(_ROWS)
+TOOLS = {value.name: value for value in _ROWS}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from quark_onnx.common.containers import excluding, flattened
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
@@ -210,7 +210,7 @@ def _layer_hessians(
                 # reads their outputs.
                 for name in group:
                     yield name, hessian
-            done += flattened(stage.groups)
+            done += list(chain.from_iterable(stage.groups))
         job.replay.begin(len(stages))
-    for name in excluding(made, done):
+    for name in [value for value in made if value not in done]:
         yield name, None

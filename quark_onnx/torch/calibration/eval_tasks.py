@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, DataError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -55,7 +54,7 @@ class Tasks:
         _library("lm_eval.models.huggingface")
         # An empty name would be the current folder.
         folders = [name for name in names if name and Path(name).is_dir()]
-        others = excluding(names, folders)
+        others = [name for name in names if name not in folders]
         self._manager = manager(
             include_path=folders or None,
             include_defaults=bool(others),
@@ -75,7 +74,7 @@ class Tasks:
                     what = f"is no task of lm-eval{known}"
                 raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
             # A task that belongs to two of the names runs once.
-            self.names += excluding(found, self.names)
+            self.names += [value for value in found if value not in self.names]
         self._evaluate = evaluator.simple_evaluate
         self._settings = {
             "num_fewshot": shots,

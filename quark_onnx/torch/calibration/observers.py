@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from calibrators import MinMax, Range
-from quark_onnx.common.containers import among
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -245,7 +244,7 @@ class ActivationObservers:
             spec = self.inputs[name].spec
             # Scales of another format or calibrator are not comparable.
             alike = list[Params]()
-            for each in among(group, inputs):
+            for each in [value for value in group if value in inputs]:
                 if self.inputs[each].spec == spec:
                     alike.append(inputs[each])
             if not alike:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
@@ -102,7 +101,7 @@ def merge_adapter(reader: Reader, model: Any) -> None:
         if kind_of(module) not in _LINEAR or key not in reader:
             raise _refused(folder, f"{layer} is no linear layer of the base model")
         merged.append(_merged(reader.tensors[key], pair, layer, module))
-    reader.tensors |= by_name(merged)
+    reader.tensors |= {value.name: value for value in merged}
     reader.notes.append(
         f"the adapter in {folder} is merged into the weights of {len(merged)} layers"
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.common.containers import among, flattened, merged, of_type
+from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
@@ -101,7 +102,7 @@ class Converted:
 
     def keys(self, name: str) -> list[str]:
         """Return the names of the stored tensors from which a parameter is computed."""
-        return flattened(self._groups[name].keys.values())
+        return list(chain.from_iterable(self._groups[name].keys.values()))
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return the names of the parameters computed from the same stored tensors."""
@@ -135,8 +136,8 @@ class Converted:
         )
 
         mapping = get_model_conversion_mapping(model)
-        renamings = of_type(mapping, WeightRenaming)
-        converters = of_type(mapping, WeightConverter)
+        renamings = [value for value in mapping if isinstance(value, WeightRenaming)]
+        converters = [value for value in mapping if isinstance(value, WeightConverter)]
         owners = merged(
             dict.fromkeys(each.source_patterns, each) for each in converters
         )
@@ -168,11 +169,17 @@ class Converted:
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
-            stored = flattened(group.keys.values())
+            stored = list(chain.from_iterable(group.keys.values()))
             # Converted meta tensors tell the names of the results, and read nothing.
             hollow = {
                 key: torch.empty(self._reader.shape(key), device="meta")
                 for key in stored
             }
-            group.names = tuple(among(group.convert(self._shapes, hollow), names))
+            group.names = tuple(
+                [
+                    value
+                    for value in group.convert(self._shapes, hollow)
+                    if value in names
+                ]
+            )
             yield group

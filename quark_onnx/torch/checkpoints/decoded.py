@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import among, by_name, excluding, without
+from quark_onnx.common.containers import without
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import require
@@ -131,7 +131,9 @@ def decoded_reader(
             f" cache in {folder} {'is' if len(scales) == 1 else 'are'} left out: what the"
             " result needs is calibrated again"
         )
-    reader.tensors = without(reader.tensors, used | set(scales)) | by_name(tensors)
+    reader.tensors = without(reader.tensors, used | set(scales)) | {
+        tensor.name: tensor for tensor in tensors
+    }
     return reader
 
 
@@ -201,7 +203,9 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     made: _Made = []
     for name in reader:
         # Both are factors; DeepSeek and transformers call them inverse.
-        scales = among([f"{name}_scale_inv", f"{name}_scale"], reader)
+        scales = [
+            value for value in [f"{name}_scale_inv", f"{name}_scale"] if value in reader
+        ]
         if name.endswith(".weight") and scales:
             made.append(_fp8_weight(reader, name, scales[0], size, dtype))
     return made
@@ -327,7 +331,7 @@ def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
     ends = ("qweight", "qzeros", "scales", "g_idx")
     parts = _present(reader, start, ends)
     # The last one, g_idx, is optional.
-    if lost := excluding(ends[:3], parts):
+    if lost := [end for end in ends[:3] if end not in parts]:
         raise ModelError(f"{reader.folder} has {start}qweight without {start}{lost[0]}")
     return parts
 
@@ -454,7 +458,7 @@ def _quark(
             made.append(_quark_weight(reader, module, parts, layout, spec, dtype))
     used = {name for _, parts in made for name in parts}
     scales = [name for name in reader if name.rpartition(".")[2] in layout.parts[1:]]
-    if lost := excluding(scales, used):
+    if lost := [scale for scale in scales if scale not in used]:
         layer = lost[0].rpartition(".")[0]
         raise ModelError(
             f"{reader.folder} has quantized weights for {layer}, which"

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.containers import excluding, subset
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
@@ -190,7 +189,7 @@ def described(  # noqa: PLR0913
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
         content = untied(content)
     names = DiskNames(model)
-    floats = excluding(floats_of(model), quantized)
+    floats = [value for value in floats_of(model) if value not in quantized]
     # Clients match these names with the names in files.
     exclude = list(map(names.layer, floats))
     config = config.with_(layers=_layer_entries(model, config, names, quantized))
@@ -262,7 +261,7 @@ def _of_rounded(
     """
     given = dict(config.layers)
     for glob in config.rounded:
-        found = subset(own, matching(own, glob))
+        found = {key: own[key] for key in matching(own, glob) if key in own}
         # One entry for the glob replaces an entry for each layer.
         if len(set(found.values())) == 1:
             yield glob, next(iter(found.values()))

@@ -14,12 +14,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import excluding, flattened, grouped, without
+from quark_onnx.common.containers import grouped
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
@@ -66,7 +67,9 @@ class Sources:
         self.tied = dict[str, str]()
         for names in groups.values():
             own = self._first(names)
-            self.tied |= dict.fromkeys(excluding(names, [own]), own)
+            self.tied |= dict.fromkeys(
+                [name for name in names if name not in [own]], own
+            )
         # ``change`` takes names out of ``tied``, but their values still come from the twin.
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
@@ -102,7 +105,7 @@ class Sources:
             change: function of a name and of a function that returns previous tensors by name.
         """
         self._changes.append((names, change))
-        self.tied = without(self.tied, names)
+        self.tied = {key: value for key, value in self.tied.items() if key not in names}
 
     def get(self, name: str) -> torch.Tensor:
         """Return the tensor of a parameter after the registered changes.
@@ -176,7 +179,7 @@ class Sources:
     def stored_parts(self, name: str) -> tuple[StoredTensor, ...]:
         """Return the tensors in files from which a parameter is read; none if it is missing."""
         parts = (self.reader.tensors[key].parts for key in self.stored_keys(name))
-        return tuple(flattened(parts))
+        return tuple(chain.from_iterable(parts))
 
     def stored_dtype(self, name: str) -> str:
         """Return the type in which a parameter is read, by its name in safetensors files.

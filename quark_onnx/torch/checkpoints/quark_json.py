@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from quark_onnx.common.containers import subset, without
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
 from quark_onnx.dtypes import Integer
@@ -275,9 +274,11 @@ def with_layers(  # noqa: PLR0913
     # Rounded outputs belong to the cache and to attention, the rest to the layers.
     own = {
         glob: spec.with_(output=None)
-        for glob, spec in subset(layers, config.rounded).items()
+        for glob, spec in {
+            key: layers[key] for key in config.rounded if key in layers
+        }.items()
     }
-    others = without(layers, own)
+    others = {key: value for key, value in layers.items() if key not in own}
     # without other entries, the default applies to the rounded layers, too
     if {*own.values()} == {config.default} and not others and not config.types:
         own = {}

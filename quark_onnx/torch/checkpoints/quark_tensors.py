@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.minifloat import E4M3
@@ -109,8 +108,9 @@ def check_parts(parts: Mapping[str, Any], spec: TensorSpec) -> None:
     names = ["weight"]
     if not spec.is_cast:
         names.append("weight_scale")
-    for name in excluding(names, parts):
-        raise ModelError(f"a weight of {spec} lacks its {name!r}")
+    for name in names:
+        if name not in parts:
+            raise ModelError(f"a weight of {spec} lacks its {name!r}")
 
 
 def restored(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import require_known
@@ -112,7 +111,7 @@ def narrow_doubles(
             )
         )
     if narrowed:
-        reader.tensors = reader.tensors | by_name(narrowed)
+        reader.tensors = reader.tensors | {value.name: value for value in narrowed}
         reader.notes.append(
             f"{counted(len(narrowed), 'tensor is', 'tensors are')} float64 in"
             f" {reader.folder}; they are cast to {str(dtype).removeprefix('torch.')}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib.util import find_spec
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require_known
@@ -93,7 +92,7 @@ def _settings_of(name: str) -> tuple[str, ...]:
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
     # Any name may belong to a plug-in, whose settings are known from its class alone.
     if ALGORITHMS.plugins and find_spec("torch") is not None:
-        return tuple(names_of(fields(ALGORITHMS[name])))
+        return tuple([field.name for field in fields(ALGORITHMS[name])])
     settings = ALGORITHM_SETTINGS.get(name.lower())
     if settings is None:
         raise ConfigError(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from onnx import TensorProto, helper
 
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes import INT4, Block, DType, Integer, Minifloat
@@ -82,8 +81,9 @@ class Progressive(Integer):
 INT4_FP8 = Progressive(**vars(INT4) | {"name": "int4fp8"})
 
 #: Formats without a type in ONNX, or with a type since ONNX 1.20.
-_OWN: dict[str, DType] = by_name(
-    (
+_OWN: dict[str, DType] = {
+    value.name: value
+    for value in (
         _narrow("int3", 3, True),
         _narrow("uint3", 3, False),
         _narrow("int2", 2, True),
@@ -93,7 +93,7 @@ _OWN: dict[str, DType] = by_name(
         FloatScaled("amdfp4g32", 4, 0, 32),
         INT4_FP8,
     )
-)
+}
 #: The elements of the microscaling formats that are floats.
 _ELEMENTS = {
     "mxfp8e4m3": E4M3,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calibrators import Calibrator, Grid, MinMax
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import Contradiction, refuse, require_choice
 from quark_onnx.config.spec import QuantizationSpec, check_names
@@ -201,4 +200,8 @@ class LayerSpec:
     @property
     def _activations(self) -> list[TensorSpec]:
         """Specifications of the quantized activations."""
-        return present((self.input, self.output, self.probabilities))
+        return [
+            value
+            for value in (self.input, self.output, self.probabilities)
+            if value is not None
+        ]

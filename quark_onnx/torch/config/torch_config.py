@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from quark_onnx.common.containers import present_values
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require
 from quark_onnx.config.spec import check_names
@@ -135,7 +134,9 @@ class Attention:
 
     def __post_init__(self) -> None:
         specs = {"probabilities": self.probabilities, "queries": self.queries}
-        for name, spec in present_values(specs).items():
+        for name, spec in {
+            key: value for key, value in specs.items() if value is not None
+        }.items():
             if not spec.measured:
                 raise ConfigError(
                     f"attention: {name} are {spec}; they have a scale that data tells",

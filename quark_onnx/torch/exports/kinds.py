@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -132,7 +131,9 @@ def _write(
     output.mkdir(parents=True, exist_ok=True)
     if "gguf" in kinds:
         notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
-        layers = of_type(model.modules(), QuantizedLayer)
+        layers = [
+            module for module in model.modules() if isinstance(module, QuantizedLayer)
+        ]
         if any(map(_rounds_activations, layers)):
             notes.append(
                 "llama.cpp rounds activations its own way: model.gguf holds the weights"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable
 
-from quark_onnx.common.containers import among
-
 #: Last parts of the names of fused layers, which have a common parent and a common input, by the
 #: last part of the name of their fused layer in vLLM (``packed_modules_mapping`` of its models).
 FUSED_NAMES = {
@@ -38,7 +36,7 @@ def fused_group_of(name: str, names: Container[str]) -> list[str]:
     """
     parent, dot, last = name.rpartition(".")
     fused = (f"{parent}{dot}{shard}" for shard in _shards_of(last))
-    return among(fused, names)
+    return [value for value in fused if value in names]
 
 
 def _shards_of(last: str) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ Towers are the parts of a model for images, video and sound.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from quark_onnx.common.containers import excluding, flattened, present
 from quark_onnx.torch.models.names import within_any
 
 if TYPE_CHECKING:
@@ -51,13 +51,22 @@ def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
 def _text_parts(model: nn.Module) -> set[int]:
     """Return the identities of the decoder and of the encoder, as far as there are such."""
     # By identity: the parts are looked for among named_modules().
-    return set(map(id, present((decoder_of(model), encoder_of(model)))))
+    return set(
+        map(
+            id,
+            [
+                value
+                for value in (decoder_of(model), encoder_of(model))
+                if value is not None
+            ],
+        )
+    )
 
 
 def reads_more_than_text(model: nn.Module) -> bool:
     """Return whether a model or a part of it reads images, video or sound."""
-    modalities = flattened(map(_modalities, model.modules()))
-    return bool(excluding(modalities, {"text"}))
+    modalities = list(chain.from_iterable(map(_modalities, model.modules())))
+    return bool([modality for modality in modalities if modality not in {"text"}])
 
 
 def towers_of(model: nn.Module) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from quark_onnx.common.containers import among, flattened, without
 from quark_onnx.torch.models.names import joined
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
@@ -110,7 +110,7 @@ def stacks_of(model: nn.Module) -> dict[str, int]:
             counts[name] = count
     # A module around a stack may state num_experts as well; the innermost one holds the experts.
     outer = _ancestors_of(counts)
-    return without(counts, outer)
+    return {key: value for key, value in counts.items() if key not in outer}
 
 
 def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
     for stack in stacks:
         # Parents come from the inside to the outside; the first with a matrix outside of stacks is
         # the mixture.
-        parents = among(_parents_of(stack), around)
+        parents = [value for value in _parents_of(stack) if value in around]
         mixtures[stack] = parents[0] if parents else ""
     return mixtures
 
@@ -228,4 +228,4 @@ def _parents_of(name: str) -> Iterator[str]:
 
 def _ancestors_of(names: Iterable[str]) -> set[str]:
     """Return the names of all modules around the named modules."""
-    return set(flattened(map(_parents_of, names)))
+    return set(chain.from_iterable(map(_parents_of, names)))

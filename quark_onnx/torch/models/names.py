@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quark_onnx.common.containers import without
-
 if TYPE_CHECKING:
     from torch import nn
 
@@ -32,7 +30,11 @@ def persistent_buffers(module: nn.Module) -> dict[str, Any]:
     Buffers of children, and those that no state dict has, are left out.
     """
     buffers = dict(module.named_buffers(recurse=False))
-    return without(buffers, module._non_persistent_buffers_set)
+    return {
+        key: value
+        for key, value in buffers.items()
+        if key not in module._non_persistent_buffers_set
+    }
 
 
 def configs_of(model: nn.Module) -> list[Any]:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.common.containers import present_values, subset, values_at
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
@@ -27,7 +26,9 @@ class _Coded(nn.Module):
     """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = present_values(self._buffers)
+        before = {
+            key: value for key, value in self._buffers.items() if value is not None
+        }
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, tensor in before.items():
             moved = self._buffers[name]
@@ -260,7 +261,7 @@ class QuantizedLayer(_Coded):
             self,
             x,
             weight,
-            **subset(given, names),
+            **{name: given[name] for name in names if name in given},
         )
 
     def _embedding(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -313,7 +314,7 @@ class QuantizedLayer(_Coded):
             weight: weight of the layer, (..., kernel height, kernel width).
             size: output size; height and width come last.
         """
-        steps = values_at(self._settings, ("stride", "padding", "dilation"))
+        steps = [self._settings[key] for key in ("stride", "padding", "dilation")]
         # The last two axes; an output size may include batch and channels.
         parts = zip(
             size[-2:],

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from quark_onnx.common.containers import excluding, of_type
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.models.language import decoder_of, towers_of
 from quark_onnx.torch.models.names import (
@@ -82,7 +81,7 @@ def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
     sizes = dict[str, int]()
     for name, module in lists.items():
         # Lists inside of another list belong to its elements.
-        if not within_any(name, excluding(lists, [name])):
+        if not within_any(name, [value for value in lists if value not in [name]]):
             sizes[name] = sum(_weights(module))
     # Of equal sizes the first list wins, in the order of the model.
     prefix = max(sizes, key=lambda name: sizes[name], default="")
@@ -225,7 +224,9 @@ def positions_of(model: nn.Module) -> int | None:
     if not isinstance(count, int):
         return None
     tokens = embedding_of(model)
-    for module in of_type(model.modules(), nn.Embedding):
+    for module in [
+        module for module in model.modules() if isinstance(module, nn.Embedding)
+    ]:
         # OPT has two more rows than positions
         if module is not tokens and 0 <= module.num_embeddings - count <= 2:
             return count

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_onnx.common.containers import excluding, flattened
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import check_config
@@ -170,7 +170,7 @@ def _excluded(args: Namespace) -> list[str] | None:
     if args.exclude_layers is None:
         return None
     # An empty list excludes nothing, where None means the template's patterns.
-    return excluding(args.exclude_layers, (_NOTHING,))
+    return [layer for layer in args.exclude_layers if layer not in (_NOTHING,)]
 
 
 def _of_size(args: Namespace, size: int) -> LayerSpec:
@@ -198,8 +198,10 @@ def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
     Raises:
         ConfigError: a file is for an algorithm that is not named.
     """
-    given = flattened(
-        filter(None, (args.pre_quantization_optimization, args.quant_algo))
+    given = list(
+        chain.from_iterable(
+            filter(None, (args.pre_quantization_optimization, args.quant_algo))
+        )
     )
     names = list(map(str.lower, given))
     found = dict[str, AlgoConfig]()
@@ -221,7 +223,7 @@ def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
     Names of algorithms between the files are skipped.
     """
     given = (args.quant_algo_config_file, args.pre_optimization_config_file_path)
-    for word in flattened(filter(None, given)):
+    for word in list(chain.from_iterable(filter(None, given))):
         # The file says which algorithm it is for, so that a name in front of it adds nothing.
         if word.lower() not in ALGORITHMS:
             yield word, load_quant_algo_config_from_file(word)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from quark_onnx.common.containers import by_name, names_of
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require, require_known, require_one_of
 from quark_onnx.onnx import distances
@@ -78,7 +77,7 @@ class AlgoConfig:
         name = parameters.pop("name", "")
         require_known(name, ALGO_NAME_TO_CLASS, "unknown algorithm")
         kind = ALGO_NAME_TO_CLASS[name]
-        known = names_of(fields(kind))
+        known = [field.name for field in fields(kind)]
         for parameter in parameters:
             require_known(parameter, known, f"{name} has no parameter")
         return kind(**parameters)
@@ -430,8 +429,9 @@ class AutoMixprecisionConfig(AlgoConfig):
 
 
 #: The classes by the names that ``to_dict`` writes.
-ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = by_name(
-    (
+ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
+    value.name: value
+    for value in (
         SmoothQuantConfig,
         CLEConfig,
         BiasCorrectionConfig,
@@ -441,7 +441,7 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = by_name(
         AdaQuantConfig,
         QuarotConfig,
     )
-)
+}
 
 
 def without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:

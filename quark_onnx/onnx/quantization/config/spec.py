@@ -17,7 +17,6 @@ from calibrators import (
     NonOverflow,
     Percentile,
 )
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
@@ -227,7 +226,7 @@ class QTensorConfig:
         if method not in _CALIBRATORS:
             raise ConfigError(
                 f"calibration_method is {name_of(method)}; it must be one of: "
-                f"{', '.join(names_of(_CALIBRATORS))}",
+                f"{', '.join([value.name for value in _CALIBRATORS])}",
             )
         # The power of two that clips nothing is the min-max of these scales; AMD calls it
         # NonOverflow.

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from calibrators.base import is_number, is_whole
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
@@ -434,7 +433,7 @@ class _Candidates:
     def levels(self) -> list[TensorLevels]:
         """The levels of the starts."""
         levels = map(TensorLevels.of, self.starts)
-        return present(levels)
+        return [level for level in levels if level is not None]
 
     @property
     def kind(self) -> object:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.common.containers import flattened, present, values_at, without
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import ALGORITHMS
@@ -133,7 +133,7 @@ class Distillation:
             ModelError: the model writes no text.
         """
         # Each row is a sequence of its own, (tokens,).
-        rows = flattened(map(_ids, data))
+        rows = list(chain.from_iterable(map(_ids, data)))
         trained = dict[str, Training]()
         outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():
@@ -180,13 +180,19 @@ class Distillation:
         state: State,
     ) -> tuple[float, float]:
         """Train the leaves, restore the best state, and return the divergence before and after."""
-        weights = present(each.trained for each in pair.trained.values())
+        weights = [
+            value
+            for value in (each.trained for each in pair.trained.values())
+            if value is not None
+        ]
         descent = Descent(weights, self.steps, self.lr, self.lr)
         found = state.read()
         done = 0
         # begins anew where something is missing
         if descent.fits(found) and found.keys() >= set(_OWN):
-            descent.restore(without(found, _OWN))
+            descent.restore(
+                {key: value for key, value in found.items() if key not in _OWN}
+            )
             done = int(found["done"])
             before = float(found["before"])
             written = list(found["written"])
@@ -205,7 +211,7 @@ class Distillation:
             # A resumed run draws the samples of finished steps, too, so that the order stays.
             if step < done:
                 continue
-            pair.descend(values_at(written, chosen), descent.leaves)
+            pair.descend([written[key] for key in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
                 # the rows are few, and one place's may be luck

@@ -15,7 +15,6 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from calibrators.grid import SMALLEST_SCALE
-from quark_onnx.common.containers import present
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
@@ -159,7 +158,7 @@ class TrainableWeight:
         """Return the tensors that gradient descent changes."""
         return [
             self.shift,
-            *present((self.high, self.low)),
+            *[value for value in (self.high, self.low) if value is not None],
         ]
 
     @property

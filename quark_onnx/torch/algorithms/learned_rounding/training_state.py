@@ -8,13 +8,12 @@ means are therefore evaluated, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )
@@ -62,7 +61,7 @@ class Descent:
             for weight in weights:
                 self._rates.append(range_lr * weight.fineness)
                 parts.append(weight.leaves()[1:])
-        self.leaves = flattened(parts)
+        self.leaves = list(chain.from_iterable(parts))
         groups = [{"params": part} for part in parts]
         # Adam divides by the gradient's magnitude; the gradients of a good block are tiny beside
         # the default eps of 1e-8

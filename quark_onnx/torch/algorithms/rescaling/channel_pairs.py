@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.common.containers import excluding, flattened
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
@@ -130,7 +130,7 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
     probe = BlockProbe(block, call)
     # Norms first: a layer behind a norm cannot have a linear layer as its source, too.
     found = find_norms(probe)
-    taken = set(flattened(map(attrgetter("readers"), found)))
+    taken = set(chain.from_iterable(map(attrgetter("readers"), found)))
     order = {name: index for index, name in enumerate(probe.base.read)}
     found += _find_linears(probe, taken)
     return sorted(
@@ -183,7 +183,7 @@ def _readers(
         # usual input, the same experts run, and show up as readers.
         trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
         unscaled = partial(probe.unscaled, trace, factors=factors)
-        scaled = filter(unscaled, excluding(probe.parts, readers))
+        scaled = filter(unscaled, [part for part in probe.parts if part not in readers])
         new = list(filter(partial(_linear, probe, factors=factors), scaled))
         if not new:
             break
@@ -376,7 +376,7 @@ def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     # The short call reaches a few experts; all of them read what their router reads.
     kinds = set(map(pattern_of, readers))
     found = list(readers)
-    for name in excluding(probe.parts, probe.base.read):
+    for name in [part for part in probe.parts if part not in probe.base.read]:
         if pattern_of(name) in kinds:
             found.append(name)
     return found

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
@@ -94,7 +94,7 @@ class Clip:
             return result, outcomes
         stages = stages_in(job, weights)
         # ranges depend on float inputs alone: one run of the block serves all stages
-        groups = tuple(flattened(map(attrgetter("groups"), stages)))
+        groups = tuple(chain.from_iterable(map(attrgetter("groups"), stages)))
         stats = collect_hessians(
             job,
             Stage(groups, stages[-1].last),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.rescaling.activation_stats import (
     ActivationStats,
@@ -180,7 +179,7 @@ def _rescale_alike(
     """Rescale a pair, or the equal pairs of all experts; undo where the block changes."""
     block = job.block
     call = job.floats[0]
-    tensors = flattened(pair.tensors(block) for pair in pairs)
+    tensors = [tensor for pair in pairs for tensor in pair.tensors(block)]
     # Parameters of the pairs alone, not of the block.
     kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
     outcomes = list[Outcome]()

@@ -7,13 +7,13 @@ subtracts one, a rotation is taken that keeps the vector of ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.common.containers import excluding, flattened, subset
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
@@ -122,7 +122,7 @@ class Rotator:
         back = self._outside.back()
         readings = ((each.norm, *each.readers) for each in self._back)
         # The last norm and the head: they read the stream, and cannot write it.
-        behind = list(filter(None, flattened(readings)))
+        behind = list(filter(None, list(chain.from_iterable(readings))))
         writers = front.written(None, self._size, behind)
         if not behind or not writers:
             raise ModelError(
@@ -167,7 +167,7 @@ class Rotator:
             turn = self.rotation(STREAM, plan).turn
         turned = Call(turn(call.hidden), call.args, call.kwargs)
         # Online rotations act on the inputs of layers whose weights are rewritten already.
-        online = subset(part.modules, plan.online)
+        online = {key: part.modules[key] for key in plan.online if key in part.modules}
         with input_hooks(
             online, lambda each: _turning(self.rotation(plan.online[each], plan))
         ):
@@ -190,7 +190,7 @@ class Rotator:
     def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
         # Layers behind a norm of the stream read it, and do not add to it.
-        skipped = set(flattened(each.readers for each in readings))
+        skipped = {reader for each in readings for reader in each.readers}
         writers = part.written(
             hidden,
             self._size,
@@ -210,7 +210,7 @@ class Rotator:
             # Their inputs are values of heads, which R2 may rotate; R4 is for the other writers
             # (down projections).
             values = {each.reader for each in heads}
-            for name in excluding(writers, values):
+            for name in [writer for writer in writers if writer not in values]:
                 plan.update(fold_online(part, name, matrices[name].shape[1]))
         return plan
 

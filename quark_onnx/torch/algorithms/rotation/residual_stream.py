@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.common.containers import among, excluding, of_type
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
@@ -142,7 +141,7 @@ class Part:
             for key, parameter in module.named_parameters(recurse=False):
                 if parameter.ndim > 1:
                     names.append(f"{name}.{key}")
-        return excluding(names, known)
+        return [name for name in names if name not in known]
 
     def read(self, hidden: torch.Tensor) -> tuple[Reading, ...]:
         """Return the readers of the stream.
@@ -188,7 +187,7 @@ class Part:
         # By pattern, as the sample's tokens do not reach every expert.
         matrices = dict(self.weighted())
         patterns = set[str]()
-        for each in among(matrices, seen.inputs):
+        for each in [matrix for matrix in matrices if matrix in seen.inputs]:
             if any(_is_constant(found, constant) for found in seen.inputs[each]):
                 patterns.add(pattern_of(each))
         readers = tuple(each for each in matrices if pattern_of(each) in patterns)
@@ -270,8 +269,12 @@ class Part:
         matrices = dict(self.weighted())
         found = list[Heads]()
         base = self.seen(hidden)
-        sources = excluding(among(matrices, base.outputs), writers)
-        for reader in among(writers, base.inputs):
+        sources = [
+            matrix
+            for matrix in matrices
+            if matrix in base.outputs and matrix not in writers
+        ]
+        for reader in [writer for writer in writers if writer in base.inputs]:
             # The attention module, which states the size of its heads, holds both projections.
             parent = reader.rpartition(".")[0]
             size = _head_size(self.modules.get(parent))
@@ -437,7 +440,7 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
 def _head_size(attention: Any) -> int:
     # Values have a width of their own in DeepSeek's attention (v_head_dim).
     sizes = (getattr(attention, name, None) for name in ("v_head_dim", "head_dim"))
-    return next(iter(of_type(sizes, int)), 0)
+    return next(iter([size for size in sizes if isinstance(size, int)]), 0)
 
 
 def _is_constant(found: Any, constant: Any) -> bool:
@@ -498,7 +501,11 @@ def _keep_input(
         named: dict[str, Any],
     ) -> None:
         # The first tensor is the input; masks and positions follow.
-        for found in of_type((*args, *named.values()), torch.Tensor)[:1]:
+        for found in [
+            value
+            for value in (*args, *named.values())
+            if isinstance(value, torch.Tensor)
+        ][:1]:
             if found.is_floating_point() and found.numel():
                 record.setdefault(name, []).append(found)
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import subset, without
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
@@ -277,10 +276,16 @@ def _starts(
     plan: WeightRewrites,
 ) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
     """Return the online rotations, which are not learned, and the starts of learning."""
-    fixed = subset(rotator.rotations, plan.online.values())
+    fixed = {
+        key: rotator.rotations[key]
+        for key in plan.online.values()
+        if key in rotator.rotations
+    }
     ones = dict[str, Any]()
     turned = dict[str, Any]()
-    for name, size in without(plan.sizes, fixed).items():
+    for name, size in {
+        key: value for key, value in plan.sizes.items() if key not in fixed
+    }.items():
         ones[name] = torch.eye(size, dtype=torch.float64)
         turned[name] = rotator.rotations[name].turn(ones[name])
     # Random rotations, and no rotation: learning starts from the better of both.

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import through
@@ -275,7 +274,7 @@ def _whole(
 def _rows(data: Sequence[Any]) -> Any:
     """Return the token ids of all samples, (samples, length)."""
     ids = list(map(_ids, data))
-    tensors = of_type(ids, torch.Tensor)
+    tensors = [value for value in ids if isinstance(value, torch.Tensor)]
     lengths = {each.shape[1:] for each in tensors}
     if len(tensors) < len(ids) or len(lengths) != 1:
         raise DataError(

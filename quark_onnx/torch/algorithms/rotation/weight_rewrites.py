@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import present_values
 from quark_onnx.kernels.axes import along
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
     Heads,
@@ -144,7 +143,14 @@ class WeightRewrites:
         """Add the rewrites of another part."""
         # A parameter may belong to two parts, as a layer may write to the stream and read heads.
         for name, rewrite in other.rewrites.items():
-            self.add(name, **present_values(vars(rewrite)))
+            self.add(
+                name,
+                **{
+                    key: value
+                    for key, value in vars(rewrite).items()
+                    if value is not None
+                },
+            )
         self.online |= other.online
         self.sizes |= other.sizes
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import excluding, flattened
+from quark_onnx.common.containers import excluding
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.cost import Shapes
 from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
@@ -128,7 +129,7 @@ class Replay:
         reads = result
         if isinstance(result, torch.Tensor | None):
             reads = {"": [result]}
-        read = flattened(reads.values())
+        read = list(chain.from_iterable(reads.values()))
         # None: the run has raised an error.
         if any(isinstance(each, MetaTensor | None) for each in read):
             return self._whole(call, run)  # a meta tensor reached the result
@@ -147,8 +148,8 @@ class Replay:
     def result(self, index: int, call: Call) -> Any:
         """Return the hidden states of a sample after the block, with all layers quantized."""
         # Layers that no stage covers, such as convolutions, run with their codes as well.
-        groups = flattened(map(attrgetter("groups"), self._stages))
-        unstaged = excluding(self._job.layers, flattened(groups))
+        groups = list(chain.from_iterable(map(attrgetter("groups"), self._stages)))
+        unstaged = excluding(self._job.layers, list(chain.from_iterable(groups)))
         with self._job.put(self._layers(unstaged)):
             return self.run(
                 index,

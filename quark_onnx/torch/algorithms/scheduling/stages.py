@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from quark_onnx.common.containers import among, excluding, subset, values_at
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.config.spec import LayerSpec as LayerSpec
@@ -78,7 +77,7 @@ def stages_of(
         ).run(block)
     levels = trace.levels()
     until = trace.until(levels, result.grad_fn)
-    for name in excluding(layers, levels):
+    for name in [layer for layer in layers if layer not in levels]:
         # The level of the first twin that runs; the first stage if there is none.
         twins = (other for other in levels if _twins(name, other))
         levels[name] = levels.get(next(twins, name), 0)
@@ -100,7 +99,9 @@ def stages_of(
         if all(name in order and trace.once(name, tokens) for name in names):
             leaders = map(itemgetter(0), groups_here)
             last = max(leaders, key=order.__getitem__)
-        ends = dict.fromkeys(names, level) | subset(until, names)
+        ends = dict.fromkeys(names, level) | {
+            name: until[name] for name in names if name in until
+        }
         stages.append(Stage(groups_here, last, ends))
     # the samples of other ranks may reach other experts
     return list(distributed.from_first(stages))
@@ -108,7 +109,7 @@ def stages_of(
 
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
     """Return the stages of some layers of a block; blocks with equal layers are traced once."""
-    layers = subset(job.layers, names)
+    layers = {name: job.layers[name] for name in names if name in job.layers}
     # Blocks with the same class, and layers of the same names, shapes and specs, have the same
     # stages.
     keys = list[Any]()
@@ -211,7 +212,9 @@ class _Trace:
         # in the order of execution: the producers of an input have a level already
         for name in self._inputs:
             nearest = self._nearest_layers(self._inputs[name])
-            before = values_at(levels, among(nearest, levels))
+            before = [
+                levels[key] for key in [value for value in nearest if value in levels]
+            ]
             levels[name] = 1 + max(before, default=-1)
         return levels
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quark_onnx.common.containers import by_name, present_values
+from quark_onnx.common.containers import by_name as by_name
+from quark_onnx.common.containers import present_values as present_values
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.errors import nearest as nearest
 from quark_onnx.config.checks import require_known
@@ -21,8 +22,9 @@ from quark_onnx.torch.checkpoints.layouts.quark import WEIGHT_FORMATS, QuarkLayo
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 
-LAYOUTS: dict[str, type[Layout]] = by_name(
-    (
+LAYOUTS: dict[str, type[Layout]] = {
+    value.name: value
+    for value in (
         QuarkLayout,
         CompressedTensorsLayout,
         AwqLayout,
@@ -30,7 +32,7 @@ LAYOUTS: dict[str, type[Layout]] = by_name(
         FinegrainedFp8Layout,
         OgaLayout,
     )
-)
+}
 
 
 def layout_named(
@@ -110,7 +112,12 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
     if reason := layout.refusal(spec):
         others = _supporting(lambda other: other.refusal(spec))
         tensors = {"weight": spec.weight, "input": spec.input, "output": spec.output}
-        parts = [f"{name} {part}" for name, part in present_values(tensors).items()]
+        parts = [
+            f"{name} {part}"
+            for name, part in {
+                key: value for key, value in tensors.items() if value is not None
+            }.items()
+        ]
         no_place = _no_place(layout, reason, others)
         raise ConfigError(f"{place}, {', '.join(parts)}, {no_place}")
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.config.number_formats import TwoLevel
@@ -278,7 +277,9 @@ def small_integers(spec: LayerSpec) -> str:
     The integers have per-group or per-channel scales.
     """
     weight = spec.weight
-    if weight is None or present((spec.input, spec.output)):
+    if weight is None or [
+        value for value in (spec.input, spec.output) if value is not None
+    ]:
         return "it has weights alone"
     if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 4:
         return "it has integers of 4 bits alone"

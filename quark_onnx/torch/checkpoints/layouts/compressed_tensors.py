@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from quark_onnx.common.containers import grouped, present_values
+from quark_onnx.common.containers import grouped
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.checkpoints.entries import names_in
@@ -593,7 +593,11 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
         "dynamic": False if form else _dynamic(spec),
     }
     scale_dtype = _SCALE_DTYPES.get(spec.dtype.name)
-    return arguments | present_values({"scale_dtype": scale_dtype})
+    return arguments | {
+        key: value
+        for key, value in {"scale_dtype": scale_dtype}.items()
+        if value is not None
+    }
 
 
 #: Types of scales, of formats whose scales are no floats of the model's type.

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
@@ -106,7 +105,7 @@ class OgaLayout(QuarkLayout):
             ConfigError: a layer other than ``lm_head`` stays float, layers of decoder blocks differ
                 in block size, or none of them is quantized.
         """
-        for lost in excluding(floats, [_HEAD]):
+        for lost in [value for value in floats if value not in [_HEAD]]:
             raise ConfigError(
                 f"{lost} stays float, and the model builder of onnxruntime-genai takes"
                 " every layer of a block for integers; quantize all but lm_head, or"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ModelError, nearest
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 
@@ -217,7 +216,7 @@ def _check(
     embedding and the final norm.
     """
     # The first block tells which tensors a block of this architecture has.
-    matches = present(map(_BLOCK.fullmatch, found))
+    matches = [value for value in map(_BLOCK.fullmatch, found) if value is not None]
     first = {match[2] for match in matches if match[1] == "0"}
     needed = {"token_embd.weight", "output_norm.weight"}
     for block in range(config.num_hidden_layers):

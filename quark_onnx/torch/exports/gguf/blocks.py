@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import by_name
 from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.config.spec import TensorSpec
@@ -54,7 +53,7 @@ Q4_1 = Form("Q4_1", 0, 15, True)
 Q8_0 = Form("Q8_0", -128, 127, False)
 #: The codes are bit patterns of FP4 values, not integers.
 MXFP4 = Form("MXFP4", 0, 15, False)
-FORMS = by_name((Q4_0, Q4_1, Q8_0, MXFP4))
+FORMS = {value.name: value for value in (Q4_0, Q4_1, Q8_0, MXFP4)}
 _MXFP4 = TensorSpec("mxfp4e2m1")
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_onnx.common.containers import by_name, flattened
 from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
@@ -114,7 +113,10 @@ def write_gguf(  # noqa: PLR0913
     found += _untied_head(weights or {}, source, config)
     given = _matched(
         weights or {},
-        by_name(flattened(target.sources for target in found)),
+        {
+            value.name: value
+            for value in [source for target in found for source in target.sources]
+        },
     )
     parts = [
         _part(target, given, (kind, embeddings), architecture, config)
@@ -123,7 +125,7 @@ def write_gguf(  # noqa: PLR0913
     _check_not_all_float(parts, kind)
     entries = _entries(parts, config)
     # The rows of the embedding are the vocabulary, padding included.
-    rows = by_name(entries)["token_embd.weight"].shape[0]
+    rows = {entry.name: entry for entry in entries}["token_embd.weight"].shape[0]
     with container.staged(output) as temporary:
         writer = container.writer(
             temporary,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import flattened, names_of
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
@@ -77,7 +76,10 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         if spec.probabilities is not None:
             raise ConfigError(f"{name}: {_NO_ATTENTION}")
     targets = planned(source.folder)[2]
-    stored = set(names_of(flattened(target.sources for target in targets)))
+    stored = {
+        value.name
+        for value in [source for target in targets for source in target.sources]
+    }
     sources = Sources(source.reader, source.model)
     # The kind of codes decides, so that a weight of one block stands for all layers of the spec.
     for weight in dict.fromkeys(spec.weight for _, spec in chosen.values()):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.containers import excluding, flattened
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.exports.gguf import sentencepiece
@@ -240,10 +240,14 @@ _WITHOUT = (
 def _split_of(values: dict[str, Any]) -> str:
     """Return llama.cpp's name of a byte-level tokenizer's pre-tokenizer."""
     pre_tokenizers = _flat(values.get("pre_tokenizer"), "pretokenizers")
-    steps = flattened(map(_expressions, pre_tokenizers))
+    steps = list(chain.from_iterable(map(_expressions, pre_tokenizers)))
     normalizers = _flat(values.get("normalizer"), "normalizers")
     # Another normalization changes the text before it is split.
-    normal = excluding([step["type"] for step in normalizers], ["NFC"])
+    normal = [
+        value
+        for value in [step["type"] for step in normalizers]
+        if value not in ["NFC"]
+    ]
     name = _SPLITS.get((tuple(steps), bool(values["model"].get("ignore_merges"))))
     if name is None or normal:
         raise ModelError(

@@ -22,7 +22,6 @@ from onnx import TensorProto
 from torch import nn
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.files.io import staged
 from quark_onnx.graph import Graph, Store
@@ -200,7 +199,7 @@ def _generate(
         for side in ("key", "value"):
             # Nothing is in the cache.
             past[_past(layer, side)] = np.zeros((1, heads, 0, size), np.float32)
-    names = names_of(session.get_outputs())
+    names = [value.name for value in session.get_outputs()]
     given, worst = tokens, 0.0
     empty = {name: torch.from_numpy(value) for name, value in past.items()}
 

@@ -18,7 +18,6 @@ from torch import nn
 from calibrators.readers.open import CalibrationData, RandomData
 from calibrators.readers.samples import is_array
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.calibration.block_stream import Sample, inference
 from quark_onnx.torch.exports.onnx.trace import (
@@ -181,7 +180,7 @@ class _Signature:
         if labelled:
             return {n: _readable(given[n]) for n in self.inputs if n in given}
         self._check_left_out(given)
-        kept = excluding(given, self._constants)
+        kept = [value for value in given if value not in self._constants]
         return {name: _readable(given[name]) for name in kept}
 
     @property

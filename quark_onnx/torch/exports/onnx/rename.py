@@ -8,7 +8,6 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError
 
 
@@ -36,7 +35,7 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
             raise ConfigError(
                 f"{kind}_names has {len(wanted)} names, but the model has {len(values)} {kind}s",
             )
-        names |= dict(zip(names_of(values), wanted, strict=False))
+        names |= dict(zip([value.name for value in values], wanted, strict=False))
     # The old names become free.
     taken = _names(model.graph) - set(names)
     for new in names.values():
@@ -50,8 +49,8 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 def _names(graph: GraphProto) -> set[str]:
     """Return the names of all tensors of a graph and of its subgraphs."""
-    found = set(names_of(graph.initializer))
-    found |= set(names_of((*graph.input, *graph.output)))
+    found = {tensor.name for tensor in graph.initializer}
+    found |= {value.name for value in (*graph.input, *graph.output)}
     for node in graph.node:
         found |= {*node.input, *node.output}
         for attribute in node.attribute:

@@ -17,7 +17,7 @@ from torch import nn
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import merged, present_values, without
+from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
@@ -87,7 +87,13 @@ def named(model: nn.Module, inputs: Sample) -> Batch:
     if not tensors:
         raise DataError("inputs hold no tensor")
     # None is the default of a parameter, which the model sets itself.
-    others = present_values(without(inputs, tensors))
+    others = {
+        key: value
+        for key, value in {
+            key: value for key, value in inputs.items() if key not in tensors
+        }.items()
+        if value is not None
+    }
     for name, value in others.items():
         if not isinstance(value, bool | int | float | str):
             raise DataError(

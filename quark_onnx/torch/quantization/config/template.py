@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require_known
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
@@ -54,7 +53,10 @@ class LLMTemplate(Fields):
     @classmethod
     def list_available(cls) -> list[str]:
         """Return the model types with a template."""
-        return [*FAMILIES, *excluding(cls.registered, FAMILIES)]
+        return [
+            *FAMILIES,
+            *[value for value in cls.registered if value not in FAMILIES],
+        ]
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:

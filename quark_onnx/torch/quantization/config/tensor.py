@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
 from quark_onnx.dtypes import Integer
@@ -143,7 +142,9 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     """
     # One stage, or two: formats of codes, then of the codes' or the scales' own.
     stages: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if not stages or len(of_type(stages, QTensorConfig)) < len(stages):
+    if not stages or len(
+        [stage for stage in stages if isinstance(stage, QTensorConfig)]
+    ) < len(stages):
         raise ConfigError(
             f"{where} is {given!r}; it must be a QTensorConfig; a helper has one:"
             " .to_quantization_spec()",
