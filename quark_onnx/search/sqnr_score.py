@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.remembering import RememberingSession
+from calibrators.readers.spool import Spool
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.report.measure import Measurement, measure
 from quark_onnx.report.parts import JoinedParts
-from quark_onnx.running.run import Reference, Sample
+from quark_onnx.running.run import Reference
 from quark_onnx.trials.quantized_session import open_equivalent
 
 #: Maximum size of remembered float outputs in bytes; further outputs are computed again.
@@ -37,7 +38,7 @@ class SqnrScore(NamedTuple):
 class SqnrScorer:
     """The float model on held-out samples, as the reference of every candidate."""
 
-    def __init__(self, reference: Reference, samples: Collection[Sample]) -> None:
+    def __init__(self, reference: Reference, samples: Spool) -> None:
         """Find the outputs that have an SQNR.
 
         Args:
@@ -54,7 +55,7 @@ class SqnrScorer:
         # The float model against itself on one sample: an integer output has no SQNR, nor has a
         # random one.
         session = reference.session
-        itself = measure(session, session, [next(iter(samples))])
+        itself = measure(session, session, [samples[0]])
         self._names = [error.name for error in itself if error.sqnr is not None]
         if not self._names:
             names = ", ".join(error.name for error in itself)
