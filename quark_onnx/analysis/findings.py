@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark_onnx.common.containers import names_of
+from quark_onnx.common.wording import counted
+from quark_onnx.page.blocks import Block, Facts, Notes, Warnings
 from quark_onnx.page.reported import Reported
-from quark_onnx.report import output_line, section, size_change, verdict_lines
+from quark_onnx.report import decibels, size_change
+from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import Verdict
 
@@ -224,19 +227,22 @@ class Analysis(Reported):
         # Equal noise keeps the order of execution (sorted is stable).
         return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
 
-    def lines(self) -> list[str]:
-        """Return errors of the outputs, the noisiest tensors and the verdict as lines of text."""
-        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
-        lines += section("error", list(map(output_line, self.outputs)))
+    def blocks(self) -> list[Block]:
+        """Return errors of the outputs, the noisiest tensors and the verdict as blocks."""
+        facts = [size_fact(self.bytes_before, self.bytes_after)]
+        facts.append(("SQNR", f"{decibels(self.sqnr)} dB", "of the worst output"))
+        size = [size_change(self.bytes_before, self.bytes_after)]
         noisy = list[str]()
         for tensor in self.ranking:
             causes = "; ".join(cause.text for cause in tensor.causes)
             noisy.append(f"{tensor.name}: {causes}" if causes else tensor.name)
-        lines += section("noise", noisy)
-        lines += section("warning", self.warnings)
-        if self.verdict is not None:
-            lines += verdict_lines(self.verdict)
-        return lines
+        return [
+            verdict_block(self.verdict),
+            Facts(facts, {"size": size}),
+            Warnings(lines=self.warnings),
+            outputs_block(self.outputs, counted(self.samples, "sample")),
+            Notes("Where noise is added", noisy, "noise"),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; numbers may be infinite."""

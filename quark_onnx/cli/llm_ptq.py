@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from quark_onnx.cli.next_command import next_command, shell_line
-from quark_onnx.cli.output import Answer, say
+from quark_onnx.cli.output import Answer, entry, say
 from quark_onnx.cli.parsing import (
     PROGRAM,
     OutputPath,
@@ -37,6 +37,8 @@ from quark_onnx.common.reported import to_json
 from quark_onnx.common.wording import counted, labelled, prefixed, tally
 from quark_onnx.config.checks import refuse_first, require_known
 from quark_onnx.page import write_whole
+from quark_onnx.page.blocks import Notes
+from quark_onnx.page.terminal import render_lines
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -612,30 +614,23 @@ def _answer(
         mixture: the scheme by layer; None for a single scheme.
         scores: task -> metric -> the scores of the float and of the quantized model.
     """
-    report = found.report
-    lines = [
-        f"{options.output}: {report.headline}",
-    ]
+    lines = [entry("model", [f"{options.model} -> {options.output}"])]
     if options.verbose:
-        lines += prefixed("float: ", labelled(report.kept))
-    lines += labelled(report.gains())
-    if report.kept_codes:
-        lines.append(report.kept_codes_line)
-    if mixture is not None:
-        lines.append(_mixed(mixture))
-    lines += prefixed("note: ", report.notes)
-    if found.before is not None:
-        lines.append(
-            f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized, on all"
-            f" of {options.evaluate}",
-        )
-    for task, metrics in scores.items():
-        for name, (was, now) in metrics.items():
-            lines.append(f"{task}: {name} {was:.4f} float, {now:.4f} quantized")
-    lines += _export_lines(options)
-    verdict = found.verdict
-    if verdict is not None:
-        lines += verdict.lines()
+        # The report shortens its lists.
+        complete = {"float": labelled(found.report.kept), "notes": found.report.notes}
+        lines += [entry(title, texts) for title, texts in complete.items() if texts]
+    tasks = [
+        f"{task}: {name} {was:.4f} float, {now:.4f} quantized"
+        for task, metrics in scores.items()
+        for name, (was, now) in metrics.items()
+    ]
+    blocks = [
+        *found.blocks(),
+        Notes("Mixture", [] if mixture is None else [_mixed(mixture)], "mixture"),
+        Notes("Tasks", tasks, "tasks"),
+        Notes("Files", _export_lines(options), "files"),
+    ]
+    lines += render_lines(blocks)
     document = {
         "model": options.model,
         "output": options.output,
@@ -739,7 +734,7 @@ def _mixed(mixture: Any) -> str:
     counts = Counter(group.chosen.scheme for group in mixture.groups)
     groups = tally(sorted(counts.items()))
     return (
-        f"mixture: {mixture.bits:.3f} bits per weight of the quantized layers; groups of"
+        f"{mixture.bits:.3f} bits per weight of the quantized layers; groups of"
         f" layers: {groups}"
     )
 

@@ -185,7 +185,7 @@ def run(options: Namespace) -> Answer:
 def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:
     blocks = report.blocks()
     if latency is not None:
-        blocks.append(Notes("Latency", [str(latency), *latency.reasons]))
+        blocks.append(Notes("Latency", latency.lines))
     names = f"{options.model.name} → {options.output.name}"
     page = [Heading("Quantization", names), *blocks]
     write_blocks(options.html, f"{names}: quantization", page)

@@ -1,10 +1,14 @@
-"""Blocks of a page: what a result consists of, from top to bottom."""
+"""Blocks: what a result consists of, from top to bottom of its page.
+
+``html_of`` renders a block for a page, ``text_of`` in ``terminal`` for a terminal, where ``short``
+is the title of a block. Blocks without a short title are for the page alone.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import singledispatch
 from html import escape
 from pathlib import Path
@@ -42,38 +46,84 @@ class Heading:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The band of a verdict, its sentence, and what to do next."""
+    """The band of a verdict, its sentence, and what to do next.
+
+    Attributes:
+        band: "good", "risky", "poor", "unclear" or "unknown".
+        sentence: the verdict.
+        actions: changes to try, the most promising first.
+        measured_on: the samples in words; empty where the sentence names them.
+        details: sentences that explain the verdict.
+    """
 
     band: str
     sentence: str
     actions: tuple[Action, ...] = ()
+    measured_on: str = ""
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A few figures: label, figure and explanation of each."""
+    """A few figures.
+
+    Attributes:
+        rows: label, figure and explanation of each.
+        lines: the lines of a terminal by their title, which may say more than the figures.
+    """
 
     rows: Sequence[tuple[str, str, str]]
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table with a title."""
+    """A table with a title.
+
+    Attributes:
+        title: title of the section.
+        header: titles of the columns.
+        rows: the cells of each row.
+        note: a sentence before the rows.
+        short: title in a terminal.
+        lines: the rows as sentences, for a terminal.
+    """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    short: str = ""
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Names grouped by reason; the line of a reason unfolds to its names."""
+    """Names grouped by reason; the line of a reason unfolds to its names.
+
+    Attributes:
+        title: title of the section.
+        reasons: the reason of each name.
+        one, many: the noun for one name and for several.
+        short: title in a terminal.
+        kinds: the kind of each name, if numbers of kinds say more than names do.
+    """
 
     title: str
-    reasons: Sequence[tuple[str, str]]
+    reasons: Mapping[str, str]
     one: str
     many: str
+    short: str = ""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[tuple[str, list[str]]]:
+        """Return each reason with its names, the reason of most names first."""
+        groups = dict[str, list[str]]()
+        for name, reason in self.reasons.items():
+            groups.setdefault(reason, []).append(name)
+        # Stable: reasons of equally many names stay in the order of first appearance.
+        return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
 @dataclass(frozen=True)
@@ -82,6 +132,16 @@ class Notes:
 
     title: str
     lines: Sequence[str]
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Warnings(Notes):
+    """Signs of wrong data or settings; a terminal shows them next to the verdict."""
+
+    title: str = "Warnings"
+    lines: Sequence[str] = ()
+    short: str = "warning"
 
 
 @dataclass(frozen=True)
@@ -150,7 +210,10 @@ def _(block: Heading) -> str:
 
 @html_of.register
 def _(block: Judgement) -> str:
-    return verdict(block.band, block.sentence, block.actions)
+    sentence = block.sentence
+    if block.measured_on:
+        sentence += f", on {block.measured_on}"
+    return verdict(block.band, sentence, block.actions, block.details)
 
 
 @html_of.register
@@ -173,7 +236,7 @@ def _(block: Grid) -> str:
 def _(block: Reasons) -> str:
     if not block.reasons:
         return ""
-    return _section(block.title, grouped(block.reasons, block.one, block.many))
+    return _section(block.title, grouped(block.reasons.items(), block.one, block.many))
 
 
 @html_of.register

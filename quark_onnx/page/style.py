@@ -114,7 +114,8 @@ th { color: var(--soft); font-weight: 500; }
 .verdict ol { margin: 0; padding-left: 20px; display: grid; gap: 4px; }
 .verdict code span { white-space: nowrap; }
 .verdict li { overflow-wrap: anywhere; }
-.verdict small { color: var(--soft); font-size: 13px; }
+.verdict small { color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
+.verdict > small { display: block; margin-top: 4px; }
 details { margin-top: 12px; }
 summary { cursor: pointer; color: var(--soft); }
 details ul { margin: 8px 0 0; padding-left: 20px; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }

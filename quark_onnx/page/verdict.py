@@ -34,30 +34,46 @@ class Action:
     code: str = ""
     effect: str = ""
 
+    def lines(self) -> list[str]:
+        """Return the action as text; a command is a line of its own, to be pasted."""
+        if self.code.startswith("quark-onnx "):
+            return [self.text, self.code]
+        text = f"{self.code}: {self.text}" if self.code else self.text
+        return [f"{text} ({self.effect})" if self.effect else text]
 
-def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
+
+def verdict(
+    band: str,
+    sentence: str,
+    actions: Sequence[Action] = (),
+    details: Sequence[str] = (),
+) -> str:
     """Return the verdict of a page with the first three actions.
 
     Args:
         band: "good", "risky", "poor", "unclear" or "unknown".
         sentence: the verdict, as text.
         actions: the actions, the most promising first.
+        details: sentences that explain the verdict.
     """
     # The most promising ones; the sections of the page have the others.
     items = "".join(map(_item, islice(actions, _SHOWN)))
     listed = ""
     if items:
         listed = f"<h2>What to do next</h2><ol>{items}</ol>"
+    explained = "".join(
+        f"<small>{escape(_capital(detail))}.</small>" for detail in details
+    )
     return (
         f'<section class="verdict {escape(band)}"><p><b>{_WORDS[band]}</b>'
-        f" {escape(_capital(sentence.rstrip('.')))}.</p>{listed}</section>"
+        f" {escape(_capital(sentence.rstrip('.')))}.</p>{explained}{listed}</section>"
     )
 
 
 def _item(action: Action) -> str:
     code = ""
     if action.code:
-        code = f" <code>{_words(action.code)}</code>"
+        code = f": <code>{_words(action.code)}</code>"
     effect = ""
     if action.effect:
         effect = f" <small>{escape(action.effect)}</small>"

@@ -39,10 +39,11 @@ from quark_onnx.files.overwrites import refuse_overwritten_arguments
 from quark_onnx.graph import Graph, gather_constants, model_key
 from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
+from quark_onnx.page.blocks import Block, Facts, Text
 from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
-from quark_onnx.report import section, verdict_lines
+from quark_onnx.report.blocks import verdict_block
 from quark_onnx.report.verdict import Verdict, check_task
 from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.run import Reference
@@ -153,20 +154,22 @@ class SearchResult(Reported):
             if not any(_surpasses(other, each) for other in measured)
         ]
 
-    def lines(self) -> list[str]:
-        """Return the Pareto front, best first, as lines of text."""
+    def blocks(self) -> list[Block]:
+        """Return the verdict, the Pareto front and the settings of the best as blocks."""
         tried = f"{len(self.candidates)} of {counted(self.total, 'configuration')}"
-        lines = [f"tried     {tried}, on {counted(self.judged, 'held-out sample')}"]
-        found = [
+        front = [
             f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes{_times(each)}"
             for each in self.front
         ]
-        lines += section("best", found)
-        if not self.reached:
-            lines.append("target    not met")
+        lines = {
+            "tried": [f"{tried}, on {counted(self.judged, 'held-out sample')}"],
+            "best": front,
+            "target": [] if self.reached else ["not met"],
+        }
+        blocks: list[Block] = [Facts([], lines)]
         if self.verdict is not None:
-            lines += verdict_lines(self.verdict)
-        return lines
+            blocks.append(verdict_block(self.verdict))
+        return [*blocks, Text("Settings of the best", str(self.best.config))]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

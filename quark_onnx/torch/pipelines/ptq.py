@@ -13,6 +13,7 @@ from torch import nn
 
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.progress import forecast
+from quark_onnx.page.blocks import Block, Facts
 from quark_onnx.page.reported import Reported
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
@@ -28,6 +29,7 @@ from quark_onnx.torch.pipelines.estimate import (
     Estimate,
     Estimator,
     check_room,
+    size,
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
@@ -92,14 +94,21 @@ class PtqResult(Reported):
     after: float | None = None
     verdict: CheckpointVerdict | None = None
 
-    def lines(self) -> list[str]:
-        """Return the report on the layers and the verdict as lines of text."""
-        lines = self.report.lines()
-        if self.before is not None:
-            lines.append(
-                f"perplexity: {self.before:.4f} float, {self.after:.4f} quantized",
-            )
-        return lines if self.verdict is None else [*lines, *self.verdict.lines()]
+    def blocks(self) -> list[Block]:
+        """Return the verdict and the report on the layers as blocks."""
+        facts = self.report.facts()
+        rows, lines = list(facts.rows), dict(facts.lines)
+        if self.before is not None and self.after is not None:
+            change = f"{100 * (self.after / self.before - 1):+.2f} %"
+            more = f"{change} from {self.before:.4f}"
+            rows.append(("Perplexity", f"{self.after:.4f}", more))
+            text = f"perplexity {self.before:.4f} float, {self.after:.4f} quantized"
+            lines["text"] = [f"{text}, on all of the text to evaluate"]
+        # Nothing was compared with the float model, so sizes are estimates.
+        expected = ("Size", size(self.estimate.disk), "of the checkpoint, as estimated")
+        rows += [expected] if self.verdict is None else self.verdict.facts()
+        verdict = [] if self.verdict is None else [self.verdict.judgement()]
+        return [*verdict, Facts(rows, lines), *self.report.sections()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

@@ -166,7 +166,7 @@ BLOCKS = [
     Judgement("risky", "outputs <x>", (Action("try:", "--preset A16W8"),)),
     Facts([("Size", "1 <MB>", "less")]),
     Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note"),
-    Reasons("Float", [("<n>", "why")], "node", "nodes"),
+    Reasons("Float", {"<n>": "why"}, "node", "nodes"),
     Notes("Notes", ["one <two>"]),
     Text("Settings", "a: <set>\n  c: 1"),
     Gallery("Images", "look", [Picture("<s>", [("x", png(np.zeros((2, 2, 3))))])]),
@@ -180,7 +180,7 @@ def test_every_block_escapes_names() -> None:
             name not in text and name.replace("<", "&lt;").replace(">", "&gt;") in text
         )
     check_alone(text)
-    for empty in (Grid("a", (), []), Reasons("a", [], "", ""), Notes("a", [])):
+    for empty in (Grid("a", (), []), Reasons("a", {}, "", ""), Notes("a", [])):
         assert html_of(empty) == ""
     assert html_of(Gallery("a", "", [])) == ""
     with pytest.raises(TypeError, match="int is no block"):
