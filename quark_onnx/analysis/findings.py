@@ -1,19 +1,8 @@
-"""Results of an analysis: errors of tensors and weights, with causes."""
+"""Findings of an analysis: errors of tensors and weights, with causes."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from quark_onnx.common.containers import names_of
-from quark_onnx.common.wording import counted
-from quark_onnx.page.blocks import Block, Facts, Notes, Warnings
-from quark_onnx.page.reported import Reported
-from quark_onnx.report import decibels, size_change
-from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
-from quark_onnx.report.measure import OutputError, least_sqnr
-from quark_onnx.report.verdict import Verdict
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -186,69 +175,3 @@ class Unmatched:
 
     name: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Analysis(Reported):
-    """Accuracy losses of a quantized model, and their causes.
-
-    Attributes:
-        samples: number of samples.
-        bytes_before: size of the float model.
-        bytes_after: size of the quantized model.
-        outputs: error of each output.
-        tensors: error of each compared tensor, in the order of execution.
-        weights: error of each quantized constant.
-        unmatched: tensors and constants without a comparison.
-        steps: step of each output with values on a grid, in the output's own unit.
-        verdict: quality in the terms of the task, as ``compare`` gives it.
-        warnings: signs of wrong preprocessing of the data.
-    """
-
-    samples: int
-    bytes_before: int
-    bytes_after: int
-    outputs: list[OutputError]
-    tensors: list[TensorError]
-    weights: list[WeightError]
-    unmatched: list[Unmatched]
-    steps: dict[str, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def sqnr(self) -> float:
-        """Return the least SQNR of a float output in dB; infinite if there is none."""
-        return least_sqnr(self.outputs, math.inf)
-
-    @property
-    def ranking(self) -> list[TensorError]:
-        """Return tensors with added noise, noisiest first."""
-        # Equal noise keeps the order of execution (sorted is stable).
-        return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
-
-    def blocks(self) -> list[Block]:
-        """Return errors of the outputs, the noisiest tensors and the verdict as blocks."""
-        facts = [size_fact(self.bytes_before, self.bytes_after)]
-        facts.append(("SQNR", f"{decibels(self.sqnr)} dB", "of the worst output"))
-        size = [size_change(self.bytes_before, self.bytes_after)]
-        noisy = list[str]()
-        for tensor in self.ranking:
-            causes = "; ".join(cause.text for cause in tensor.causes)
-            noisy.append(f"{tensor.name}: {causes}" if causes else tensor.name)
-        return [
-            verdict_block(self.verdict),
-            Facts(facts, {"size": size}),
-            Warnings(lines=self.warnings),
-            outputs_block(self.outputs, counted(self.samples, "sample")),
-            Notes("Where noise is added", noisy, "noise"),
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values; numbers may be infinite."""
-        return {
-            "worst_sqnr": self.sqnr,
-            # asdict copies fields alone; properties are added by name.
-            **asdict(self),
-            "ranking": names_of(self.ranking),
-        }

@@ -25,8 +25,8 @@ from quark_onnx.page.blocks import (
     Judgement,
     Reasons,
     Text,
-    write_blocks,
 )
+from quark_onnx.page.browser import write_blocks
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_insides
 from quark_onnx.report import summarize

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import asdict
 from typing import Any
 
 from quark_onnx.cli.output import Answer, say
@@ -114,12 +113,8 @@ def search(options: Namespace) -> Answer:
         tell=None if options.quiet else _tell,
     )
     # Written before the verdict: the page also shows a search that found nothing.
-    torch_side("quark_onnx.torch.page.pareto").write_search_page(
-        found,
-        options.journal / "search.html",
-        f"{options.model} for {options.client}",
-        options.bits,
-    )
+    names = f"{options.model} for {options.client}"
+    found.write_page(options.journal / "search.html", "Search", names)
     return _answer(options, found, source, flow)
 
 
@@ -152,10 +147,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
     document = {
         "model": options.model,
         "output": options.output,
-        "best": None if found.best is None else str(found.best),
-        "pareto": [trial.candidate for trial in found.pareto],
-        "trials": list(map(asdict, found.trials)),
-        "untried": list(map(str, found.untried)),
+        **found.to_dict(),
     }
     if found.best is None:
         # A failed trial has no divergence.

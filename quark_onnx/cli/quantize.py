@@ -50,7 +50,8 @@ from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
-from quark_onnx.page.blocks import Heading, Notes, write_blocks
+from quark_onnx.page.blocks import Heading, Notes
+from quark_onnx.page.browser import write_blocks
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep

@@ -8,7 +8,8 @@ from typing import Any
 
 from calibrators.shown import printable
 from quark_onnx.common.reported import to_json
-from quark_onnx.page.blocks import Block, Heading, render_page, write_blocks
+from quark_onnx.page.blocks import Block, Heading
+from quark_onnx.page.browser import render_page, write_blocks
 from quark_onnx.page.terminal import render_lines
 
 

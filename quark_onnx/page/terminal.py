@@ -8,15 +8,16 @@ from functools import singledispatch
 
 from quark_onnx.common.wording import first_of, prefixed, tally
 from quark_onnx.page.blocks import (
+    Action,
     Block,
     Facts,
     Grid,
     Judgement,
     Notes,
+    Ranking,
     Reasons,
     Warnings,
 )
-from quark_onnx.page.verdict import Action
 
 #: Maximum number of lines of a section.
 _SHOWN = 12
@@ -62,6 +63,11 @@ def _(block: Grid) -> list[str]:
     if not block.note or not block.lines:
         return section(block.short, block.lines)
     return [f"{block.short:<9} {block.note}:", *prefixed("  ", block.lines)]
+
+
+@text_of.register
+def _(block: Ranking) -> list[str]:
+    return section(block.short, block.lines) if block.short else []
 
 
 @text_of.register

@@ -42,12 +42,11 @@ if TYPE_CHECKING:
     from quark_onnx.torch.export.params import load_params, save_params
     from quark_onnx.torch.exports.gguf import write_gguf
     from quark_onnx.torch.exports.onnx import write_onnx
-    from quark_onnx.torch.page.page import write_page
     from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
     from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
     from quark_onnx.torch.pipelines.in_memory import quantize_model
     from quark_onnx.torch.pipelines.mixed_precision import mix
-    from quark_onnx.torch.pipelines.ptq import Text, ptq
+    from quark_onnx.torch.pipelines.ptq import Text, ptq, write_page
     from quark_onnx.torch.pipelines.report import TorchReport
     from quark_onnx.torch.quantization.api import ModelQuantizer
     from quark_onnx.torch.quantization.config.template import LLMTemplate
@@ -90,7 +89,7 @@ NATIVE = {
     "write_checkpoint": ("checkpoints.export", "write_checkpoint"),
     "write_gguf": ("exports.gguf", "write_gguf"),
     "write_onnx": ("exports.onnx", "write_onnx"),
-    "write_page": ("page.page", "write_page"),
+    "write_page": ("pipelines.ptq", "write_page"),
     "validate_checkpoint": ("validate.clients", "validate"),
     "repair_checkpoint": ("validate.repair", "repair"),
 }

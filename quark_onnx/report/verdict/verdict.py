@@ -9,7 +9,7 @@ from typing import Literal
 
 from quark_onnx.common.containers import excluding
 from quark_onnx.common.wording import counted
-from quark_onnx.page.verdict import Action
+from quark_onnx.page.blocks import Action
 
 Band = Literal["good", "risky", "poor", "unclear", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")

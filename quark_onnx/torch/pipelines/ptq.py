@@ -13,6 +13,7 @@ from torch import nn
 
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.progress import forecast
+from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Block, Facts
 from quark_onnx.page.reported import Reported
 from quark_onnx.torch.calibration.perplexity import perplexity
@@ -33,6 +34,7 @@ from quark_onnx.torch.pipelines.estimate import (
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.mixture import Mixture
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import (
     GENERATED,
@@ -86,6 +88,7 @@ class PtqResult(Reported):
         before: perplexity of the float model; None without evaluation.
         after: perplexity of the checkpoint; None without evaluation.
         verdict: comparison of the checkpoint with the float model; None if it was not requested.
+        mixture: result of a mixed-precision search, for the page; None for a single scheme.
     """
 
     report: TorchReport
@@ -93,6 +96,7 @@ class PtqResult(Reported):
     before: float | None = None
     after: float | None = None
     verdict: CheckpointVerdict | None = None
+    mixture: Mixture | None = None
 
     def blocks(self) -> list[Block]:
         """Return the verdict and the report on the layers as blocks."""
@@ -104,11 +108,19 @@ class PtqResult(Reported):
             rows.append(("Perplexity", f"{self.after:.4f}", more))
             text = f"perplexity {self.before:.4f} float, {self.after:.4f} quantized"
             lines["text"] = [f"{text}, on all of the text to evaluate"]
+        mixed = list[Block]()
+        if self.mixture is not None:
+            groups = counted(len(self.mixture.groups), "group")
+            bits = f"{self.mixture.bits:.3f}"
+            rows.append(("Bits per weight", bits, f"{groups} of layers"))
+            lines["mixture"] = [self.mixture.line()]
+            mixed.append(self.mixture.drawing())
         # Nothing was compared with the float model, so sizes are estimates.
         expected = ("Size", size(self.estimate.disk), "of the checkpoint, as estimated")
         rows += [expected] if self.verdict is None else self.verdict.facts()
         verdict = [] if self.verdict is None else [self.verdict.judgement()]
-        return [*verdict, Facts(rows, lines), *self.report.sections()]
+        notes, errors, *sections = self.report.sections()
+        return [*verdict, Facts(rows, lines), notes, errors, *mixed, *sections]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -122,6 +134,27 @@ class PtqResult(Reported):
                 "seconds": self.estimate.seconds,
             },
         }
+
+
+def write_page(
+    found: PtqResult,
+    path: Path,
+    name: str = "model",
+    mixture: Mixture | None = None,
+) -> None:
+    """Write the page of a result atomically.
+
+    Args:
+        found: the result of ``ptq``.
+        path: the file.
+        name: the name of the model.
+        mixture: the result of a mixed-precision search, if there was one.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    found = replace(found, mixture=mixture or found.mixture)
+    found.write_page(path, "Quantization report", name)
 
 
 def ptq(  # noqa: PLR0913

@@ -16,6 +16,9 @@ from quark_onnx.report import percentage
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.page.errors import layer_errors
+from quark_onnx.torch.page.experts import expert_tokens
+from quark_onnx.torch.page.tables import formats_table, layers_table
 
 
 @dataclass
@@ -75,8 +78,12 @@ class TorchReport(Reported):
     def sections(self) -> list[Block]:
         """Return the blocks below the facts."""
         return [
-            Reasons("Stays float", self.kept, "layer", "layers"),
             Notes("Notes", self.notes, "notes"),
+            layer_errors(self.outcomes, self.quantized, self.gains()),
+            expert_tokens(self.outcomes),
+            formats_table(self.quantized),
+            layers_table(self.quantized, self.outcomes),
+            Reasons("Stays float", self.kept, "layer", "layers"),
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from calibrators.json_file import Entry, read_json
 from calibrators.scratch import ScratchFolder, written
 from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.common.version import __version__
+from quark_onnx.common.wording import counted
+from quark_onnx.page.blocks import Block, Facts, Grid, Reasons
+from quark_onnx.page.reported import Reported
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
 from quark_onnx.torch.config.language import config_for
@@ -26,10 +30,11 @@ from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
     SCHEME_CLIENTS,
 )
+from quark_onnx.torch.page.pareto import Point, size_against_divergence
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
-from quark_onnx.torch.pipelines.verdict import weights_of
+from quark_onnx.torch.pipelines.verdict import file_size, weights_of
 from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime.devices import device_named
 
@@ -81,7 +86,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Reported):
     """Result of a search.
 
     Attributes:
@@ -89,16 +94,76 @@ class Search:
         best: the candidate with the least divergence within the budget of bits; None if there is
             none.
         untried: candidates that the time budget did not reach.
+        bits: the budget in bits per weight.
     """
 
     trials: tuple[Trial, ...]
     best: Candidate | None
     untried: tuple[Candidate, ...] = ()
+    bits: float = math.inf
 
     @property
     def pareto(self) -> list[Trial]:
         """Return the Pareto-optimal trials by ascending size."""
         return pareto(self.trials)
+
+    def blocks(self) -> list[Block]:
+        """Return the best candidate, the front and the trials as blocks."""
+        best = str(self.best or "none")
+        tried = (
+            f"{counted(len(self.trials), 'candidate')}, {len(self.untried)} not tried"
+        )
+        facts = [
+            ("Best", best, f"within {self.bits:g} bits a weight"),
+            ("Trials", str(len(self.trials)), f"{len(self.untried)} not tried"),
+        ]
+        front = [
+            f"{each.candidate}: {each.bits:.2f} bits, {each.divergence:.4f} nats a token"
+            for each in self.pareto
+        ]
+        # Candidates have one trial each.
+        kinds = dict.fromkeys((each.candidate for each in self.pareto), "front")
+        kinds[best] = "best"
+        measured = [each for each in self.trials if each.divergence is not None]
+        points = [
+            Point(
+                each.candidate,
+                each.bits,
+                each.divergence,
+                kinds.get(each.candidate, ""),
+            )
+            for each in measured
+            if each.divergence is not None
+        ]
+        rows = [
+            (
+                each.candidate,
+                f"{each.bits:.2f}",
+                file_size(each.bytes),
+                f"{each.divergence:.4f}",
+                f"{each.seconds:.0f}",
+                kinds.get(each.candidate, ""),
+            )
+            for each in sorted(measured, key=lambda each: each.bytes)
+        ]
+        header = ("candidate", "bits", "size", "divergence", "seconds", "")
+        failed = {each.candidate: each.error for each in self.trials if each.error}
+        left = dict.fromkeys(map(str, self.untried), "did not fit into --budget")
+        return [
+            Facts(facts, {"tried": [tried], "front": front, "best": [best]}),
+            size_against_divergence(points),
+            Grid("Trials", header, rows),
+            Reasons("Not measured", failed | left, "candidate", "candidates"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the search as plain values."""
+        return {
+            "best": None if self.best is None else str(self.best),
+            "pareto": [trial.candidate for trial in self.pareto],
+            "trials": list(map(asdict, self.trials)),
+            "untried": list(map(str, self.untried)),
+        }
 
 
 def pareto(trials: Iterable[Trial]) -> list[Trial]:
@@ -209,7 +274,7 @@ def search_schemes(  # noqa: PLR0913
     within = [each for each in pareto(own) if each.bits <= bits]
     # the last on the front has the least divergence
     best = wanted[within[-1].candidate] if within else None
-    return Search(tuple(own), best, tuple(untried))
+    return Search(tuple(own), best, tuple(untried), bits)
 
 
 def _fitting(

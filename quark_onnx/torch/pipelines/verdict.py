@@ -16,9 +16,8 @@ from torch import nn
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.progress import Progress
 from quark_onnx.dtypes import Integer
-from quark_onnx.page.blocks import Block, Facts, Judgement
+from quark_onnx.page.blocks import Action, Block, Facts, Judgement
 from quark_onnx.page.reported import Reported
-from quark_onnx.page.verdict import Action
 from quark_onnx.report.figures import near_limits
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.torch.calibration.block_stream import inference

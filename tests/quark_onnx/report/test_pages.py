@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quark_onnx import compare, quantize
 from quark_onnx.page.blocks import (
+    Action,
     Facts,
     Gallery,
     Grid,
@@ -23,11 +24,9 @@ from quark_onnx.page.blocks import (
     Picture,
     Reasons,
     Text,
-    html_of,
-    render_page,
 )
+from quark_onnx.page.browser import html_of, render_page
 from quark_onnx.page.png import png
-from quark_onnx.page.verdict import Action
 from quark_onnx.report.verdict.boxes import DetectorLayout
 from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.task import Task
