@@ -135,10 +135,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         flow: the module of the pipeline.
     """
     page = options.journal / "search.html"
-    lines = [
-        f"{trial.candidate}: {trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
-        for trial in found.pareto
-    ]
+    lines = found.lines()
     if found.untried:
         lines.append(
             f"{counted(len(found.untried), 'candidate was', 'candidates were')} not tried;"
