@@ -23,7 +23,7 @@ from quark_onnx.measuring.labelled import scorer_for
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.page.blocks import Block, Facts, Notes, Warnings
 from quark_onnx.page.reported import Reported
-from quark_onnx.report import decibels, size_change
+from quark_onnx.report import decibels, percent, size_change
 from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import Exhibits, Score, Verdict
@@ -66,6 +66,12 @@ class Comparison(Reported):
         """Return the least SQNR of a float output in dB; infinite if there is none."""
         return least_sqnr(self.outputs, float("inf"))
 
+    @property
+    def score_lines(self) -> list[str]:
+        """Return the scores on labels in words."""
+        labelled = counted(self.labelled, "labelled sample")
+        return [f"{score}, on {labelled}" for score in self.scores]
+
     def blocks(self) -> list[Block]:
         """Return the comparison as blocks."""
         facts = [size_fact(self.bytes_before, self.bytes_after)]
@@ -75,14 +81,12 @@ class Comparison(Reported):
             ratio = f"{self.latency.ratio:.2f}×"
             facts.append(("Latency", ratio, "relative to float, on this processor"))
         for score in self.scores:
-            value = f"{score.other:.4g}"
-            facts.append((score.name, value, f"{score.reference:.4g} in float"))
+            value = f"{percent(score.other)} %"
+            before = f"{percent(score.reference)} % in float"
+            facts.append((score.title, value, before))
         lines = {
             "size": [size_change(self.bytes_before, self.bytes_after)],
-            "labels": [
-                f"{score.name}: float {score.reference:.4g}, quantized {score.other:.4g}"
-                for score in self.scores
-            ],
+            "labels": self.score_lines,
         }
         blocks: list[Block] = [
             verdict_block(self.verdict),

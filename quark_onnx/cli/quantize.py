@@ -13,7 +13,7 @@ from quark_onnx import api
 from quark_onnx.analysis import Comparison, Latency, compare
 from quark_onnx.analysis.advise import BUDGET, advise
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
-from quark_onnx.cli.compare import score_document, score_lines
+from quark_onnx.cli.compare import score_document
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import (
     add_time_options,
@@ -161,7 +161,7 @@ def run(options: Namespace) -> Answer:
         lines.append(entry("recipe", [_described(choice)]))
     lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
     if scored is not None:
-        lines += score_lines(scored)
+        lines.append(entry("labels", scored.score_lines))
     lines.append(str(report))
     # The report shortens its lists; --verbose appends them in full.
     if options.verbose:

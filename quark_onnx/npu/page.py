@@ -225,7 +225,7 @@ def _drawing(found: Preflight) -> Drawing:
         "Green runs on the NPU, orange on the CPU, red crashes the compiler. Inputs are at the"
         " top."
     )
-    return Drawing("Subgraphs", note, plots, remarks=remarks)
+    return Drawing("Subgraphs", note, lambda: plots, remarks=remarks)
 
 
 def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:

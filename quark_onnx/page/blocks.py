@@ -6,7 +6,7 @@ where ``short`` is the title of a block. Blocks without a short title are for th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -197,8 +197,8 @@ class Drawing:
     Attributes:
         title: title of the section.
         note: what is drawn.
-        plots: the drawings as SVG. Those of the CSS classes "wide" and "narrow" are shown in
-            windows of that width alone.
+        draw: function that draws: it returns SVGs, of which those of the CSS classes "wide" and
+            "narrow" are shown in windows of that width alone. A terminal does not call it.
         key: the legend: CSS class of each mark, and its meaning.
         remarks: CSS class and text of sentences below the drawings.
         side_by_side: whether the drawings are small, and share a row.
@@ -206,7 +206,7 @@ class Drawing:
 
     title: str
     note: str
-    plots: Sequence[str]
+    draw: Callable[[], Iterable[str]]
     key: Sequence[tuple[str, str]] = ()
     remarks: Sequence[tuple[str, str]] = ()
     side_by_side: bool = False

@@ -179,7 +179,7 @@ def _(block: Gallery) -> str:
 
 @html_of.register
 def _(block: Drawing) -> str:
-    plots = "".join(block.plots)
+    plots = "".join(block.draw())
     if not plots:
         return ""
     if block.side_by_side:

@@ -54,7 +54,7 @@ def score_plots(
     return Drawing(
         "Accuracy against size and runtime",
         "Up and to the left is better. Numbers are places in the table below.",
-        plots,
+        lambda: plots,
         key,
         side_by_side=True,
     )

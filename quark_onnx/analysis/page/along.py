@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 
 from quark_onnx.analysis.findings import TensorError
@@ -125,16 +126,22 @@ def along_the_graph(
     key = list(dict.fromkeys(family(tensor.op_type) for tensor in tensors))
     if math.isfinite(sqnr):
         key.append(("dash", f"output, {sqnr:.1f} dB"))
-    # Both are drawn; the style sheet shows the one that fits the screen.
-    sizes = ((1000.0, 330.0, "wide"), (380.0, 300.0, "narrow"))
     return Drawing(
         "Error along the graph",
         "Filled: the error with everything before it quantized. Rings: what the tensor's own"
         " operator and grid add, with everything before it float. Numbers are places in the"
         " ranking below.",
-        [_plot(tensors, ranking, sqnr, *size) for size in sizes] if tensors else (),
+        partial(_plots, tensors, ranking, sqnr),
         [*key, ("ring", "alone")],
     )
+
+
+def _plots(
+    tensors: Sequence[TensorError], ranking: Sequence[TensorError], sqnr: float
+) -> list[str]:
+    """Return a plot for wide and for narrow windows; none without tensors."""
+    sizes = ((1000.0, 330.0, "wide"), (380.0, 300.0, "narrow"))
+    return [_plot(tensors, ranking, sqnr, *size) for size in sizes if tensors]
 
 
 def _plot(  # noqa: PLR0913

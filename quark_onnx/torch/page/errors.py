@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 
 from quark_onnx.common.wording import labelled
@@ -59,9 +60,8 @@ def layer_errors(
     def draw(width: float, height: float, class_: str) -> str:
         return _plot(outcomes, quantized, list(gains), width, height, class_)
 
-    plots = for_widths(draw, (340.0, 300.0)) if any(map(shown, outcomes)) else ()
-    key = key_of(labelled(gains))
-    return Drawing("Errors along the model", note, plots, key)
+    plots = partial(for_widths, draw, (340.0, 300.0))
+    return Drawing("Errors along the model", note, plots, key_of(labelled(gains)))
 
 
 def _plot(  # noqa: PLR0913

@@ -44,7 +44,7 @@ def expert_tokens(outcomes: Iterable[Outcome]) -> Drawing:
         "Tokens of experts",
         "How many tokens of the data were sent to each expert: the stronger the colour, the"
         " more. What an algorithm knows of an expert, it knows from them.",
-        [_plot(rows, most, *width) for width in widths] if rows else (),
+        lambda: [_plot(rows, most, *width) for width in widths if rows],
         (("most", f"{most:,} tokens"), ("bad", "none")),
     )
 

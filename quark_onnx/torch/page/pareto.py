@@ -41,12 +41,14 @@ def size_against_divergence(points: Iterable[Point]) -> Drawing:
         ("front", "front: none is smaller and more accurate"),
         ("point", "other trials"),
     )
-    plots = for_widths(partial(_plot, drawn), (380.0, 320.0)) if drawn else ()
+    plots = partial(for_widths, partial(_plot, drawn), (380.0, 320.0))
     return Drawing("Size against divergence", "", plots, key)
 
 
 def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> str:
-    """Draw bits on x, and divergence on a logarithmic y scale."""
+    """Draw bits on x, and divergence on a logarithmic y scale; empty without points."""
+    if not points:
+        return ""
     bits = [point.bits for point in points]
     values = [point.divergence for point in points]
     # Points lie 5 % inside of the frame.

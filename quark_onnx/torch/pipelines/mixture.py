@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from operator import attrgetter
 
@@ -13,7 +12,7 @@ from quark_onnx.common.wording import first_of, tally
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.page.frame import Frame, for_widths, key_of, series
+from quark_onnx.torch.page.frame import Frame, key_of, series
 
 #: Relative width of a bar; minimum and maximum radius of a dot.
 _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
@@ -88,20 +87,23 @@ class Mixture:
         chosen = Counter(group.chosen.scheme for group in self.groups)
         count = len(self.groups)
         key = key_of(f"{each}: {chosen[each]} of {count}" for each in _schemes_of(self))
-        wide, narrow = zip(
-            for_widths(partial(_bits, self), (240.0, 220.0)),
-            for_widths(partial(_divergences, self), (240.0, 220.0)),
-            strict=True,
-        )
         return Drawing(
             "Mixed precision",
             "Bits per weight of a group of layers, scales included; below, how far what the"
             " model predicts moves if that group alone is quantized, at each scheme. What was"
             " chosen is filled; all groups together:"
             f" {short(self.divergence)} nats for each token.",
-            [*wide, *narrow],
+            self._plots,
             key,
         )
+
+    def _plots(self) -> list[str]:
+        size, small = (1000.0, 240.0, "wide"), (380.0, 220.0, "narrow")
+        return [
+            draw(self, *each)
+            for each in (size, small)
+            for draw in (_bits, _divergences)
+        ]
 
 
 def _schemes_of(mixture: Mixture) -> list[str]:
