@@ -161,7 +161,6 @@ class AccuracyResult(Reported):
     def blocks(self) -> list[Block]:
         """Return the attempts and the verdict as blocks."""
         outcome = "meets the target" if self.reached else "comes closest to the target"
-        judged = f"{self.judged} judge, and calibrate nothing"
         facts = [
             ("Target", str(self.target), "reached" if self.reached else "missed"),
             (
@@ -169,7 +168,7 @@ class AccuracyResult(Reported):
                 str(len(self.attempts)),
                 f"{len(self.left)} left out by --budget",
             ),
-            ("Samples", judged, f"resolve a loss of {self.resolution:.2g} %"),
+            ("Samples", f"{self.judged}", "held out, which judge"),
         ]
         rows = [
             (

@@ -126,7 +126,7 @@ th { color: var(--soft); font-weight: 500; }
   linear-gradient(to left, var(--shade), transparent) right / 12px 100% no-repeat scroll, var(--card); }
 .scroll table { min-width: 640px; } .scroll table.slim { min-width: 0; }
 .scroll td, .scroll th { overflow-wrap: normal; white-space: pre-line; }
-.slim td { overflow-wrap: anywhere; } .slim :is(td, th):first-child { min-width: 9em; }
+.slim td { overflow-wrap: anywhere; } .slim :is(td, th):first-child { min-width: 6em; }
 .scroll .number { text-align: right; white-space: nowrap; }
 .scroll .number + :not(.number) { padding-left: 12px; }
 tr:last-child > td { border-bottom: 0; }
