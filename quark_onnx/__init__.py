@@ -48,7 +48,8 @@ from quark_onnx.optimizers import (
     SmoothQuant,
 )
 from quark_onnx.report.verdict import changed
-from quark_onnx.search.search import SearchResult, search
+from quark_onnx.search.result import SearchResult
+from quark_onnx.search.search import search
 from quark_onnx.search.space import Space
 from quark_onnx.torch.exports.quantize_module import quantize_module
 

@@ -32,10 +32,11 @@ from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.page.blocks import Block, Facts, Grid, Judgement, Text
 from quark_onnx.page.reported import Reported
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.recipes import Choice, choose
-from quark_onnx.report import section
+from quark_onnx.report import decibels
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import EVERY, Runs, SplitData
@@ -157,11 +158,38 @@ class AccuracyResult(Reported):
         """Return the least loss in percent that the held-out samples can resolve."""
         return 100.0 / self.judged
 
-    def lines(self) -> list[str]:
-        """Return the attempts and the verdict as lines of text."""
-        tried = [f"{each.name}: {each.error or each.figure}" for each in self.attempts]
+    def blocks(self) -> list[Block]:
+        """Return the attempts and the verdict as blocks."""
         outcome = "meets the target" if self.reached else "comes closest to the target"
-        return [*section("tried", tried), f"verdict   {self.best.name} {outcome}"]
+        facts = [
+            ("Target", str(self.target), "reached" if self.reached else "missed"),
+            (
+                "Tried",
+                str(len(self.attempts)),
+                f"{len(self.left)} left out by --budget",
+            ),
+            ("Samples", f"{self.judged}", "held out, which judge"),
+        ]
+        rows = [
+            (
+                each.name,
+                "" if each.sqnr is None else decibels(each.sqnr),
+                "" if each.loss is None else f"{each.loss:.2f}",
+                f"{each.seconds:.1f}",
+                each.error or each.figure,
+            )
+            for each in self.attempts
+        ]
+        header = ("configuration", "SQNR, dB", "loss, %", "seconds", "result")
+        tried = [f"{each.name}: {each.error or each.figure}" for each in self.attempts]
+        return [
+            Judgement(
+                "good" if self.reached else "poor", f"{self.best.name} {outcome}"
+            ),
+            Facts(facts),
+            Grid("Configurations", header, rows, "", "tried", tried),
+            Text("Settings of the best", str(self.best.config)),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

@@ -14,7 +14,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
-from quark_onnx.analysis.findings import Analysis
+from quark_onnx.analysis.result import Analysis
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
     DataError,

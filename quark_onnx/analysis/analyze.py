@@ -16,11 +16,12 @@ from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from quark_onnx.analysis.advise import advise_analysis
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
-from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
+from quark_onnx.analysis.findings import TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading, quantizes
+from quark_onnx.analysis.result import Analysis
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.check.inlined import inlined

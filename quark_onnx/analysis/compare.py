@@ -16,19 +16,14 @@ from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
+from quark_onnx.common.wording import counted
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.labelled import scorer_for
 from quark_onnx.measuring.open_data import reader_for
-from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.page.blocks import Block, Facts, Notes, Warnings
 from quark_onnx.page.reported import Reported
-from quark_onnx.report import (
-    decibels,
-    output_line,
-    section,
-    size_change,
-    verdict_lines,
-)
+from quark_onnx.report import decibels, percent, size_change
 from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import Exhibits, Score, Verdict
@@ -71,22 +66,14 @@ class Comparison(Reported):
         """Return the least SQNR of a float output in dB; infinite if there is none."""
         return least_sqnr(self.outputs, float("inf"))
 
-    def lines(self) -> list[str]:
-        """Return the comparison as lines of text."""
-        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
-        lines += section("error", list(map(output_line, self.outputs)))
-        for score in self.scores:
-            both = f"float {score.reference:.4g}, quantized {score.other:.4g}"
-            lines += section("labels", [f"{score.name}: {both}"])
-        if self.latency is not None:
-            lines += section("latency", [str(self.latency), *self.latency.reasons])
-        lines += section("warning", self.warnings)
-        if self.verdict is not None:
-            lines += verdict_lines(self.verdict)
-        return lines
+    @property
+    def score_lines(self) -> list[str]:
+        """Return the scores on labels in words."""
+        labelled = counted(self.labelled, "labelled sample")
+        return [f"{score}, on {labelled}" for score in self.scores]
 
     def blocks(self) -> list[Block]:
-        """Return the comparison as blocks of a page."""
+        """Return the comparison as blocks."""
         facts = [size_fact(self.bytes_before, self.bytes_after)]
         facts.append(("SQNR", f"{decibels(self.sqnr)} dB", "of the worst output"))
         facts.append(("Samples", str(self.samples), "run by both models"))
@@ -94,20 +81,24 @@ class Comparison(Reported):
             ratio = f"{self.latency.ratio:.2f}×"
             facts.append(("Latency", ratio, "relative to float, on this processor"))
         for score in self.scores:
-            value = f"{score.other:.4g}"
-            facts.append((score.name, value, f"{score.reference:.4g} in float"))
+            value = f"{percent(score.other)} %"
+            before = f"{percent(score.reference)} % in float"
+            facts.append((score.title, value, before))
+        lines = {
+            "size": [size_change(self.bytes_before, self.bytes_after)],
+            "labels": self.score_lines,
+        }
         blocks: list[Block] = [
             verdict_block(self.verdict),
-            Facts(facts),
-            Notes("Warnings", self.warnings),
-            outputs_block(self.outputs),
+            Facts(facts, lines),
+            Warnings(lines=self.warnings),
+            outputs_block(self.outputs, counted(self.samples, "sample")),
         ]
         known = self.verdict is not None and self.verdict.band != "unknown"
         if self.exhibits is not None and known:
             blocks.append(self.exhibits.gallery)
         if self.latency is not None:
-            lines = [str(self.latency), *self.latency.reasons]
-            blocks.append(Notes("Latency", lines))
+            blocks.append(Notes("Latency", self.latency.lines, "latency"))
         return blocks
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,16 +1,8 @@
-"""Results of an analysis: errors of tensors and weights, with causes."""
+"""Findings of an analysis: errors of tensors and weights, with causes."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from quark_onnx.common.containers import names_of
-from quark_onnx.page.reported import Reported
-from quark_onnx.report import output_line, section, size_change, verdict_lines
-from quark_onnx.report.measure import OutputError, least_sqnr
-from quark_onnx.report.verdict import Verdict
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -183,66 +175,3 @@ class Unmatched:
 
     name: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Analysis(Reported):
-    """Accuracy losses of a quantized model, and their causes.
-
-    Attributes:
-        samples: number of samples.
-        bytes_before: size of the float model.
-        bytes_after: size of the quantized model.
-        outputs: error of each output.
-        tensors: error of each compared tensor, in the order of execution.
-        weights: error of each quantized constant.
-        unmatched: tensors and constants without a comparison.
-        steps: step of each output with values on a grid, in the output's own unit.
-        verdict: quality in the terms of the task, as ``compare`` gives it.
-        warnings: signs of wrong preprocessing of the data.
-    """
-
-    samples: int
-    bytes_before: int
-    bytes_after: int
-    outputs: list[OutputError]
-    tensors: list[TensorError]
-    weights: list[WeightError]
-    unmatched: list[Unmatched]
-    steps: dict[str, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def sqnr(self) -> float:
-        """Return the least SQNR of a float output in dB; infinite if there is none."""
-        return least_sqnr(self.outputs, math.inf)
-
-    @property
-    def ranking(self) -> list[TensorError]:
-        """Return tensors with added noise, noisiest first."""
-        # Equal noise keeps the order of execution (sorted is stable).
-        return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
-
-    def lines(self) -> list[str]:
-        """Return errors of the outputs, the noisiest tensors and the verdict as lines of text."""
-        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
-        lines += section("error", list(map(output_line, self.outputs)))
-        noisy = list[str]()
-        for tensor in self.ranking:
-            causes = "; ".join(cause.text for cause in tensor.causes)
-            noisy.append(f"{tensor.name}: {causes}" if causes else tensor.name)
-        lines += section("noise", noisy)
-        lines += section("warning", self.warnings)
-        if self.verdict is not None:
-            lines += verdict_lines(self.verdict)
-        return lines
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values; numbers may be infinite."""
-        return {
-            "worst_sqnr": self.sqnr,
-            # asdict copies fields alone; properties are added by name.
-            **asdict(self),
-            "ranking": names_of(self.ranking),
-        }

@@ -13,7 +13,6 @@ from quark_onnx import analysis
 from quark_onnx.analysis import Analysis
 from quark_onnx.analysis.advise import BUDGET
 from quark_onnx.analysis.findings import TensorError, Unmatched
-from quark_onnx.analysis.page import write_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import (
@@ -96,7 +95,8 @@ def run(options: Namespace) -> Answer:
     if found.verdict is not None:
         found = replace(found, verdict=requantized(found.verdict, options))
     if options.html is not None:
-        write_page(found, options.html, options.reference.name, options.other.name)
+        names = f"{options.reference.name} → {options.other.name}"
+        found.write_page(options.html, "Quantization analysis", names)
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),

@@ -29,7 +29,6 @@ from quark_onnx.common.wording import counted
 from quark_onnx.report import (
     OutputError,
     decibels,
-    percent,
     percentage,
     size_change,
     verdict_lines,
@@ -95,9 +94,10 @@ def run(options: Namespace) -> Answer:
                 *map(_row, found.outputs),
             ],
         ),
-        *score_lines(found),
         *latency_lines(found.latency),
     ]
+    if found.scores:
+        lines.append(entry("labels", found.score_lines))
     if found.warnings:
         lines.append(entry("warning", found.warnings))
     if verdict:
@@ -110,31 +110,6 @@ def run(options: Namespace) -> Answer:
         **replace(found, verdict=verdict).to_dict(),
     }
     return Answer(lines, document, _missed(found.outputs, options))
-
-
-#: Metrics in words.
-_METRICS = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "map": "mAP (IoU 0.5 to 0.95)",
-    "map50": "mAP (IoU 0.5)",
-}
-
-
-def score_lines(found: Comparison) -> list[str]:
-    """Return the scores on labels as lines of a report; none without labels.
-
-    Args:
-        found: the comparison.
-    """
-    lines = [
-        f"{_METRICS[score.name]}: float {percent(score.reference)} %, quantized"
-        f" {percent(score.other)} %, on {counted(found.labelled, 'labelled sample')}"
-        for score in found.scores
-    ]
-    if not lines:
-        return []
-    return [entry("labels", lines)]
 
 
 def score_document(found: Comparison) -> dict[str, Any]:

@@ -293,7 +293,8 @@ def _complain_with_steps(
     for finding in findings:
         _complain(finding)
     for step in steps:
-        lines = ["try: " + step.lines()[0], *step.lines()[1:]]
+        first, *others = step.action.lines()
+        lines = [f"try: {first}", *others]
         with suppress(OSError):
             # Commands are pasted, and never shortened.
             complain(f"{PROGRAM}: " + "\n  ".join(map(printable, lines)))

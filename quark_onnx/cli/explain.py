@@ -25,8 +25,8 @@ from quark_onnx.page.blocks import (
     Judgement,
     Reasons,
     Text,
-    write_blocks,
 )
+from quark_onnx.page.browser import write_blocks
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_insides
 from quark_onnx.report import summarize
@@ -118,8 +118,8 @@ def _write_page(
             Heading("Quantization plan", options.model.name),
             Judgement("unknown", summary.partition(":")[0]),
             Grid("Operators", ("operator", "quantized", "nodes"), shares),
-            Reasons("Float nodes", list(kept.items()), "node", "nodes"),
-            Reasons("Float tensors", list(kept_tensors.items()), "tensor", "tensors"),
+            Reasons("Float nodes", kept, "node", "nodes"),
+            Reasons("Float tensors", kept_tensors, "tensor", "tensors"),
             Grid("Nodes", ("node", "operator", "tensors that it computes"), rows),
             Text("Settings", config),
         ],

@@ -92,10 +92,7 @@ def latency_lines(latency: Latency | None) -> list[str]:
     """
     if latency is None:
         return []
-    lines = [str(latency)]
-    if latency.doubt:
-        lines.append(latency.doubt)
-    return [entry("time", [*lines, *latency.reasons])]
+    return [entry("time", latency.lines)]
 
 
 def latency_document(latency: Latency | None) -> dict[str, Any] | None:

@@ -8,13 +8,16 @@ import sys
 import warnings
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from calibrators.scratch import written
+from calibrators.shown import printable
 from quark_onnx.cli.next_command import next_command, shell_line
-from quark_onnx.cli.output import Answer, say
+from quark_onnx.cli.output import Answer, entry, say
 from quark_onnx.cli.parsing import (
     PROGRAM,
     OutputPath,
@@ -34,9 +37,11 @@ from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.progress_bars import INTERVAL, clock
 from quark_onnx.common.reported import to_json
-from quark_onnx.common.wording import counted, labelled, prefixed, tally
+from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config.checks import refuse_first, require_known
-from quark_onnx.page import write_whole
+from quark_onnx.page.blocks import Block, Heading, Notes
+from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.terminal import render_lines
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -448,8 +453,10 @@ def ptq(options: Namespace) -> Answer:
                 trust_code=options.trust_code,
             )
     found.report.notes.extend(notes)
-    found = replace(found, verdict=_with_command(found.verdict, options))
-    answer = _answer(options, found, mixture, scores)
+    verdict = _with_command(found.verdict, options)
+    found = replace(found, verdict=verdict, mixture=mixture)
+    blocks = _blocks(options, found, scores)
+    answer = _answer(options, found, blocks, scores)
     if recipe is not None:
         picked = (
             f"recipe {options.recipe} for {options.target}: {recipe.options}"
@@ -458,15 +465,15 @@ def ptq(options: Namespace) -> Answer:
         document = {**answer.document, "recipe": recipe.options}
         answer = Answer([picked, *answer.blocks], document)
     if options.report is not None:
-        write_whole(
-            options.report / "report.json",
-            to_json({"command": "llm", "action": "ptq", **answer.document}),
-        )
+        document = {"command": "llm", "action": "ptq", **answer.document}
+        with written(options.report / "report.json") as written_file:
+            written_file.write(to_json(document).encode())
     # Both, if both are given.
     pages = [options.html, options.report and options.report / "report.html"]
     for file in filter(None, pages):
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
-        torch_side("quark_onnx.torch.page").write_page(found, file, name, mixture)
+        page = [Heading("Quantization report", name), *blocks]
+        write_blocks(file, f"{name}: quantization report", page)
     return answer
 
 
@@ -597,43 +604,46 @@ def _tasks(options: Namespace) -> Any:
     )
 
 
+def _blocks(options: Namespace, found: Any, scores: dict[str, Any]) -> list[Block]:
+    """Return the result with the scores on tasks and the exported files as blocks.
+
+    Args:
+        options: the options of the command.
+        found: result of the pipeline.
+        scores: task -> metric -> the scores of the float and of the quantized model.
+    """
+    tasks = [
+        f"{task}: {name} {was:.4f} float, {now:.4f} quantized"
+        for task, metrics in scores.items()
+        for name, (was, now) in metrics.items()
+    ]
+    return [
+        *found.blocks(),
+        Notes("Tasks", tasks, "tasks"),
+        Notes("Files", _export_lines(options), "files"),
+    ]
+
+
 def _answer(
     options: Namespace,
     found: Any,
-    mixture: Any,
+    blocks: Sequence[Block],
     scores: dict[str, Any],
 ) -> Answer:
     """Return the answer of ``llm ptq``.
 
     Args:
         found: result of the pipeline.
-        mixture: the scheme by layer; None for a single scheme.
+        blocks: the result as blocks.
         scores: task -> metric -> the scores of the float and of the quantized model.
     """
-    report = found.report
-    lines = [
-        f"{options.output}: {report.headline}",
-    ]
+    lines = [entry("model", [f"{options.model} -> {options.output}"])]
     if options.verbose:
-        lines += prefixed("float: ", labelled(report.kept))
-    lines += labelled(report.gains())
-    if report.kept_codes:
-        lines.append(report.kept_codes_line)
-    if mixture is not None:
-        lines.append(_mixed(mixture))
-    lines += prefixed("note: ", report.notes)
-    if found.before is not None:
-        lines.append(
-            f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized, on all"
-            f" of {options.evaluate}",
-        )
-    for task, metrics in scores.items():
-        for name, (was, now) in metrics.items():
-            lines.append(f"{task}: {name} {was:.4f} float, {now:.4f} quantized")
-    lines += _export_lines(options)
-    verdict = found.verdict
-    if verdict is not None:
-        lines += verdict.lines()
+        # The report shortens its lists.
+        complete = {"float": labelled(found.report.kept), "notes": found.report.notes}
+        lines += [entry(title, texts) for title, texts in complete.items() if texts]
+    lines += map(printable, render_lines(blocks))
+    mixture = found.mixture
     document = {
         "model": options.model,
         "output": options.output,
@@ -730,16 +740,6 @@ def _validation(options: Namespace) -> str:
     else:
         return ""
     return shell_line([PROGRAM, "llm", "validate", *words])
-
-
-def _mixed(mixture: Any) -> str:
-    # A group holds layers that a client fuses, which share a scheme.
-    counts = Counter(group.chosen.scheme for group in mixture.groups)
-    groups = tally(sorted(counts.items()))
-    return (
-        f"mixture: {mixture.bits:.3f} bits per weight of the quantized layers; groups of"
-        f" layers: {groups}"
-    )
 
 
 def _mixture_document(mixture: Any) -> dict[str, Any]:

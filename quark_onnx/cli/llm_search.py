@@ -115,12 +115,8 @@ def search(options: Namespace) -> Answer:
         tell=None if options.quiet else _tell,
     )
     # Written before the verdict: the page also shows a search that found nothing.
-    torch_side("quark_onnx.torch.page.pareto").write_search_page(
-        found,
-        options.journal / "search.html",
-        f"{options.model} for {options.client}",
-        options.bits,
-    )
+    names = f"{options.model} for {options.client}"
+    found.write_page(options.journal / "search.html", "Search", names)
     return _answer(options, found, source, flow)
 
 
@@ -151,7 +147,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         flow: the module of the pipeline.
     """
     page = options.journal / "search.html"
-    lines = [f"{trial.candidate.name}: {_figures(trial)}" for trial in found.front]
+    lines = found.lines()
     if found.untried:
         lines.append(
             f"{counted(len(found.untried), 'candidate was', 'candidates were')} not tried;"
@@ -160,10 +156,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
     document = {
         "model": options.model,
         "output": options.output,
-        "best": None if found.best is None else found.best.name,
-        "pareto": [trial.candidate.name for trial in found.front],
-        "trials": list(map(_row, found.trials)),
-        "untried": [value.name for value in found.untried],
+        **found.to_dict(),
     }
     if found.best is None:
         # A failed trial has no divergence.
@@ -185,17 +178,6 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
     _write_best(options, found.best, source, flow)
     lines.append(f"{options.output}: {found.best.name}; {page} has the plot")
     return Answer("\n".join(lines), document)
-
-
-def _row(trial: Any) -> dict[str, Any]:
-    return {
-        "candidate": trial.candidate.name,
-        "bits": trial.bits,
-        "bytes": trial.record.bytes or 0,
-        "divergence": trial.divergence,
-        "seconds": trial.record.seconds,
-        "error": trial.record.error,
-    }
 
 
 def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:

@@ -14,7 +14,7 @@ from quark_onnx import api
 from quark_onnx.analysis import Comparison, Latency, compare
 from quark_onnx.analysis.advise import BUDGET, advise
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
-from quark_onnx.cli.compare import score_document, score_lines
+from quark_onnx.cli.compare import score_document
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import (
     add_time_options,
@@ -51,7 +51,8 @@ from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
-from quark_onnx.page.blocks import Heading, Notes, write_blocks
+from quark_onnx.page.blocks import Heading, Notes
+from quark_onnx.page.browser import write_blocks
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
@@ -163,7 +164,7 @@ def run(options: Namespace) -> Answer:
         lines.append(entry("recipe", [_described(choice)]))
     lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
     if scored is not None:
-        lines += score_lines(scored)
+        lines.append(entry("labels", scored.score_lines))
     lines.append(str(report))
     # The report shortens its lists; --verbose appends them in full.
     if options.verbose:
@@ -188,7 +189,7 @@ def run(options: Namespace) -> Answer:
 def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:
     blocks = report.blocks()
     if latency is not None:
-        blocks.append(Notes("Latency", [str(latency), *latency.reasons]))
+        blocks.append(Notes("Latency", latency.lines))
     names = f"{options.model.name} → {options.output.name}"
     page = [Heading("Quantization", names), *blocks]
     write_blocks(options.html, f"{names}: quantization", page)

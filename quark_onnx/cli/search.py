@@ -7,7 +7,6 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.analysis.page import write_search_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, Table, cell, entry
 from quark_onnx.cli.parsing import (
@@ -28,7 +27,9 @@ from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.report import decibels, verdict_lines
-from quark_onnx.search.search import TRIALS, Candidate, Search, SearchResult
+from quark_onnx.search.candidate import Candidate
+from quark_onnx.search.result import SearchResult
+from quark_onnx.search.search import TRIALS, Search
 from quark_onnx.search.space import Space
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
@@ -179,7 +180,7 @@ def run(options: Namespace) -> Answer:
         if options.output is not None:
             running.write(found.best, options.output)
     if options.html is not None:
-        write_search_page(found, options.html, options.model.name)
+        found.write_page(options.html, "Search for a configuration", options.model.name)
     failed = [each for each in found.candidates if each.error]
     models = str(options.model)
     if options.output:

@@ -18,10 +18,10 @@ from calibrators import (
 from calibrators.derived import derived
 from calibrators.json_file import Entry
 from calibrators.onnx_runtime.control_flow import Observation
+from calibrators.scratch import written
 from calibrators.stored import kind_of, read_statistic, to_plain
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.version import __version__
-from quark_onnx.page.document import write_whole
 from quark_onnx.running.run import Sample, sample_key
 
 #: The first name in a file, and the version of its layout.
@@ -193,7 +193,8 @@ def write_ranges(path: str | Path, text: str) -> None:
         ConfigError: the file cannot be written.
     """
     try:
-        write_whole(Path(path), text)
+        with written(Path(path)) as file:
+            file.write(text.encode())
     except (OSError, ValueError) as error:
         # ValueError for a path with a null character has no strerror.
         reason = getattr(error, "strerror", None) or error

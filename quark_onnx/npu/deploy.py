@@ -47,7 +47,8 @@ from quark_onnx.npu.page import write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
 from quark_onnx.npu.tail import try_tail
-from quark_onnx.report import Report, step_lines, verdict_lines
+from quark_onnx.page.terminal import action_lines
+from quark_onnx.report import Report, verdict_lines
 from quark_onnx.report.verdict import NextStep
 from quark_onnx.running.run import Sample
 from quark_onnx.targets import Check, check, format_of, refusal, require_rules
@@ -99,7 +100,8 @@ class Bundle:
         for note in self.notes:
             lines.append(printable(f"legalized: {note}"))
         lines += [*quality, str(self.check), str(self.forecast)]
-        lines += map(printable, step_lines(self.next_steps))
+        steps = action_lines(step.action for step in self.next_steps)
+        lines += map(printable, steps)
         return "\n".join(lines)
 
 

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 from quark_onnx.common.wording import counted
 from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
 from quark_onnx.npu.preflight import Group, Preflight
-from quark_onnx.page import (
+from quark_onnx.page.blocks import (
     Action,
-    document,
-    facts,
-    scrolling,
-    table_row,
-    verdict,
-    write_whole,
+    Block,
+    Drawing,
+    Facts,
+    Grid,
+    Heading,
+    Judgement,
+    Names,
+    Notes,
 )
-from quark_onnx.page.blocks import STYLE, Block, Notes, html_of
+from quark_onnx.page.browser import write_blocks
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.report import percentage
 
@@ -33,13 +35,6 @@ if TYPE_CHECKING:
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
 #: Maximum number of rows of boxes.
 _ROWS = 60
-_STYLE = """
-svg .npu { fill: var(--arithmetic); opacity: 0.16; } svg .cpu { fill: var(--activation); opacity: 0.2; }
-svg .ground { fill: var(--card); } .facts + .note { margin-top: 12px; }
-svg .abort { fill: var(--bad); opacity: 0.3; } svg text.name { fill: var(--ink); font-weight: 600; }
-svg .link { fill: none; stroke: var(--faint); stroke-width: 1.2; }
-td:first-child { white-space: nowrap; }
-"""  # noqa: E501
 
 
 def write_page(found: Preflight, path: Path, name: str = "model") -> None:
@@ -55,18 +50,18 @@ def write_page(found: Preflight, path: Path, name: str = "model") -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    write_whole(path, render(found, name))
+    title = f"{name}: forecast for {found.target.name}"
+    write_blocks(path, title, forecast_blocks(found, name))
 
 
-def render(found: Preflight, name: str = "model") -> str:
-    """Return the page's HTML.
+def forecast_blocks(found: Preflight, name: str = "model") -> list[Block]:
+    """Return a forecast as blocks, with the heading.
 
     Args:
         found: the forecast.
         name: title of the model.
     """
-    parts = [_header(found, name), _reasons(found), _drawing(found)]
-    return document(f"{name}: forecast for {found.target.name}", parts, _STYLE)
+    return [*_header(found, name), _reasons(found), _drawing(found)]
 
 
 def write_bundle_page(found: Bundle, path: Path, name: str = "model") -> None:
@@ -83,47 +78,43 @@ def write_bundle_page(found: Bundle, path: Path, name: str = "model") -> None:
         OSError: the folder cannot be written to.
     """
     forecast = found.forecast
-    blocks: list[Block] = [Notes("Rules", list(map(str, found.check.findings)))]
+    blocks: list[Block] = [
+        *_header(forecast, name),
+        Notes("Rules", list(map(str, found.check.findings))),
+    ]
     if found.report is not None:
         blocks += found.report.blocks()
-    blocks.append(Notes("Legalization", found.notes))
-    parts = [
-        _header(forecast, name),
-        *map(html_of, blocks),
+    blocks += [
+        Notes("Legalization", found.notes),
         _reasons(forecast),
         _drawing(forecast),
     ]
-    title = f"{name}: deployment for {forecast.target.name}"
-    write_whole(path, document(title, parts, _STYLE + STYLE))
+    write_blocks(path, f"{name}: deployment for {forecast.target.name}", blocks)
 
 
-def _header(found: Preflight, name: str) -> str:
+def _header(found: Preflight, name: str) -> list[Block]:
     outside = sum(each.device not in (NPU, ABORT) for each in found.placements)
     share = percentage(found.share)
     if found.doubts:
         share = f"{percentage(found.least_share)} to {share}"
+    operators = counted(len(found.placements), "operator")
     rows = [
         ("On the NPU", share, f"of {found.amount}"),
         ("Subgraphs", f"{found.subgraphs}", "each costs two transfers"),
-        (
-            "On the CPU",
-            f"{outside}",
-            f"of {counted(len(found.placements), 'operator')}",
-        ),
+        ("On the CPU", f"{outside}", f"of {operators}"),
         ("Compiler crashes", f"{len(found.aborts)}", "nodes"),
     ]
     what = f"{found.target.summary}, {found.kind}, Ryzen AI {found.release}"
-    names = f'<p class="names">{escape(name)} on {escape(what)}</p>'
     note = (
-        '<p class="note">A forecast from documentation, published sources and logs; nothing'
-        " was run on a processor.</p>"
+        "a forecast from documentation, published sources and logs; nothing was run on a"
+        " processor"
     )
-    actions = list(starmap(_action, found.actions))
-    judged = verdict(found.band, found.sentence, actions)
-    return (
-        "<header>\n<h1>What the NPU will"
-        f" run</h1>\n{names}\n{judged}\n{facts(rows)}\n{note}</header>"
-    )
+    actions = tuple(starmap(_action, found.actions))
+    return [
+        Heading("What the NPU will run", f"{name} on {what}"),
+        Judgement(found.band, found.sentence, actions, details=(note,)),
+        Facts(rows),
+    ]
 
 
 def _action(mend: str, effect: str) -> Action:
@@ -218,22 +209,22 @@ def _boxes(found: Preflight) -> list[_Box]:
     return boxes
 
 
-def _drawing(found: Preflight) -> str:
+def _drawing(found: Preflight) -> Drawing:
     boxes = _boxes(found)
-    drawn = ""
-    notes = ""
+    plots = list[str]()
+    remarks = list[tuple[str, str]]()
     # Both drawings are in the page: the style sheet shows the one that fits the window.
     for canvas in (_WIDE, _NARROW):
         picture, omitted = _picture(found, boxes, canvas)
-        drawn += picture
+        plots.append(picture)
         if omitted:
             more = counted(omitted, "more subgraph is", "more subgraphs are")
-            notes += f'<p class="note {canvas.class_}">{more} not drawn.</p>'
-    return (
-        "<h2>Subgraphs</h2>\n<p>Green runs on the NPU, orange on the CPU, red"
-        " crashes the compiler. Inputs are "
-        f'at the top.</p>\n<div class="card">{drawn}</div>{notes}'
+            remarks.append((canvas.class_, f"{more} not drawn."))
+    note = (
+        "Green runs on the NPU, orange on the CPU, red crashes the compiler. Inputs are at the"
+        " top."
     )
+    return Drawing("Subgraphs", note, lambda: plots, remarks=remarks)
 
 
 def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
@@ -318,29 +309,20 @@ def _link(
     return tag("path", d=path, class_="link")
 
 
-def _reasons(found: Preflight) -> str:
-    groups = found.groups
-    if not groups:
-        return "<h2>Why not</h2>\n<p>Every operator is forecast to run on the NPU.</p>"
-    titles = ("device", "nodes", "why", "what to do", "known from")
-    rows = "".join(map(_row, groups))
-    table = f"<table>{table_row(titles, 'th')}{rows}</table>"
-    return f"<h2>Why not</h2>\n{scrolling(table)}"
+def _reasons(found: Preflight) -> Block:
+    if not found.groups:
+        return Notes("Why not", ["Every operator is forecast to run on the NPU."])
+    header = ("device", "nodes", "why", "what to do", "known from")
+    return Grid("Why not", header, list(map(_row, found.groups)))
 
 
-def _row(group: Group) -> str:
+def _row(group: Group) -> tuple[str | Names, ...]:
     """Return a row for nodes with the same reason; their names can be unfolded."""
-    names = "".join(f"<li>{escape(each.node)}</li>" for each in group.placements)
-    count = len(group.placements)
-    listed = f"<details><summary>names</summary><ul>{names}</ul></details>"
-    if count == 1:
-        listed = f"<br>{escape(group.placements[0].node)}"
-    sources = dict.fromkeys(escape(each.source) for each in group.placements)
-    cells = (
-        "crash" if group.device == ABORT else escape(group.device),
-        f"{escape(group.kinds)}{listed}",
-        escape(group.cause),
-        escape(group.mend),
-        f"{escape(group.confidence)}<br>{'<br>'.join(sources)}",
+    sources = dict.fromkeys(each.source for each in group.placements)
+    return (
+        "crash" if group.device == ABORT else group.device,
+        Names(group.kinds, tuple(each.node for each in group.placements)),
+        group.cause,
+        group.mend,
+        "\n".join([group.confidence, *sources]),
     )
-    return table_row(cells)

@@ -26,7 +26,8 @@ from quark_onnx.onnx.quantization.config.config import (
 )
 from quark_onnx.onnx.quantization.config.data_type import parse_data_type
 from quark_onnx.onnx.run import native, run
-from quark_onnx.search.search import SearchResult, search
+from quark_onnx.search.result import SearchResult
+from quark_onnx.search.search import search
 
 logger = logging.getLogger(__name__)
 

@@ -1,35 +1,35 @@
-"""Blocks of a page: what a result consists of, from top to bottom."""
+"""Blocks: what a result consists of, from top to bottom of its page.
+
+``html_of`` in ``browser`` renders a block for a page, ``text_of`` in ``terminal`` for a terminal,
+where ``short`` is the title of a block. Blocks without a short title are for the page alone.
+"""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import singledispatch
-from html import escape
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from calibrators.shown import printable
-from quark_onnx.page.document import (
-    document,
-    facts,
-    grouped,
-    scrolling,
-    table_row,
-    write_whole,
-)
-from quark_onnx.page.verdict import Action, verdict
 
-#: Rules of the style sheet for blocks.
-STYLE = """
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 16px; margin-top: 12px; }
-.gallery figcaption { font-size: 13px; color: var(--soft); margin-bottom: 6px; overflow-wrap: anywhere; }
-.gallery .row { display: flex; gap: 8px; } .gallery .row div { flex: 1 1 0; min-width: 0; font-size: 12px; color: var(--soft); }
-.gallery img { display: block; width: 100%; image-rendering: auto; border-radius: 4px; }
-svg .float { fill: none; stroke: var(--faint); stroke-width: 2.5; } svg .quantized { fill: none; stroke: var(--accent); stroke-width: 1.2; }
-.notes { margin: 8px 0 0; padding-left: 20px; } .notes li { margin-bottom: 4px; overflow-wrap: anywhere; }
-pre { margin: 0; overflow-x: auto; font-size: 13px; } h2 { scroll-margin-top: 12px; }
-"""  # noqa: E501
+@dataclass(frozen=True)
+class Action:
+    """A proposed action.
+
+    Attributes:
+        text: description of the action.
+        code: a command or options to copy; empty for none.
+        effect: the expected effect; empty if unknown.
+    """
+
+    text: str
+    code: str = ""
+    effect: str = ""
+
+    def lines(self) -> list[str]:
+        """Return the action as text; a command is a line of its own, to be pasted."""
+        if self.code.startswith("quark-onnx "):
+            return [self.text, self.code]
+        text = f"{self.code}: {self.text}" if self.code else self.text
+        return [f"{text} ({self.effect})" if self.effect else text]
 
 
 @dataclass(frozen=True)
@@ -42,38 +42,104 @@ class Heading:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The band of a verdict, its sentence, and what to do next."""
+    """The band of a verdict, its sentence, and what to do next.
+
+    Attributes:
+        band: "good", "risky", "poor", "unclear" or "unknown".
+        sentence: the verdict.
+        actions: changes to try, the most promising first.
+        measured_on: the samples in words; empty where the sentence names them.
+        details: sentences that explain the verdict.
+    """
 
     band: str
     sentence: str
     actions: tuple[Action, ...] = ()
+    measured_on: str = ""
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A few figures: label, figure and explanation of each."""
+    """A few figures.
+
+    Attributes:
+        rows: label, figure and explanation of each.
+        lines: the lines of a terminal by their title, which may say more than the figures.
+    """
 
     rows: Sequence[tuple[str, str, str]]
+    lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Strong(str):
+    """A cell of a table in bold."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Names:
+    """A cell of a table that unfolds to names.
+
+    Attributes:
+        text: the text of the cell.
+        names: the names; a single one is shown at once.
+    """
+
+    text: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table with a title."""
+    """A table with a title.
+
+    Attributes:
+        title: title of the section.
+        header: titles of the columns.
+        rows: the cells of each row. A row of a single cell is the title of the rows below it; a
+            row without a first cell continues the row above.
+        note: a sentence before the rows.
+        short: title in a terminal.
+        lines: the rows as sentences, for a terminal.
+    """
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Names]]
     note: str = ""
+    short: str = ""
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Names grouped by reason; the line of a reason unfolds to its names."""
+    """Names grouped by reason; the line of a reason unfolds to its names.
+
+    Attributes:
+        title: title of the section.
+        reasons: the reason of each name.
+        one, many: the noun for one name and for several.
+        short: title in a terminal.
+        kinds: the kind of each name, if numbers of kinds say more than names do.
+    """
 
     title: str
-    reasons: Sequence[tuple[str, str]]
+    reasons: Mapping[str, str]
     one: str
     many: str
+    short: str = ""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[tuple[str, list[str]]]:
+        """Return each reason with its names, the reason of most names first."""
+        groups = dict[str, list[str]]()
+        for name, reason in self.reasons.items():
+            groups.setdefault(reason, []).append(name)
+        # Stable: reasons of equally many names stay in the order of first appearance.
+        return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
 @dataclass(frozen=True)
@@ -82,6 +148,16 @@ class Notes:
 
     title: str
     lines: Sequence[str]
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Warnings(Notes):
+    """Signs of wrong data or settings; a terminal shows them next to the verdict."""
+
+    title: str = "Warnings"
+    lines: Sequence[str] = ()
+    short: str = "warning"
 
 
 @dataclass(frozen=True)
@@ -114,103 +190,106 @@ class Gallery:
     pictures: Sequence[Picture]
 
 
-Block = Heading | Judgement | Facts | Grid | Reasons | Notes | Text | Gallery
+@dataclass(frozen=True)
+class Drawing:
+    """Drawings with a title and a legend.
 
-
-def render_page(title: str, blocks: Iterable[Block]) -> str:
-    """Return the text of a page.
-
-    Args:
-        title: title of the window.
-        blocks: the blocks; empty ones are left out.
+    Attributes:
+        title: title of the section.
+        note: what is drawn.
+        draw: function that draws: it returns SVGs, of which those of the CSS classes "wide" and
+            "narrow" are shown in windows of that width alone. A terminal does not call it.
+        key: the legend: CSS class of each mark, and its meaning.
+        remarks: CSS class and text of sentences below the drawings.
+        side_by_side: whether the drawings are small, and share a row.
     """
-    return document(title, map(html_of, blocks), STYLE)
+
+    title: str
+    note: str
+    draw: Callable[[], Iterable[str]]
+    key: Sequence[tuple[str, str]] = ()
+    remarks: Sequence[tuple[str, str]] = ()
+    side_by_side: bool = False
 
 
-def write_blocks(path: Path, title: str, blocks: Iterable[Block]) -> None:
-    """Write a page atomically.
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole, 0 to 1, with its cause, and what to do about it."""
 
-    Raises:
-        OSError: the folder cannot be written to.
+    share: float
+    text: str
+    remedy: str
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A small drawing with a caption: its subject, a description, and a complaint."""
+
+    plot: str
+    subject: str
+    text: str
+    complaint: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a ranking.
+
+    Attributes:
+        name: name of the entry.
+        origin: what it is, in words.
+        figures: title and value of each figure; the unit stands after a space.
+        shares: parts of what the entry is ranked by, the largest first.
+        drawings: drawings of the entry.
     """
-    write_whole(path, render_page(title, blocks))
+
+    name: str
+    origin: str
+    figures: Sequence[tuple[str, str]]
+    shares: Sequence[Share] = ()
+    drawings: Sequence[Figure] = ()
 
 
-@singledispatch
-def html_of(block: Block) -> str:
-    """Return the HTML of a block; empty for a block without content."""
-    raise TypeError(f"{type(block).__name__} is no block")
+@dataclass(frozen=True)
+class Ranking:
+    """Entries in order, the most important first.
+
+    Attributes:
+        title: title of the section.
+        note: what the order means.
+        entries: the entries of a page.
+        nothing: a sentence for a ranking without entries.
+        short: title in a terminal.
+        lines: the entries as sentences, for a terminal.
+    """
+
+    title: str
+    note: str
+    entries: Sequence[Entry]
+    nothing: str
+    short: str = ""
+    lines: Sequence[str] = ()
 
 
-@html_of.register
-def _(block: Heading) -> str:
-    names = f'<p class="names">{escape(printable(block.names))}</p>'
-    return f"<header>\n<h1>{escape(block.title)}</h1>\n{names}\n</header>"
+@dataclass(frozen=True)
+class Terms:
+    """Terms with their explanations."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
 
 
-@html_of.register
-def _(block: Judgement) -> str:
-    return verdict(block.band, block.sentence, block.actions)
-
-
-@html_of.register
-def _(block: Facts) -> str:
-    return facts([(title, escape(value), more) for title, value, more in block.rows])
-
-
-@html_of.register
-def _(block: Grid) -> str:
-    if not block.rows:
-        return ""
-    rows = [table_row(escape(printable(cell)) for cell in row) for row in block.rows]
-    head = table_row(map(escape, block.header), "th")
-    note = f'<p class="note">{escape(block.note)}</p>' if block.note else ""
-    table = scrolling(f"<table>{head}{''.join(rows)}</table>")
-    return _section(block.title, note + table)
-
-
-@html_of.register
-def _(block: Reasons) -> str:
-    if not block.reasons:
-        return ""
-    return _section(block.title, grouped(block.reasons, block.one, block.many))
-
-
-@html_of.register
-def _(block: Notes) -> str:
-    if not block.lines:
-        return ""
-    items = "".join(f"<li>{escape(printable(line))}</li>" for line in block.lines)
-    return _section(block.title, f'<ul class="notes">{items}</ul>')
-
-
-@html_of.register
-def _(block: Text) -> str:
-    text = escape(printable(block.text, lines=True))
-    return _section(block.title, f'<div class="card"><pre>{text}</pre></div>')
-
-
-@html_of.register
-def _(block: Gallery) -> str:
-    if not block.pictures:
-        return ""
-    figures = "".join(map(_figure, block.pictures))
-    note = f'<p class="note">{escape(block.note)}</p>'
-    return _section(block.title, f'{note}<div class="gallery">{figures}</div>')
-
-
-def _figure(picture: Picture) -> str:
-    parts = list[str]()
-    for title, content in picture.parts:
-        if isinstance(content, bytes):
-            data = b64encode(content).decode("ascii")
-            content = f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">'
-        parts.append(f"<div>{content}{escape(title)}</div>")
-    return (
-        f'<figure class="card"><figcaption>{escape(printable(picture.caption))}'
-        f'</figcaption><div class="row">{"".join(parts)}</div></figure>'
-    )
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>"
+Block = (
+    Heading
+    | Judgement
+    | Facts
+    | Grid
+    | Reasons
+    | Notes
+    | Text
+    | Gallery
+    | Drawing
+    | Ranking
+    | Terms
+)

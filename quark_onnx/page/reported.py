@@ -8,7 +8,9 @@ from typing import Any
 
 from calibrators.shown import printable
 from quark_onnx.common.reported import to_json
-from quark_onnx.page.blocks import Block, Heading, Text, render_page, write_blocks
+from quark_onnx.page.blocks import Block, Heading
+from quark_onnx.page.browser import render_page, write_blocks
+from quark_onnx.page.terminal import render_lines
 
 
 class Reported:
@@ -16,15 +18,15 @@ class Reported:
 
     def lines(self) -> list[str]:
         """Return the result as lines of text; a verdict, if there is one, comes last."""
-        raise NotImplementedError
+        return render_lines(self.blocks())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; numbers may be infinite."""
         raise NotImplementedError
 
     def blocks(self) -> Sequence[Block]:
-        """Return the result as blocks of a page, without the heading."""
-        return [Text("Result", str(self))]
+        """Return the result as blocks, without the heading of a page."""
+        raise NotImplementedError
 
     def to_json(self) -> str:
         """Return the result as a JSON document."""

@@ -18,6 +18,9 @@ CSS = """
     --shade: rgba(0, 0, 0, 0.6);
   }
 }
+.series-0 { --own: var(--product); } .series-1 { --own: var(--activation); } .series-2 { --own: var(--arithmetic); }
+.series-3 { --own: var(--normal); } .series-4 { --own: var(--reduce); } .series-5 { --own: var(--input); }
+.series-6 { --own: var(--move); }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.5;
@@ -64,7 +67,25 @@ svg text.edge { fill: var(--accent); font-weight: 600; }
 .input { fill: var(--input); background: var(--input); }
 .key { display: flex; flex-wrap: wrap; gap: 4px 18px; list-style: none; margin: 12px 0 0; padding: 0; font-size: 13px;
   color: var(--soft); }
+svg .float { fill: none; stroke: var(--faint); stroke-width: 2.5; } svg .quantized { fill: none; stroke: var(--accent); stroke-width: 1.2; }
+svg .point { fill: var(--card); stroke: var(--faint); stroke-width: 1.4; }
+svg .front { fill: var(--accent); stroke: var(--accent); } svg .best { fill: var(--good); stroke: var(--good); }
+svg polyline.front { fill: none; }
+svg .filled { fill: var(--own); } svg .hollow { fill: none; stroke: var(--own); stroke-width: 1.2; }
+svg .stem { stroke: var(--own); stroke-width: 1.2; opacity: 0.5; }
+svg .whole { stroke: var(--own); stroke-width: 2.4; } svg .was { stroke-dasharray: 3 3; stroke-width: 1.4; }
+svg .cell { fill: var(--accent); } svg .none { fill: none; stroke: var(--bad); stroke-width: 1; }
+svg .npu { fill: var(--arithmetic); opacity: 0.16; } svg .cpu { fill: var(--activation); opacity: 0.2; }
+svg .abort { fill: var(--bad); opacity: 0.3; } svg .ground { fill: var(--card); }
+svg text.name { fill: var(--ink); font-weight: 600; } svg .link { fill: none; stroke: var(--faint); stroke-width: 1.2; }
+figure svg + svg.wide { margin-top: 16px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
+.pair svg { max-width: 520px; }
 .key i { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 6px; }
+.key i.own { background: var(--own); } .key i.front { background: var(--accent); } .key i.best { background: var(--good); }
+.key i.point { background: none; border: 1.4px solid var(--faint); }
+.key i.most { background: var(--accent); border-radius: 0; }
+.key i.bad { background: none; border: 1px solid var(--bad); border-radius: 0; }
 .key i.ring { background: none; border: 1.5px solid var(--faint); }
 .key i.dash { width: 18px; height: 0; border-radius: 0; border-top: 1.5px dashed var(--bad); vertical-align: 4px; }
 code span:first-child { white-space: nowrap; }
@@ -103,10 +124,21 @@ th { color: var(--soft); font-weight: 500; }
   linear-gradient(to left, var(--card) 30%, transparent) right / 40px 100% no-repeat local,
   linear-gradient(to right, var(--shade), transparent) left / 12px 100% no-repeat scroll,
   linear-gradient(to left, var(--shade), transparent) right / 12px 100% no-repeat scroll, var(--card); }
-.scroll table { min-width: 640px; }
-.scroll td, .scroll th { overflow-wrap: normal; }
+.scroll table { min-width: 640px; } .scroll table.slim { min-width: 0; }
+.scroll td, .scroll th { overflow-wrap: normal; white-space: pre-line; }
+.slim td { overflow-wrap: anywhere; } .slim :is(td, th):first-child { min-width: 6em; }
+.scroll .number { text-align: right; white-space: nowrap; }
+.scroll .number + :not(.number) { padding-left: 12px; }
+tr:last-child > td { border-bottom: 0; }
+td details { margin: 0; }
+.titled { font-size: 13px; } .titled td { border: 0; border-top: 1px solid var(--line); color: var(--soft); padding: 4px 10px 4px 0; }
+.titled td:first-child { color: var(--ink); font: 12px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.titled td:nth-child(-n + 3) { white-space: nowrap; } .titled .more td { border-top: 0; padding-top: 0; }
+.titled b { color: var(--ink); font-weight: 600; }
+.titled th[scope=rowgroup] { color: var(--ink); font-weight: 600; padding-top: 16px; border: 0; }
 .verdict { margin: 0 0 20px; padding: 14px 18px; border-radius: 10px; background: var(--card);
   border: 1px solid var(--line); border-left: 5px solid var(--own); }
+.facts + .verdict { margin-top: 32px; }
 .verdict.good { --own: var(--good); } .verdict.risky { --own: var(--risky); }
 .verdict.poor { --own: var(--poor); } .verdict:is(.unclear, .unknown) { --own: var(--unknown); }
 .verdict p { margin: 0; font-size: 17px; color: var(--ink); max-width: none; overflow-wrap: anywhere; } .verdict b { color: var(--own); margin-right: 4px; }
@@ -114,13 +146,20 @@ th { color: var(--soft); font-weight: 500; }
 .verdict ol { margin: 0; padding-left: 20px; display: grid; gap: 4px; }
 .verdict code span { white-space: nowrap; }
 .verdict li { overflow-wrap: anywhere; }
-.verdict small { color: var(--soft); font-size: 13px; }
+.verdict small { color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
+.verdict > small { display: block; margin-top: 4px; }
 details { margin-top: 12px; }
 summary { cursor: pointer; color: var(--soft); }
 details ul { margin: 8px 0 0; padding-left: 20px; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }
 .read { margin: 8px 0 0; padding: 0; display: grid; gap: 8px; color: var(--soft); font-size: 14px; }
 .read dt { color: var(--ink); font-weight: 600; float: left; margin-right: 8px; }
 .read dd { margin: 0; max-width: 80ch; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 16px; margin-top: 12px; }
+.gallery figcaption { font-size: 13px; color: var(--soft); margin-bottom: 6px; overflow-wrap: anywhere; }
+.gallery .row { display: flex; gap: 8px; } .gallery .row div { flex: 1 1 0; min-width: 0; font-size: 12px; color: var(--soft); }
+.gallery img { display: block; width: 100%; image-rendering: auto; border-radius: 4px; }
+.notes { margin: 8px 0 0; padding-left: 20px; } .notes li { margin-bottom: 4px; overflow-wrap: anywhere; }
+pre { margin: 0; overflow-x: auto; font-size: 13px; } h2 { scroll-margin-top: 12px; }
 @media (max-width: 680px) {
   main { padding: 24px 14px 48px; }
   h1 { font-size: 23px; }
@@ -131,6 +170,14 @@ details ul { margin: 8px 0 0; padding-left: 20px; font-size: 13px; color: var(--
   .head { grid-template-columns: 24px minmax(0, 1fr); }
   .ratios { grid-column: 2; text-align: left; margin-top: 8px; flex-wrap: wrap; gap: 4px 18px; }
   .causes { padding-left: 0; }
+}
+@media (max-width: 680px) {
+  /* A row becomes a block of lines, each with the name of its column. */
+  .scroll table.titled, .titled tbody, .titled tr, .titled td, .titled th { display: block; min-width: 0; }
+  .titled thead, .titled td:empty { display: none; }
+  .scroll .titled td:nth-child(n) { white-space: normal; overflow-wrap: anywhere; text-align: left; border: 0; padding: 1px 0; }
+  .titled td:not(:first-child)::before { content: attr(data-column) ": "; color: var(--faint); }
+  .titled tr { border-top: 1px solid var(--line); padding: 4px 0; } .titled tr.more { border: 0; padding: 0; }
 }
 @media print { .card { break-inside: avoid; } }
 """

@@ -1,16 +1,13 @@
 """Reports of runs, and the quality of results."""
 
+from quark_onnx.report.blocks import verdict_lines
 from quark_onnx.report.figures import decibels, percent, percentage, size_change
 from quark_onnx.report.loop import Loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.report.report import (
     Report,
     kept_types,
-    output_line,
-    section,
-    step_lines,
     summarize,
-    verdict_lines,
 )
 
 __all__ = [
@@ -20,12 +17,9 @@ __all__ = [
     "decibels",
     "kept_types",
     "measure",
-    "output_line",
     "percent",
     "percentage",
-    "section",
     "size_change",
-    "step_lines",
     "summarize",
     "verdict_lines",
     "verdicts",

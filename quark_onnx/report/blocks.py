@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from quark_onnx.common.wording import byte_size
+from quark_onnx.common.wording import byte_size, counted
 from quark_onnx.page.blocks import Grid, Judgement
-from quark_onnx.page.verdict import Action
+from quark_onnx.page.terminal import text_of
 from quark_onnx.report.figures import decibels, percentage
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.verdict import Verdict
@@ -16,12 +16,13 @@ def verdict_block(verdict: Verdict | None) -> Judgement:
     """Return a verdict with its next steps."""
     if verdict is None:
         return Judgement("unknown", "no sample was run")
-    steps = [
-        Action(f"{step.text}:", step.command or step.options or step.call)
-        for step in verdict.next_steps
-    ]
-    sentence = f"{verdict.sentence}, on {verdict.measured_on}"
-    return Judgement(verdict.band, sentence, tuple(steps))
+    actions = tuple(step.action for step in verdict.next_steps)
+    return Judgement(verdict.band, verdict.sentence, actions, verdict.measured_on)
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return a verdict with its next steps as lines of a report."""
+    return text_of(verdict_block(verdict))
 
 
 def size_fact(before: int, after: int) -> tuple[str, str, str]:
@@ -35,8 +36,8 @@ def size_fact(before: int, after: int) -> tuple[str, str, str]:
     )
 
 
-def outputs_block(outputs: Iterable[OutputError]) -> Grid:
-    """Return the errors of the outputs as a table."""
+def outputs_block(outputs: Sequence[OutputError], measured_on: str) -> Grid:
+    """Return the errors of the outputs as a table, with the samples in words."""
     rows = list[tuple[str, ...]]()
     for output in outputs:
         spread = ""
@@ -65,4 +66,30 @@ def outputs_block(outputs: Iterable[OutputError]) -> Grid:
         "cosine",
         "largest error",
     )
-    return Grid("Outputs", header, rows)
+    lines = list(map(output_line, outputs))
+    return Grid("Outputs", header, rows, f"on {measured_on}", "error", lines)
+
+
+def output_line(output: OutputError) -> str:
+    """Return the error of an output as a line of text.
+
+    Args:
+        output: the error of an output, of single runs or of consecutive samples.
+    """
+    name = output.name
+    if output.random:
+        return f"{name}: random, another value each time the float model runs"
+    if output.sqnr is None:
+        return f"{name}: {percentage(output.agreement or 0.0)} of the values agree"
+    text = name
+    if output.steps:
+        text += f" after {counted(output.steps, 'sample')} with its own state"
+    text += f": SQNR {decibels(output.sqnr)} dB"
+    if output.spread is not None:
+        least, median, greatest = (f"{sqnr:.1f}" for sqnr in output.spread)
+        text += f" (samples {least} to {greatest}, median {median})"
+    text += f", cosine {output.cosine:.6f}, largest error {output.max_error:.4g}"
+    if output.broken:
+        values = counted(output.broken, "value is", "values are")
+        text += f", {values} finite in one of the models alone"
+    return text

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quark_onnx.common.containers import without
 from quark_onnx.common.reported import SCHEMA, plain
-from quark_onnx.common.wording import counted, first_of, prefixed, tally
+from quark_onnx.common.wording import counted
 from quark_onnx.optimizers.problem import LayerResult
-from quark_onnx.page.blocks import Block, Facts, Grid, Notes, Reasons, Text
+from quark_onnx.page.blocks import (
+    Block,
+    Facts,
+    Grid,
+    Notes,
+    Reasons,
+    Text,
+    Warnings,
+)
 from quark_onnx.page.reported import Reported
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.clipping import Clipping
-from quark_onnx.report.figures import decibels, percentage, size_change
+from quark_onnx.report.figures import decibels, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.exhibits import Exhibits
-from quark_onnx.report.verdict.verdict import NextStep, Verdict
-
-_SHOWN = 12
-#: Maximum number of operator types in the line of a reason.
-_KINDS = 5
-#: Maximum number of tensors in the line of a reason.
-_NAMED = 3
+from quark_onnx.report.verdict.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,16 @@ class Report(Reported):
         }
 
     def blocks(self) -> list[Block]:
-        """Return the report as blocks of a page."""
+        """Return the report as blocks."""
         total = sum(count for _, count in self.operators.values())
+        calibrated = ""
+        if self.samples:
+            calibrated = f", calibrated on {counted(self.samples, 'sample')}"
+        quantized = [f"{self.quantized} of {counted(total, 'node')}{calibrated}"]
+        # A successful run that changed nothing must not pass unnoticed.
+        if not self.quantized:
+            quantized.append("nothing in this model could be quantized")
+        size = [size_change(self.bytes_before, self.bytes_after)]
         facts = [size_fact(self.bytes_before, self.bytes_after)]
         facts.append(("Quantized", f"{self.quantized} of {total}", "nodes"))
         if self.outputs:
@@ -103,8 +111,8 @@ class Report(Reported):
         facts.append(("Samples", samples, "for calibration, and held out"))
         blocks: list[Block] = [
             verdict_block(self.verdict),
-            Facts(facts),
-            outputs_block(self.outputs),
+            Facts(facts, {"size": size, "quantized": quantized}),
+            outputs_block(self.outputs, self._measured_on()),
         ]
         known = self.verdict is not None and self.verdict.band != "unknown"
         if self.exhibits is not None and known:
@@ -116,43 +124,21 @@ class Report(Reported):
         clipped = self.clipping.lines() if self.clipping is not None else []
         return [
             *blocks,
-            Notes("Warnings", self.warnings),
-            Notes("Clipped values of held-out samples", clipped),
-            Reasons("Float nodes", list(self.kept_nodes.items()), "node", "nodes"),
+            Warnings(lines=self.warnings),
+            Notes("Clipped values of held-out samples", clipped, "clipped"),
             Reasons(
-                "Float tensors", list(self.kept_tensors.items()), "tensor", "tensors"
+                "Float nodes",
+                self.kept_nodes,
+                "node",
+                "nodes",
+                "float",
+                self.kept_types,
             ),
-            Notes("Notes", self.notes),
+            Reasons("Float tensors", self.kept_tensors, "tensor", "tensors", "kept"),
+            Notes("Notes", self.notes, "notes"),
             Grid("Operators", ("operator", "quantized", "nodes"), rows),
             Text("Settings", self.config),
         ]
-
-    def lines(self) -> list[str]:
-        """Return the report as lines of text."""
-        total = sum(count for _, count in self.operators.values())
-        calibrated = ""
-        if self.samples:
-            calibrated = f", calibrated on {counted(self.samples, 'sample')}"
-        lines = [
-            f"size      {size_change(self.bytes_before, self.bytes_after)}",
-            f"quantized {self.quantized} of {counted(total, 'node')}{calibrated}",
-        ]
-        # A successful run that changed nothing must not pass unnoticed.
-        if not self.quantized:
-            lines.append("          nothing in this model could be quantized")
-        if self.outputs:
-            lines.append(f"error     on {self._measured_on()}:")
-            lines += prefixed("  ", map(output_line, self.outputs))
-        if self.clipping is not None:
-            lines += section("clipped", self.clipping.lines())
-        # By reason: a model has many float nodes and tensors for a few reasons.
-        lines += section("float", group_kept(self.kept_nodes, self.kept_types))
-        lines += section("kept", group_tensors(self.kept_tensors))
-        lines += section("notes", self.notes)
-        lines += section("warning", self.warnings)
-        if self.verdict is not None:
-            lines += verdict_lines(self.verdict)
-        return lines
 
     def _measured_on(self) -> str:
         """Return the samples of the measurement in words."""
@@ -165,23 +151,6 @@ class Report(Reported):
             "one random sample, as there is no data: it tells that the model runs, and"
             " little more"
         )
-
-
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return a verdict as lines of a report."""
-    return [
-        f"verdict   {verdict}",
-        f"{'':<9} on {verdict.measured_on}",
-        *step_lines(verdict.next_steps),
-    ]
-
-
-def step_lines(steps: Iterable[NextStep]) -> list[str]:
-    """Return changes to try as lines of a report."""
-    lines = list[str]()
-    for step in steps:
-        lines += section("try", step.lines())
-    return lines
 
 
 def summarize(
@@ -226,46 +195,6 @@ def _kept_tensors(plan: Plan) -> dict[str, str]:
     }
 
 
-def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
-    """Return a line per reason why nodes stay float, with operator types.
-
-    Args:
-        reasons: reason of each node, by its name.
-        types: operator type of each node, by its name.
-
-    >>> group_kept({"a": "excluded", "b": "excluded"}, {"a": "Conv", "b": "Gemm"})
-    ['2 nodes (1 Conv, 1 Gemm): excluded']
-    """
-    groups = dict[str, Counter[str]]()
-    for name, reason in reasons.items():
-        groups.setdefault(reason, Counter())[types.get(name, "other")] += 1
-    lines = list[str]()
-    # The reason of most nodes first; equal numbers keep the order of the graph.
-    for reason, kinds in sorted(groups.items(), key=lambda group: -group[1].total()):
-        if kinds.total() == 1:
-            lines.append(f"1 node ({next(iter(kinds))}): {reason}")
-            continue
-        shown = tally(kinds.most_common(_KINDS))
-        more = ", ..." if len(kinds) > _KINDS else ""
-        lines.append(f"{kinds.total()} nodes ({shown}{more}): {reason}")
-    return lines
-
-
-def group_tensors(reasons: dict[str, str]) -> list[str]:
-    """Return a line per reason why tensors stay float, with the first names.
-
-    Args:
-        reasons: reason of each tensor, by its name.
-
-    >>> group_tensors({"a": "excluded", "b": "zero", "c": "excluded"})
-    ['a, c: excluded', 'b: zero']
-    """
-    groups = dict[str, list[str]]()
-    for name, reason in reasons.items():
-        groups.setdefault(reason, []).append(name)
-    return [f"{first_of(names, _NAMED)}: {reason}" for reason, names in groups.items()]
-
-
 def kept_types(*plans: Plan) -> dict[str, str]:
     """Return the operator types of float nodes, by name."""
     types = dict[str, str]()
@@ -274,48 +203,3 @@ def kept_types(*plans: Plan) -> dict[str, str]:
             if node.name in plan.kept:
                 types[node.name] = node.kind
     return types
-
-
-def output_line(output: OutputError) -> str:
-    """Return the error of an output as a line of text.
-
-    Args:
-        output: the error of an output, of single runs or of consecutive samples.
-    """
-    name = output.name
-    if output.random:
-        return f"{name}: random, another value each time the float model runs"
-    if output.sqnr is None:
-        return f"{name}: {percentage(output.agreement or 0.0)} of the values agree"
-    text = name
-    if output.steps:
-        text += f" after {counted(output.steps, 'sample')} with its own state"
-    text += f": SQNR {decibels(output.sqnr)} dB"
-    if output.spread is not None:
-        least, median, greatest = (f"{sqnr:.1f}" for sqnr in output.spread)
-        text += f" (samples {least} to {greatest}, median {median})"
-    text += f", cosine {output.cosine:.6f}, largest error {output.max_error:.4g}"
-    if output.broken:
-        values = counted(output.broken, "value is", "values are")
-        text += f", {values} finite in one of the models alone"
-    return text
-
-
-def section(title: str, lines: list[str]) -> list[str]:
-    """Return the first lines of a section, with the title before the first.
-
-    Args:
-        title: title of at most nine characters.
-        lines: all lines; beyond a limit their number alone is shown.
-
-    Returns:
-        The lines of the report; empty for an empty section.
-    """
-    # The title stands before the first line alone, the others are indented by its width.
-    titles = [title, *[""] * _SHOWN]
-    section = [
-        f"{head:<9} {line}" for head, line in zip(titles, lines[:_SHOWN], strict=False)
-    ]
-    if len(lines) > _SHOWN:
-        section.append(f"{'':<9} and {len(lines) - _SHOWN} more")
-    return section

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import isnan
 from numbers import Real
 from pathlib import Path
@@ -29,25 +29,22 @@ from quark_onnx.common.errors import (
     crash_errors,
 )
 from quark_onnx.common.progress import Progress
-from quark_onnx.common.reported import plain
 from quark_onnx.common.version import __version__
-from quark_onnx.common.wording import counted
-from quark_onnx.config import QConfig, to_dict
+from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
 from quark_onnx.files.io import load, staged
 from quark_onnx.files.overwrites import refuse_overwritten_arguments
 from quark_onnx.graph import Graph, gather_constants, model_key
 from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
-from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
-from quark_onnx.report import section, verdict_lines
 from quark_onnx.report.verdict import Verdict, check_task
 from quark_onnx.running.run import Reference
+from quark_onnx.search.candidate import Candidate
 from quark_onnx.search.checks import check_budget
-from quark_onnx.search.front import pareto_front
 from quark_onnx.search.keys import config_key, function_key
+from quark_onnx.search.result import SearchResult
 from quark_onnx.search.runs import Runs, SplitData
 from quark_onnx.search.space import ConfigCombination, Space
 from quark_onnx.search.sqnr_score import SqnrScorer
@@ -57,7 +54,7 @@ from quark_onnx.trials.latency import measure_latency
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 if TYPE_CHECKING:
-    import optuna
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -71,112 +68,6 @@ _DUPLICATES = 4
 TRIALS = 24
 #: A finished candidate with its record.
 _Finished = tuple[ConfigCombination, Record]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A tried configuration with its result.
-
-    Attributes:
-        name: the preset, and changes to the preset.
-        config: the configuration.
-        score: the user's metric, or the SQNR of the worst output on held-out samples in dB; None if
-            the candidate failed.
-        seconds: runtime of quantization and evaluation.
-        bytes: size of the quantized model; None if the candidate failed.
-        error: reason of the failure; empty without a failure.
-        judged: number of samples in the evaluation; 0 with a metric of the user's.
-        pruned: True if the evaluation ended early because the score was below the median.
-        runtime: latency relative to the float model on this machine; None if not measured, as for a
-            target, or if the float model's latency is mostly overhead.
-    """
-
-    name: str
-    config: QConfig
-    score: float | None
-    seconds: float
-    bytes: int | None
-    error: str = ""
-    judged: int = 0
-    pruned: bool = False
-    runtime: float | None = None
-
-
-@dataclass(frozen=True)
-class SearchResult(Reported):
-    """Result of a search.
-
-    Attributes:
-        candidates: candidates by falling score, of equal scores the smaller first; then those that
-            are slower than the float model (than the fastest candidate, if that is slower, too),
-            then pruned candidates, then failed candidates.
-        calibrated: number of calibration samples.
-        judged: number of held-out samples for the evaluation.
-        left: names of candidates that did not fit into the budget.
-        total: number of configurations in the space.
-        reached: True if the target was met, or without a target.
-        study: Optuna's study, for its plots and its dashboard.
-        verdict: verdict on the best candidate on the held-out samples, as ``compare`` gives it;
-            None with a metric of the user's, for which no sample is held out, and if the best
-            candidate is a record of the journal, which has no model.
-    """
-
-    candidates: list[Candidate]
-    calibrated: int
-    judged: int
-    left: list[str]
-    total: int
-    reached: bool
-    study: optuna.Study
-    verdict: Verdict | None = None
-
-    @property
-    def best(self) -> Candidate:
-        """Return the candidate with the highest score among those that are not slow."""
-        return self.candidates[0]
-
-    @property
-    def front(self) -> list[Candidate]:
-        """Return the Pareto front of score, size and runtime, as ``pareto_front`` has it."""
-        return pareto_front(self.candidates)
-
-    def lines(self) -> list[str]:
-        """Return the Pareto front, best first, as lines of text."""
-        tried = f"{len(self.candidates)} of {counted(self.total, 'configuration')}"
-        lines = [f"tried     {tried}, on {counted(self.judged, 'held-out sample')}"]
-        found = [
-            f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes{_times(each)}"
-            for each in self.front
-        ]
-        lines += section("best", found)
-        if not self.reached:
-            lines.append("target    not met")
-        if self.verdict is not None:
-            lines += verdict_lines(self.verdict)
-        return lines
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values."""
-        front = self.front
-        return {
-            "calibrated": self.calibrated,
-            "judged": self.judged,
-            "left": len(self.left),
-            "left_names": self.left,
-            "total": self.total,
-            "reached": self.reached,
-            "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
-            "candidates": [
-                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
-                for each in self.candidates
-            ],
-        }
-
-
-def _times(candidate: Candidate) -> str:
-    if candidate.runtime is None:
-        return ""
-    return f", {candidate.runtime:.2f} times the float model's runtime"
 
 
 def search(  # noqa: PLR0913

@@ -46,7 +46,7 @@ NATIVE = {
     "write_checkpoint": ("checkpoints.export", "write_checkpoint"),
     "write_gguf": ("exports.gguf", "write_gguf"),
     "write_onnx": ("exports.onnx", "write_onnx"),
-    "write_page": ("page.page", "write_page"),
+    "write_page": ("pipelines.ptq", "write_page"),
     "validate_checkpoint": ("validate.clients", "validate"),
     "repair_checkpoint": ("validate.repair", "repair"),
 }

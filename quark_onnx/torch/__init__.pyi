@@ -27,7 +27,7 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint as load_checkpoint
 from quark_onnx.torch.checkpoints.export import write_checkpoint as write_checkpoint
 from quark_onnx.torch.exports.gguf import write_gguf as write_gguf
 from quark_onnx.torch.exports.onnx import write_onnx as write_onnx
-from quark_onnx.torch.page.page import write_page as write_page
+from quark_onnx.torch.pipelines.ptq import write_page as write_page
 from quark_onnx.torch.validate.clients import validate as validate_checkpoint
 from quark_onnx.torch.validate.repair import repair as repair_checkpoint
 from quark_onnx.torch.quantization.config.template import LLMTemplate as LLMTemplate

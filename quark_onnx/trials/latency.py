@@ -144,6 +144,12 @@ class Latency:
             " again when it is idle"
         )
 
+    @property
+    def lines(self) -> list[str]:
+        """Return the latencies, doubts about them, and reasons for a slower model."""
+        doubts = [self.doubt] if self.doubt else []
+        return [str(self), *doubts, *self.reasons]
+
     def __str__(self) -> str:
         ratio = self.reference_ms / self.other_ms if self.other_ms else 1.0
         if ratio >= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -55,8 +56,9 @@ torch.models
 torch.validate torch.checkpoints
 torch.calibration
 torch.algorithms
+torch.page
 torch.pipelines
-torch.exports torch.page torch.transformers
+torch.exports torch.transformers
 torch.quantization torch.utils
 torch.export
 torch.quantize_quark
@@ -224,7 +226,10 @@ ONE_OF_EACH = {
     # The journal, the records and the front of every search.
     "Study": {"search/search.py", "torch/pipelines/scheme_search.py"},
     "Record": {"search/search.py", "torch/pipelines/scheme_search.py"},
-    "pareto_front": {"search/search.py", "torch/pipelines/scheme_search.py"},
+    "pareto_front": {"search/result.py", "torch/pipelines/scheme_search.py"},
+    # One way to a page and one to a terminal: the rendering of blocks.
+    "document": {"page/browser.py"},
+    "CSS": {"page/document.py"},
     # One line from ranges to the quantized graph.
     "Assembler": {"job.py"},
 }
@@ -244,3 +249,15 @@ def test_there_is_one_of_each(name: str) -> None:
         if name in imported and path.name != "__init__.py":
             users.add(path.relative_to(ROOT / "quark_onnx").as_posix())
     assert users == ONE_OF_EACH[name]
+
+
+def test_one_file_writes_the_markup_of_pages() -> None:
+    """Others compose blocks, and draw SVG by ``page/svg.py``."""
+    markup = re.compile("<(section|h2|p|div|ul|table)[ >]")
+    found = {
+        path.relative_to(ROOT / "quark_onnx").as_posix()
+        for path in FILES
+        if path.is_relative_to(ROOT / "quark_onnx")
+        and markup.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"page/browser.py"}

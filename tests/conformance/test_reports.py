@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from quark_onnx import QConfig, analysis, quantize
+from quark_onnx.page.browser import render_page
 from quark_onnx.page.reported import Reported
-from quark_onnx.search.search import Candidate, SearchResult
+from quark_onnx.search.candidate import Candidate
+from quark_onnx.search.result import SearchResult
+from tests.browser import check_alone
 from tests.models import conv_relu, samples
 
 TORCH = find_spec("torch") is not None
@@ -43,6 +46,7 @@ def torch_results() -> list[Reported]:
     from quark_onnx.torch.pipelines.estimate import Estimate
     from quark_onnx.torch.pipelines.ptq import PtqResult
     from quark_onnx.torch.pipelines.report import TorchReport
+    from quark_onnx.torch.pipelines.scheme_search import Candidate, Search, Trial
     from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
     from quark_onnx.torch.validate.finding import Validation
 
@@ -56,7 +60,9 @@ def torch_results() -> list[Reported]:
     )
     result = PtqResult(report, Estimate(1 << 30, 1 << 20, 3.0), 5.0, 5.1, loss)
     validation = Validation("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
-    return [report, loss, result, validation]
+    trial = Trial("int4_wo_32", 4.5, 2 << 20, 0.05, 20.0)
+    search = Search((trial,), Candidate("int4_wo_32"), (), 5.0)
+    return [report, loss, result, validation, search]
 
 
 def classes() -> list[type[Reported]]:
@@ -84,6 +90,11 @@ def test_lines_are_the_text() -> None:
         assert str(result) == "\n".join(lines)
 
 
+def test_every_result_is_a_page() -> None:
+    for result in results():
+        check_alone(render_page("result", result.blocks()))
+
+
 def test_the_document_is_json() -> None:
     for result in results():
         document = json.loads(result.to_json())
@@ -97,7 +108,7 @@ def test_every_class_is_documented() -> None:
         assert (inspect.getdoc(each) or "").partition("\n")[0].endswith(".")
 
 
-@pytest.mark.parametrize("method", ["lines", "to_dict"])
+@pytest.mark.parametrize("method", ["blocks", "lines", "to_dict"])
 def test_the_base_has_no_content(method: str) -> None:
     result: Any = Reported()
     with pytest.raises(NotImplementedError):

@@ -12,9 +12,9 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import analyze, compare, npu, quantize
-from quark_onnx.analysis.page import render, render_search
 from quark_onnx.common.errors import ModelError
 from quark_onnx.measuring.calibrate import is_held_out
+from quark_onnx.page.browser import render_page
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.search import Search
 from tests.models import Feeds, normal, parse, weight
@@ -85,7 +85,7 @@ def test_quantize_compare_and_analyze_agree(model: ModelProto, count: int) -> No
     assert expected[1] == said(compared.verdict)[1]
     assert said(compared.verdict) == said(analyzed.verdict)
     assert compared.outputs == analyzed.outputs == result.report.outputs
-    page = render(analyzed)
+    page = render_page("analysis", analyzed.blocks())
     assert f'class="verdict {expected[1]}"' in page
     assert analyzed.verdict is not None
     assert escape(analyzed.verdict.sentence[1:]) in page
@@ -115,7 +115,7 @@ def test_search_judges_its_best_candidate_alike(tmp_path: Path) -> None:
     compared = compare(OFFSET, tmp_path / "best.onnx", judges)
     assert said(found.verdict) == said(compared.verdict)
     assert found.verdict is not None
-    page = render_search(found)
+    page = render_page("search", found.blocks())
     assert f'class="verdict {found.verdict.band}"' in page
     assert escape(found.verdict.sentence) in page
     assert found.to_dict()["verdict"]["band"] == found.verdict.band

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from html import escape
 
-from quark_onnx.analysis.findings import Analysis, TensorError
+from quark_onnx.analysis.findings import TensorError
+from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 
 _MOVING = (
@@ -109,20 +112,58 @@ def family(op_type: str) -> tuple[str, str]:
     return found
 
 
-def along(found: Analysis, width: float, height: float, class_: str) -> str:
-    """Plot the SQNR of each tensor in the order of execution.
+def along_the_graph(
+    tensors: Sequence[TensorError], ranking: Sequence[TensorError], sqnr: float
+) -> Drawing:
+    """Return a plot of the SQNR of each tensor in the order of execution.
 
     Args:
-        found: the analysis.
+        tensors: the tensors in this order.
+        ranking: the tensors that add noise; the first have numbers in the plot.
+        sqnr: SQNR of the worst output in dB.
+    """
+    # The key names the families that occur, in the order of the graph.
+    key = list(dict.fromkeys(family(tensor.op_type) for tensor in tensors))
+    if math.isfinite(sqnr):
+        key.append(("dash", f"output, {sqnr:.1f} dB"))
+    return Drawing(
+        "Error along the graph",
+        "Filled: the error with everything before it quantized. Rings: what the tensor's own"
+        " operator and grid add, with everything before it float. Numbers are places in the"
+        " ranking below.",
+        partial(_plots, tensors, ranking, sqnr),
+        [*key, ("ring", "alone")],
+    )
+
+
+def _plots(
+    tensors: Sequence[TensorError], ranking: Sequence[TensorError], sqnr: float
+) -> list[str]:
+    """Return a plot for wide and for narrow windows; none without tensors."""
+    sizes = ((1000.0, 330.0, "wide"), (380.0, 300.0, "narrow"))
+    return [_plot(tensors, ranking, sqnr, *size) for size in sizes if tensors]
+
+
+def _plot(  # noqa: PLR0913
+    tensors: Sequence[TensorError],
+    ranking: Sequence[TensorError],
+    sqnr: float,
+    width: float,
+    height: float,
+    class_: str,
+) -> str:
+    """Return the plot as SVG.
+
+    Args:
+        tensors: the tensors in the order of execution.
+        ranking: the tensors that add noise.
+        sqnr: SQNR of the worst output in dB.
         width: width of the plot in pixels.
         height: height of the plot in pixels.
         class_: CSS class of the plot.
-
-    Returns:
-        The plot as SVG.
     """
     # Exact tensors (infinite) and lost ones (minus infinite) have no point.
-    shown = [tensor for tensor in found.tensors if math.isfinite(tensor.sqnr)]
+    shown = [tensor for tensor in tensors if math.isfinite(tensor.sqnr)]
     ratios = list[float]()
     for tensor in shown:
         ratios.append(min(tensor.sqnr, _CEILING))
@@ -132,7 +173,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     lo = math.floor((min(ratios, default=0.0) - 4) / 5) * 5
     hi = math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
     left, right, top, bottom = 44.0, width - 12, 32.0, height - 40
-    x = linear(0, max(1, len(found.tensors) - 1), left + 8, right - 8)
+    x = linear(0, max(1, len(tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
     parts = []
     for value in ticks(lo, hi, 6):
@@ -142,7 +183,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
         parts.append(
             tag("text", short(value), x=left - 8, y=y(value) + 4, text_anchor="end"),
         )
-    for value in ticks(0, max(1, len(found.tensors) - 1), max(3, int(width / 140))):
+    for value in ticks(0, max(1, len(tensors) - 1), max(3, int(width / 140))):
         if value == int(value):
             parts.append(
                 tag(
@@ -164,16 +205,16 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
         ),
     )
     parts.append(tag("text", "SQNR, dB", x=0, y=12))
-    parts += _points(found, x, y, lo)
-    if math.isfinite(found.sqnr):
+    parts += _points(tensors, ranking, x, y, lo)
+    if math.isfinite(sqnr):
         parts.append(
             tag(
                 "line",
                 class_="final",
                 x1=left,
                 x2=right,
-                y1=y(found.sqnr),
-                y2=y(found.sqnr),
+                y1=y(sqnr),
+                y2=y(sqnr),
             ),
         )
     return drawing(
@@ -185,23 +226,30 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     )
 
 
-def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
+def _points(
+    tensors: Sequence[TensorError],
+    ranking: Sequence[TensorError],
+    x: Scale,
+    y: Scale,
+    lo: float,
+) -> list[str]:
     """Return the points of the tensors and the line through them, with numbers for the worst.
 
     Args:
-        found: the analysis.
+        tensors: the tensors in the order of execution.
+        ranking: the tensors that add noise.
         x: scale of the places in the order of execution.
         y: scale of the ratios in dB.
         lo: ratio at the lower end of the axis, in dB.
     """
     numbers = {
-        tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)
+        tensor.name: place for place, tensor in enumerate(ranking[:_NUMBERED], 1)
     }
     alone = list[str]()
     points = list[str]()
     line = list[str]()
     labels = list[tuple[float, float, str]]()
-    for place, tensor in enumerate(found.tensors):
+    for place, tensor in enumerate(tensors):
         local = tensor.sqnr_local
         if local is not None and math.isfinite(local):
             high = y(min(max(local, lo), _CEILING))

@@ -17,6 +17,7 @@ from calibrators.json_file import Entry, read_document, read_json
 from calibrators.shown import short
 from quark_onnx.common.containers import among
 from quark_onnx.common.errors import ConfigError, DataError
+from quark_onnx.report.figures import percent
 from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
 
@@ -30,6 +31,13 @@ Placement = Callable[[tuple[float, float], Floats], Floats]
 #: 0.50, 0.55, ..., 0.95 and 0.00, 0.01, ..., 1.00.
 _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 _RECALLS = np.linspace(0, 1, 101)
+#: Metrics in words.
+_METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "map": "mAP (IoU 0.5 to 0.95)",
+    "map50": "mAP (IoU 0.5)",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,15 @@ class Score:
     name: str
     reference: float
     other: float
+
+    @property
+    def title(self) -> str:
+        """Return the metric in words."""
+        return _METRICS[self.name]
+
+    def __str__(self) -> str:
+        values = f"float {percent(self.reference)} %, quantized {percent(self.other)} %"
+        return f"{self.title}: {values}"
 
 
 @dataclass(frozen=True)

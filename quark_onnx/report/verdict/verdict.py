@@ -9,6 +9,7 @@ from typing import Literal
 
 from quark_onnx.common.containers import excluding
 from quark_onnx.common.wording import counted
+from quark_onnx.page.blocks import Action
 
 Band = Literal["good", "risky", "poor", "unclear", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")
@@ -105,11 +106,10 @@ class NextStep:
             return f"{self.effect} (not tried; {self.expected})"
         return self.effect
 
-    def lines(self) -> list[str]:
-        """Return the step as text; a command is a line of its own, to be pasted."""
-        if self.command:
-            return [self.text, self.command]
-        return [f"{self.call}: {self.text}"]
+    @property
+    def action(self) -> Action:
+        """Return the step with its command; without a command, with the call in Python."""
+        return Action(self.text, self.command or self.call)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 
+from quark_onnx.common.wording import labelled
+from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.page.frame import Frame, series
-from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.page.frame import Frame, for_widths, key_of, series
 
 #: Maximum distance of two algorithms at a layer, and radii of the markers.
 _BESIDE, _LEAST, _GREATEST = 7.0, 1.2, 3.6
@@ -27,14 +30,57 @@ def shown(outcome: Outcome) -> bool:
     )
 
 
-def errors(report: TorchReport, width: float, height: float, class_: str) -> str:
+def layer_errors(
+    outcomes: Sequence[Outcome],
+    quantized: Mapping[str, LayerSpec],
+    gains: Mapping[str, str],
+) -> Drawing:
+    """Return the errors of the layers before and after each algorithm.
+
+    Args:
+        outcomes: results of algorithms.
+        quantized: specs of the quantized layers, in the order of the model.
+        gains: the gain of each algorithm, in the order of execution.
+    """
+    note = (
+        "Of what a layer computes on the data: the mean squared error as a share of the mean"
+        " square of what the float one computes. Rings: before an algorithm; dots: behind it."
+        " Lines are those of whole blocks."
+    )
+    # A logarithmic scale has no place for errors relative to a baseline, which may be negative.
+    # Errors of 0 before and after mean that none was measured.
+    hidden = [
+        each for each in outcomes if (each.before or each.after) and not shown(each)
+    ]
+    if hidden:
+        note += (
+            f" {len(hidden)} that are below 0, or no number, are in the table alone."
+        )
+
+    def draw(width: float, height: float, class_: str) -> str:
+        return _plot(outcomes, quantized, list(gains), width, height, class_)
+
+    plots = partial(for_widths, draw, (340.0, 300.0))
+    return Drawing("Errors along the model", note, plots, key_of(labelled(gains)))
+
+
+def _plot(  # noqa: PLR0913
+    outcomes: Sequence[Outcome],
+    quantized: Mapping[str, LayerSpec],
+    algorithms: Sequence[str],
+    width: float,
+    height: float,
+    class_: str,
+) -> str:
     """Draw the error of each layer before and after each algorithm, in model order.
 
     Algorithms that work on a full block are drawn as lines over the block's width. The result is
     empty if no outcome has errors.
 
     Args:
-        report: the report.
+        outcomes: results of algorithms.
+        quantized: specs of the quantized layers, in the order of the model.
+        algorithms: names of the algorithms, in the order of execution.
         width: width of the drawing in pixels.
         height: height of the drawing in pixels.
         class_: CSS class of the drawing.
@@ -42,16 +88,15 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     Returns:
         SVG.
     """
-    outcomes = list(filter(_is_drawn, report.outcomes))
+    outcomes = list(filter(_is_drawn, outcomes))
     if not outcomes:
         return ""
-    names = list(report.quantized)
+    names = list(quantized)
     values = list[float]()
     for outcome in outcomes:
         values += (outcome.before, outcome.after)
     frame = Frame.around(names, width, height, values)
     places = dict(zip(names, range(len(names)), strict=True))
-    algorithms = report.algorithms
     # The markers of all algorithms fit into 80 % of a layer's slot.
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
     parts = []
@@ -84,7 +129,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
                 frame.x(inside[-1] + 0.4),
             )
         # Browsers show the title of a group as its tooltip.
-        hover = tag("title", escape(_hover(report, outcome)))
+        hover = tag("title", escape(_hover(quantized.get(outcome.layer), outcome)))
         parts.append(tag("g", hover + drawn, class_=series(own)))
     return frame.drawn(
         "Error before and after each algorithm, in the order of the model",
@@ -139,12 +184,11 @@ def _whole(frame: Frame, outcome: Outcome, left: float, right: float) -> str:
     return lines
 
 
-def _hover(report: TorchReport, outcome: Outcome) -> str:
+def _hover(spec: LayerSpec | None, outcome: Outcome) -> str:
     lines = [
         outcome.layer,
         f"{outcome.algorithm}: {short(outcome.before)} → {short(outcome.after)}",
     ]
-    spec = report.quantized.get(outcome.layer)
     if spec is not None:
         lines.append(str(spec.weight))
     if outcome.note:

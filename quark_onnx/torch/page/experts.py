@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 
 from quark_onnx.common.containers import flattened
+from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, tag
-from quark_onnx.torch.algorithms.base import UNREACHED
+from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.page.frame import block_of
-from quark_onnx.torch.pipelines.report import TorchReport
 
 # The number after a part with "expert", as in mlp.experts.7.up_proj. Parts without digits may lie
 # between both.
@@ -21,11 +21,11 @@ _LEFT, _TOP, _BOTTOM, _APART, _ROW, _LOW = 48.0, 26.0, 40.0, 26.0, 22.0, 15.0
 _MANY = 24
 
 
-def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
+def tokens_of(outcomes: Iterable[Outcome]) -> dict[str, dict[int, int]]:
     """Return the number of tokens per expert of each block, from notes of outcomes."""
     found = dict[str, dict[int, int]]()
     # GPTQ writes the number of its tokens as the note of a layer.
-    for outcome in report.outcomes:
+    for outcome in outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
         if expert and (tokens or outcome.note == UNREACHED):
             row = found.setdefault(block_of(outcome.layer), {})
@@ -35,38 +35,37 @@ def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
     return found
 
 
-def most_tokens(rows: Mapping[str, Mapping[int, int]]) -> int:
-    """Return the number of tokens of the most active expert.
+def expert_tokens(outcomes: Iterable[Outcome]) -> Drawing:
+    """Return the number of tokens of each expert; empty for a model without experts."""
+    rows = tokens_of(outcomes)
+    most = max((max(row.values()) for row in rows.values()), default=0)
+    widths = ((1000.0, "wide"), (380.0, "narrow"))
+    return Drawing(
+        "Tokens of experts",
+        "How many tokens of the data were sent to each expert: the stronger the colour, the"
+        " more. What an algorithm knows of an expert, it knows from them.",
+        lambda: [_plot(rows, most, *width) for width in widths if rows],
+        (("most", f"{most:,} tokens"), ("bad", "none")),
+    )
+
+
+def _plot(
+    rows: Mapping[str, Mapping[int, int]], most: int, width: float, class_: str
+) -> str:
+    """Draw the number of tokens of each expert as the colour intensity of a cell.
+
+    The maximum has the full intensity. Inactive experts are outlined.
 
     Args:
         rows: the result of ``tokens_of``, which must not be empty.
-    """
-    most = 0
-    for row in rows.values():
-        most = max(most, *row.values())
-    return most
-
-
-def experts(report: TorchReport, width: float, class_: str) -> str:
-    """Draw the number of tokens of each expert as the colour intensity of a cell.
-
-    The maximum has the full intensity. Inactive experts are outlined. The result is empty for a
-    model without experts.
-
-    Args:
-        report: the report.
+        most: number of tokens of the most active expert.
         width: width of the drawing in pixels.
         class_: CSS class of the drawing.
 
     Returns:
         SVG.
     """
-    rows = tokens_of(report)
-    if not rows:
-        return ""
     count = 1 + max(flattened(rows.values()))
-    # At least 1, since opacities are shares of this number.
-    most = max(1, most_tokens(rows))
     high = _ROW
     if len(rows) > _MANY:
         high = _LOW

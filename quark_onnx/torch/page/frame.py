@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -23,26 +23,13 @@ from quark_onnx.page.svg import (
 _BLOCK = re.compile(r"(.*?)\.(\d+)(?=\.|$)")
 #: Margins of the plot, and the distance of two block labels.
 _LEFT, _RIGHT, _TOP, _BOTTOM, _APART = 48.0, 12.0, 32.0, 40.0, 30.0
-#: The colours of series, as CSS variables.
-COLOURS = ("product", "activation", "arithmetic", "normal", "reduce", "input", "move")
-#: CSS rules of the series colours, for hollow and filled markers.
-STYLE = (
-    "".join(
-        f".series-{place} {{ --own: var(--{name}); }}\n"
-        for place, name in enumerate(COLOURS)
-    )
-    + "svg .filled { fill: var(--own); } svg .hollow { fill: none; stroke: var(--own);"
-    " stroke-width: 1.2; }\nsvg .stem { stroke: var(--own); stroke-width: 1.2;"
-    " opacity: 0.5; }\nsvg .whole { stroke: var(--own); stroke-width: 2.4; } svg .was"
-    " { stroke-dasharray: 3 3; stroke-width: 1.4; }\n.key i.own { background:"
-    " var(--own); } .key i.hollow { background: none; border: 1.5px solid"
-    " var(--own); }\n"
-)
+#: Number of colours of the style sheet.
+_COLOURS = 7
 
 
 def series(place: int) -> str:
     """Return the CSS class of a series."""
-    return f"series-{place % len(COLOURS)}"
+    return f"series-{place % _COLOURS}"
 
 
 def block_of(name: str) -> str:
@@ -223,3 +210,15 @@ class Frame:
                 free = middle
             place += count
         return parts
+
+
+def for_widths(
+    draw: Callable[[float, float, str], str], heights: tuple[float, float]
+) -> list[str]:
+    """Return a drawing for wide and for narrow windows; the style sheet shows one of both."""
+    return [draw(1000.0, heights[0], "wide"), draw(380.0, heights[1], "narrow")]
+
+
+def key_of(labels: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the legend of series, in the order of their colours."""
+    return [(f"own {series(place)}", label) for place, label in enumerate(labels)]

@@ -1,104 +1,56 @@
-"""Page of a search: size against divergence, and a table of trials."""
+"""Plot of a search: size against divergence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from html import escape
-from pathlib import Path
 
-from quark_onnx.page import document, facts, table_row, write_whole
+from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, linear, logarithmic, power, short, tag, ticks
-from quark_onnx.torch.pipelines.scheme_search import SchemeSearchResult, TriedScheme
-from quark_onnx.torch.pipelines.verdict import file_size
+from quark_onnx.torch.page.frame import for_widths
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 24.0, 32.0, 44.0
-_STYLE = (
-    "svg .point { fill: none; stroke: var(--soft); } svg .best { fill: var(--accent);"
-    " stroke: var(--accent); } svg .front { fill: none; stroke: var(--accent); }\n"
-    "table.trials { font-size: 13px; width: 100%; } .trials td, .trials th {"
-    " text-align: left; padding: 4px 12px 4px 0; overflow-wrap: anywhere; }\n"
-)
 
 
-def write_search_page(
-    found: SchemeSearchResult, path: Path, name: str, bits: float
-) -> None:
-    """Write the page of a search atomically.
+@dataclass(frozen=True)
+class Point:
+    """A trial in the plot.
 
-    Args:
-        found: the search.
-        path: the file.
-        name: the name of the model.
-        bits: the budget in bits per weight.
+    Attributes:
+        name: the candidate.
+        bits: bits per weight.
+        divergence: divergence in nats per token.
+        kind: "best", "front", or empty for trials that others surpass.
     """
-    best = found.best
-    rows = [
-        (
-            "Best",
-            escape(best.name if best else "none"),
-            f"within {bits:g} bits a weight",
-        ),
-        ("Trials", str(len(found.trials)), f"{len(found.untried)} not tried"),
-    ]
-    front = found.front
-    lines = ""
-    for trial in sorted(found.trials, key=lambda each: each.bits):
-        lines += _row(trial, trial in front)
-    cells = ("candidate", "bits", "size", "divergence", "seconds", "on the front")
-    head = table_row(cells, "th")
-    sizes = ((1000.0, 380.0, "wide"), (380.0, 320.0, "narrow"))
-    plots = ""
-    # Without a divergence above 0, the logarithmic scale has nothing to show.
-    if _points(found.trials):
-        for size in sizes:
-            plots += _plot(found, *size)
-    figure = ""
-    if plots:
-        figure = f'<figure class="card">{plots}</figure>'
-    parts = [
-        f'<header><h1>Search</h1><p class="names">{escape(name)}</p>{facts(rows)}'
-        "</header>",
-        f"<section><h2>Size against divergence</h2>{figure}</section>",
-        '<section><h2>Trials</h2><div class="card scroll"><table class="trials">'
-        f"<thead>{head}</thead><tbody>{lines}</tbody></table></div></section>",
-    ]
-    write_whole(path, document(f"{name}: search", parts, _STYLE))
+
+    name: str
+    bits: float
+    divergence: float
+    kind: str
 
 
-def _row(trial: TriedScheme, front: bool) -> str:
-    # The trial failed: its error takes the place of the figures.
-    if trial.divergence is None:
-        return (
-            f'<tr><td>{escape(trial.candidate.name)}</td><td colspan="5">'
-            f"{escape(trial.record.error)}</td></tr>"
-        )
-    cells = (
-        escape(trial.candidate.name),
-        f"{trial.bits:.2f}",
-        file_size(trial.record.bytes or 0),
-        f"{trial.divergence:.4f}",
-        f"{trial.record.seconds:.0f}",
-        "yes" if front else "",
+def size_against_divergence(points: Iterable[Point]) -> Drawing:
+    """Return the trials that a logarithmic scale can show."""
+    # The scale has no place for 0.
+    drawn = [point for point in points if point.divergence > 0]
+    key = (
+        ("best", "the best within the budget"),
+        ("front", "front: none is smaller and more accurate"),
+        ("point", "other trials"),
     )
-    return table_row(cells)
+    plots = partial(for_widths, partial(_plot, drawn), (380.0, 320.0))
+    return Drawing("Size against divergence", "", plots, key)
 
 
-def _points(trials: Iterable[TriedScheme]) -> list[tuple[TriedScheme, float]]:
-    """Return the trials that a logarithmic scale can show, with their divergence."""
-    points = list[tuple[TriedScheme, float]]()
-    for trial in trials:
-        # A failed trial has no divergence, and the scale has no place for 0.
-        if trial.divergence:
-            points.append((trial, float(trial.divergence)))
-    return points
-
-
-def _plot(found: SchemeSearchResult, width: float, height: float, class_: str) -> str:
-    """Draw bits on x, and divergence on a logarithmic y scale."""
-    points = _points(found.trials)
-    bits = [trial.bits for trial, _ in points]
-    values = [value for _, value in points]
+def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> str:
+    """Draw bits on x, and divergence on a logarithmic y scale; empty without points."""
+    if not points:
+        return ""
+    bits = [point.bits for point in points]
+    values = [point.divergence for point in points]
     # Points lie 5 % inside of the frame.
     lo, hi = 0.95 * min(bits), 1.05 * max(bits)
     least = math.floor(math.log10(min(values)))
@@ -127,23 +79,20 @@ def _plot(found: SchemeSearchResult, width: float, height: float, class_: str) -
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
         )
-    front = _points(found.front)
-    path = " ".join(f"{x(trial.bits):.1f},{y(value):.1f}" for trial, value in front)
+    front = sorted((each for each in points if each.kind), key=lambda each: each.bits)
+    path = " ".join(f"{x(each.bits):.1f},{y(each.divergence):.1f}" for each in front)
     parts.append(tag("polyline", class_="front", points=path))
-    for trial, value in points:
-        hover = (
-            f"{trial.candidate.name}\n{trial.bits:.2f} bits, {value:.4f} nats a token"
+    for point in points:
+        hover = escape(
+            f"{point.name}\n{point.bits:.2f} bits, {point.divergence:.4f} nats a token"
         )
-        class_of_point = "point"
-        if trial.candidate == found.best:
-            class_of_point = "best"
         parts.append(
             tag(
                 "circle",
                 tag("title", hover),
-                class_=class_of_point,
-                cx=x(trial.bits),
-                cy=y(value),
+                class_=f"point {point.kind}".strip(),
+                cx=x(point.bits),
+                cy=y(point.divergence),
                 r=5,
             )
         )

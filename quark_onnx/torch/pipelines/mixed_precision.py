@@ -9,7 +9,6 @@ reduces the divergence most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -40,66 +39,10 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import blocks_of, layers_of, put_modules
 from quark_onnx.torch.pipelines.block import inside, weight_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.mixture import Group, Mixture, Option
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
 from quark_onnx.torch.runtime.memory import release_memory
 from quark_onnx.torch.runtime.reductions import total
-
-
-@dataclass(frozen=True)
-class Option:
-    """Scheme for a group of layers, with its cost and sensitivity.
-
-    Attributes:
-        scheme: the name of the scheme.
-        bits: bits of the group's weights in the checkpoint, with scales.
-        divergence: divergence of the predictions in nats per token, with only this group quantized.
-    """
-
-    scheme: str
-    bits: int
-    divergence: float
-
-
-@dataclass(frozen=True)
-class Group:
-    """Group of layers with a common scheme, since runtimes fuse them.
-
-    Attributes:
-        layers: the names of the layers.
-        weights: the number of weights.
-        options: the options by ascending bits.
-        chosen: the option that the group gets.
-    """
-
-    layers: tuple[str, ...]
-    weights: int
-    options: tuple[Option, ...]
-    chosen: Option
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Result of a mixed-precision search.
-
-    Attributes:
-        config: the configuration with the schemes of all layers.
-        groups: the groups in the order of the model.
-    """
-
-    config: TorchConfig
-    groups: tuple[Group, ...]
-
-    @property
-    def bits(self) -> float:
-        """Return the bits per weight, with scales."""
-        bits = sum(map(attrgetter("chosen.bits"), self.groups))
-        weights = sum(map(attrgetter("weights"), self.groups))
-        return float(bits / weights)
-
-    @property
-    def divergence(self) -> float:
-        """Return the sum of the groups' divergences, in nats per token."""
-        return float(sum(map(attrgetter("chosen.divergence"), self.groups)))
 
 
 def mix(  # noqa: PLR0913

@@ -13,6 +13,8 @@ from torch import nn
 
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.progress import forecast
+from quark_onnx.common.wording import counted
+from quark_onnx.page.blocks import Block, Facts
 from quark_onnx.page.reported import Reported
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
@@ -28,9 +30,11 @@ from quark_onnx.torch.pipelines.estimate import (
     Estimate,
     Estimator,
     check_room,
+    size,
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.mixture import Mixture
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import (
     GENERATED,
@@ -84,6 +88,7 @@ class PtqResult(Reported):
         before: perplexity of the float model; None without evaluation.
         after: perplexity of the checkpoint; None without evaluation.
         verdict: comparison of the checkpoint with the float model; None if it was not requested.
+        mixture: result of a mixed-precision search, for the page; None for a single scheme.
     """
 
     report: TorchReport
@@ -91,15 +96,31 @@ class PtqResult(Reported):
     before: float | None = None
     after: float | None = None
     verdict: CheckpointVerdict | None = None
+    mixture: Mixture | None = None
 
-    def lines(self) -> list[str]:
-        """Return the report on the layers and the verdict as lines of text."""
-        lines = self.report.lines()
-        if self.before is not None:
-            lines.append(
-                f"perplexity: {self.before:.4f} float, {self.after:.4f} quantized",
-            )
-        return lines if self.verdict is None else [*lines, *self.verdict.lines()]
+    def blocks(self) -> list[Block]:
+        """Return the verdict and the report on the layers as blocks."""
+        facts = self.report.facts()
+        rows, lines = list(facts.rows), dict(facts.lines)
+        if self.before is not None and self.after is not None:
+            change = f"{100 * (self.after / self.before - 1):+.2f} %"
+            more = f"{change} from {self.before:.4f}"
+            rows.append(("Perplexity", f"{self.after:.4f}", more))
+            text = f"perplexity {self.before:.4f} float, {self.after:.4f} quantized"
+            lines["text"] = [f"{text}, on all of the text to evaluate"]
+        mixed = list[Block]()
+        if self.mixture is not None:
+            groups = counted(len(self.mixture.groups), "group")
+            bits = f"{self.mixture.bits:.3f}"
+            rows.append(("Bits per weight", bits, f"{groups} of layers"))
+            lines["mixture"] = [self.mixture.line()]
+            mixed.append(self.mixture.drawing())
+        # Nothing was compared with the float model, so sizes are estimates.
+        expected = ("Size", size(self.estimate.disk), "of the checkpoint, as estimated")
+        rows += [expected] if self.verdict is None else self.verdict.facts()
+        verdict = [] if self.verdict is None else [self.verdict.judgement()]
+        notes, errors, *sections = self.report.sections()
+        return [*verdict, Facts(rows, lines), notes, errors, *mixed, *sections]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -113,6 +134,27 @@ class PtqResult(Reported):
                 "seconds": self.estimate.seconds,
             },
         }
+
+
+def write_page(
+    found: PtqResult,
+    path: Path,
+    name: str = "model",
+    mixture: Mixture | None = None,
+) -> None:
+    """Write the page of a result atomically.
+
+    Args:
+        found: the result of ``ptq``.
+        path: the file.
+        name: the name of the model.
+        mixture: the result of a mixed-precision search, if there was one.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    found = replace(found, mixture=mixture or found.mixture)
+    found.write_page(path, "Quantization report", name)
 
 
 def ptq(  # noqa: PLR0913

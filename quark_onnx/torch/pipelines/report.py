@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from quark_onnx.common.containers import grouped_by, present_values
-from quark_onnx.common.wording import counted
+from quark_onnx.common.wording import counted, labelled, tally
+from quark_onnx.page.blocks import Block, Facts, Notes, Reasons
 from quark_onnx.page.reported import Reported
 from quark_onnx.report import percentage
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.page.errors import layer_errors
+from quark_onnx.torch.page.experts import expert_tokens
+from quark_onnx.torch.page.tables import formats_table, layers_table
 
 
 @dataclass
@@ -42,24 +47,44 @@ class TorchReport(Reported):
         kept = counted(len(self.kept), "stays", "stay")
         return f"{quantized} quantized, {kept} float"
 
-    @property
-    def kept_codes_line(self) -> str:
-        """The number of layers whose codes are kept, in words."""
-        return counted(
+    def facts(self) -> Facts:
+        """Return the numbers of layers, and the gains of the algorithms."""
+        # Layers with a float weight, whose activations alone are rounded, are not counted.
+        types = Counter(
+            str(spec.weight.dtype.name)
+            for spec in self.quantized.values()
+            if spec.weight
+        )
+        rows = [
+            (
+                "Layers quantized",
+                f"{len(self.quantized):,}",
+                tally(types.most_common(3)),
+            ),
+            ("Stay float", f"{len(self.kept):,}", ""),
+        ]
+        kept_codes = counted(
             len(self.kept_codes),
             "layer has the format already and keeps its codes",
             "layers have the format already and keep their codes",
         )
+        layers = [self.headline, *([kept_codes] if self.kept_codes else [])]
+        return Facts(rows, {"layers": layers, "gains": labelled(self.gains())})
 
-    def lines(self) -> list[str]:
-        """Return the gains of the algorithms and the notes as lines of text."""
-        lines = [
-            self.headline,
+    def blocks(self) -> list[Block]:
+        """Return the layers, the gains of the algorithms and the notes as blocks."""
+        return [self.facts(), *self.sections()]
+
+    def sections(self) -> list[Block]:
+        """Return the blocks below the facts."""
+        return [
+            Notes("Notes", self.notes, "notes"),
+            layer_errors(self.outcomes, self.quantized, self.gains()),
+            expert_tokens(self.outcomes),
+            formats_table(self.quantized),
+            layers_table(self.quantized, self.outcomes),
+            Reasons("Stays float", self.kept, "layer", "layers"),
         ]
-        lines += [f"{name}: {text}" for name, text in self.gains().items()]
-        if self.kept_codes:
-            lines.append(self.kept_codes_line)
-        return lines + [f"note: {note}" for note in self.notes]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""

@@ -13,10 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.common.version import __version__
+from quark_onnx.common.wording import counted
+from quark_onnx.page.blocks import Block, Facts, Grid, Reasons
+from quark_onnx.page.reported import Reported
 from quark_onnx.search.front import pareto_front
 from quark_onnx.search.keys import document_key
 from quark_onnx.search.study import Record, Study
@@ -27,10 +31,11 @@ from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
     SCHEME_CLIENTS,
 )
+from quark_onnx.torch.page.pareto import Point, size_against_divergence
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
-from quark_onnx.torch.pipelines.verdict import weights_of
+from quark_onnx.torch.pipelines.verdict import file_size, weights_of
 from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime.devices import device_named
 
@@ -104,9 +109,25 @@ class TriedScheme:
         """The divergence from the float model, in nats per token; None after an error."""
         return None if self.record.score is None else -self.record.score
 
+    @property
+    def name(self) -> str:
+        """The name of the candidate."""
+        return self.candidate.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the measurements as plain values."""
+        return {
+            "candidate": self.name,
+            "bits": self.bits,
+            "bytes": self.record.bytes or 0,
+            "divergence": self.divergence,
+            "seconds": self.record.seconds,
+            "error": self.record.error,
+        }
+
 
 @dataclass(frozen=True)
-class SchemeSearchResult:
+class SchemeSearchResult(Reported):
     """Result of a search.
 
     Attributes:
@@ -114,11 +135,13 @@ class SchemeSearchResult:
         best: the candidate with the least divergence within the budget of bits; None if there is
             none.
         untried: candidates that the time budget did not reach.
+        bits: the budget in bits per weight.
     """
 
     trials: tuple[TriedScheme, ...]
     best: SchemeCombination | None
     untried: tuple[SchemeCombination, ...] = ()
+    bits: float = math.inf
 
     @property
     def front(self) -> list[TriedScheme]:
@@ -126,6 +149,62 @@ class SchemeSearchResult:
         front = pareto_front(each.record for each in self.trials)
         on_front = [each for each in self.trials if each.record in front]
         return sorted(on_front, key=lambda each: each.bits)
+
+    def blocks(self) -> list[Block]:
+        """Return the best candidate, the front and the trials as blocks."""
+        best = self.best.name if self.best else "none"
+        tried = (
+            f"{counted(len(self.trials), 'candidate')}, {len(self.untried)} not tried"
+        )
+        facts = [
+            ("Best", best, f"within {self.bits:g} bits a weight"),
+            ("Trials", str(len(self.trials)), f"{len(self.untried)} not tried"),
+        ]
+        front = [
+            f"{trial.name}: {trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
+            for trial in self.front
+        ]
+        # Candidates have one trial each.
+        kinds = {trial.name: "front" for trial in self.front} | {best: "best"}
+        points = [
+            Point(trial.name, trial.bits, trial.divergence, kinds.get(trial.name, ""))
+            for trial in self.trials
+            if trial.divergence is not None
+        ]
+        measured = [trial for trial in self.trials if trial.divergence is not None]
+        rows = [
+            (
+                trial.name,
+                f"{trial.bits:.2f}",
+                file_size(trial.record.bytes or 0),
+                f"{trial.divergence:.4f}",
+                f"{trial.record.seconds:.0f}",
+                kinds.get(trial.name, ""),
+            )
+            for trial in sorted(measured, key=attrgetter("bits"))
+        ]
+        header = ("candidate", "bits", "size", "divergence", "seconds", "")
+        failed = {
+            trial.name: trial.record.error
+            for trial in self.trials
+            if trial.record.error
+        }
+        left = {each.name: "did not fit into --budget" for each in self.untried}
+        return [
+            Facts(facts, {"tried": [tried], "front": front, "best": [best]}),
+            size_against_divergence(points),
+            Grid("Trials", header, rows),
+            Reasons("Not measured", failed | left, "candidate", "candidates"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the search as plain values."""
+        return {
+            "best": None if self.best is None else self.best.name,
+            "pareto": [trial.name for trial in self.front],
+            "trials": [trial.to_dict() for trial in self.trials],
+            "untried": [candidate.name for candidate in self.untried],
+        }
 
 
 def candidates_for(client: str) -> list[SchemeCombination]:
@@ -240,7 +319,7 @@ def search_schemes(  # noqa: PLR0913
     # of equal divergence, the smallest
     best = min(within, key=attrgetter("divergence", "bits"), default=None)
     return SchemeSearchResult(
-        tuple(trials), best.candidate if best else None, tuple(untried)
+        tuple(trials), best.candidate if best else None, tuple(untried), bits
     )
 
 

@@ -16,8 +16,10 @@ from torch import nn
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.progress import Progress
 from quark_onnx.dtypes import Integer
+from quark_onnx.page.blocks import Action, Block, Facts, Judgement
 from quark_onnx.page.reported import Reported
 from quark_onnx.report.figures import near_limits
+from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
@@ -129,36 +131,61 @@ class CheckpointVerdict(Reported):
             return sizes
         return f"{sizes}; {_loss(self.divergence)}"
 
-    def lines(self) -> list[str]:
-        """Return the verdict as lines of text."""
-        found = [f"verdict: {self.sentence()}"]
+    @property
+    def band(self) -> str:
+        """The band of the divergence; "unknown" if the models were not compared."""
+        if self.divergence is None:
+            return "unknown"
+        return THRESHOLDS["language"][0].band(self.divergence)
+
+    def facts(self) -> list[tuple[str, str, str]]:
+        """Return sizes and the divergence as facts."""
+        # No division by 0 for a model without weights.
+        share = 100 * self.bytes_after / max(self.bytes_before, 1)
+        before = f"{share:.0f} % of {file_size(self.bytes_before)}"
+        rows = [
+            ("Size", file_size(self.bytes_after), before),
+            ("Bits per weight", f"{self.bits:.2f}", "of all layers"),
+        ]
+        if self.quantized_bits is not None:
+            bits = f"{self.quantized_bits:.2f}"
+            rows.append(("Bits per weight", bits, "of the quantized layers"))
         if self.divergence is not None:
-            found.append(
-                f"  on {self.tokens} tokens {self.text}: perplexity"
+            tokens = f"nats a token, on {self.tokens:,} tokens {self.text}"
+            rows.append(("Divergence", f"{self.divergence:.4f}", tokens))
+        return rows
+
+    def judgement(self) -> Judgement:
+        """Return the verdict with what explains it, and the change to try."""
+        measured_on, details = "", list[str]()
+        if self.divergence is not None:
+            measured_on = (
+                f"{self.tokens} tokens {self.text}: perplexity"
                 f" {self.perplexity_before:.3f} float, {self.perplexity_after:.3f}"
-                " quantized",
+                " quantized"
             )
         if self.skipped:
-            found.append(f"  not compared with the float model: {self.skipped}")
+            details.append(f"not compared with the float model: {self.skipped}")
         if self.worst:
             named = ", ".join(
                 f"{name} {100 * error:.2g} %" for name, error in self.worst
             )
-            found.append(f"  layers with the greatest errors: {named}")
+            details.append(f"layers with the greatest errors: {named}")
         if self.rewritten_by:
             names = " and ".join(self.rewritten_by)
-            found.append(
-                f"  layers are not compared one by one: {names} changed their inputs"
+            details.append(
+                f"layers are not compared one by one: {names} changed their inputs"
             )
-        if self.advice:
-            step = f"  next: {self.advice}"
-            # the command line holds the options, where it is known
-            if self.options and not self.command:
-                step = f"{step}: {self.options}"
-            found.append(step)
-        if self.command:
-            found.append(f"    {self.command}")
-        return found
+        # The command line holds the options, where it is known.
+        action = Action(self.advice, self.command or self.options)
+        actions = (action,) if self.advice else ()
+        return Judgement(
+            self.band, self.sentence(), actions, measured_on, tuple(details)
+        )
+
+    def blocks(self) -> list[Block]:
+        """Return the verdict and the sizes as blocks."""
+        return [self.judgement(), Facts(self.facts())]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain values."""

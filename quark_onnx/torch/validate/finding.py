@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.page.blocks import Block, Text
 from quark_onnx.page.reported import Reported
 
 #: A verdict follows from reading files; the text says so, since only the client itself can prove
@@ -150,6 +151,10 @@ class Validation(Reported):
             **{severity: self.count(severity) for severity in SEVERITIES},
             "findings": [finding.document for finding in self.findings],
         }
+
+    def blocks(self) -> list[Block]:
+        """Return the verdict as a text, which names the client's rules line by line."""
+        return [Text("Result", self.text())]
 
     def lines(self) -> list[str]:
         """Return the verdict as lines of text."""

@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("optuna")
 
 from quark_onnx import QConfig
-from quark_onnx.analysis.page import render_search, write_search_page
-from quark_onnx.search.search import Candidate, SearchResult
+from quark_onnx.page.browser import render_page
+from quark_onnx.search.candidate import Candidate
+from quark_onnx.search.result import SearchResult
 from tests.browser import check_alone, laid_out
 
 A8W8 = QConfig.of("A8W8")
@@ -48,13 +49,17 @@ def found() -> SearchResult:
     return SearchResult(candidates, 30, 10, ["A8W8 adaquant"], 24, True, study)
 
 
+def page_of(found: SearchResult) -> str:
+    return render_page("search", found.blocks())
+
+
 def test_it_says_what_was_found(found: SearchResult) -> None:
-    text = render_search(found, "net.onnx")
+    text = page_of(found)
     assert "A16W8 cle is best: 41.50 dB SQNR in 1.4 MB" in text
-    assert "Or a smaller model: A16W8 <small>1.3 MB, 0.6 dB less" in text
+    assert "Take a smaller model: A16W8 <small>1.3 MB, 0.6 dB less" in text
     assert "Raise --budget: 1 configuration did not fit" in text
     # A16W8 is 7 % smaller than the best; XINT8 is as large as A8W8, and slower.
-    assert text.count("<td>front</td>") == 3
+    assert text.count(">front</td>") == 3
     assert "1.10 ×" in text
     assert "ended early, after 8 samples" in text
     assert "1 configuration: out of &lt;luck&gt;" in text and "<cle>" not in text
@@ -63,17 +68,17 @@ def test_it_says_what_was_found(found: SearchResult) -> None:
 
 
 def test_a_missed_target_is_poor(found: SearchResult) -> None:
-    text = render_search(replace(found, reached=False))
+    text = page_of(replace(found, reached=False))
     assert 'class="verdict poor"' in text and "which misses the target" in text
 
 
 def test_a_single_candidate_has_no_plot(found: SearchResult) -> None:
-    text = render_search(replace(found, candidates=found.candidates[:1]))
+    text = page_of(replace(found, candidates=found.candidates[:1]))
     assert "<svg" not in text
 
 
 def test_every_candidate_failed(found: SearchResult) -> None:
-    text = render_search(replace(found, candidates=found.candidates[-1:]))
+    text = page_of(replace(found, candidates=found.candidates[-1:]))
     assert "Every candidate failed" in text
 
 
@@ -83,7 +88,7 @@ def test_every_candidate_failed(found: SearchResult) -> None:
 def test_a_browser_lays_it_out(
     found: SearchResult, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    write_search_page(found, tmp_path / "page.html", "net.onnx")
+    found.write_page(tmp_path / "page.html", "Search", "net.onnx")
     page = laid_out(tmp_path / "page.html", width, dark=dark)
     assert [plot["title"] for plot in page["plots"]] == [
         "SQNR against size",

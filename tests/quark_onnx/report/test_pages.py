@@ -14,20 +14,30 @@ from numpy.typing import NDArray
 
 from quark_onnx import compare, quantize
 from quark_onnx.page.blocks import (
+    Action,
+    Drawing,
+    Entry,
     Facts,
+    Figure,
     Gallery,
     Grid,
     Heading,
     Judgement,
+    Names,
     Notes,
     Picture,
+    Ranking,
     Reasons,
+    Share,
+    Strong,
+    Terms,
     Text,
-    html_of,
-    render_page,
+    Warnings,
 )
+from quark_onnx.page.browser import html_of, render_page
 from quark_onnx.page.png import png
-from quark_onnx.page.verdict import Action
+from quark_onnx.page.svg import drawing, tag
+from quark_onnx.page.terminal import render_lines
 from quark_onnx.report.verdict.boxes import DetectorLayout
 from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.task import Task
@@ -161,13 +171,38 @@ def test_inputs_that_are_no_images_are_not_shown(shape: tuple[int, ...]) -> None
     assert not exhibits.gallery.pictures
 
 
+DRAWN = drawing(400, 100, "<D>", [tag("rect", width=9, height=9)])
 BLOCKS = [
     Heading("Title <1>", "a.onnx → b.onnx"),
     Judgement("risky", "outputs <x>", (Action("try:", "--preset A16W8"),)),
     Facts([("Size", "1 <MB>", "less")]),
-    Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note"),
-    Reasons("Float", [("<n>", "why")], "node", "nodes"),
-    Notes("Notes", ["one <two>"]),
+    Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note", "error", ["<y>: 20 dB"]),
+    Grid(
+        "Layers",
+        ("name", "other format", "names", "error"),
+        [("<B>",), ("<L>", "", Names("2 <K>", ("<I>", "<J>")), Strong("0.1"))],
+    ),
+    Reasons("Float", {"<N>": "why"}, "node", "nodes"),
+    Notes("Notes", ["one <two>"], "notes"),
+    Warnings(lines=["<W>"]),
+    Drawing("Plot", "a <Q>", lambda: [DRAWN], [("ring", "<K>")]),
+    Ranking(
+        "Noise",
+        "most first",
+        [
+            Entry(
+                "<E>",
+                "<O>",
+                [("SQNR", "20 dB")],
+                [Share(0.5, "<C>", "<M>", "--a <A>")],
+                [Figure(DRAWN, "Weight", "<F>", "<G>")],
+            )
+        ],
+        "none",
+        "noise",
+        ["<E>: <C>"],
+    ),
+    Terms("Terms", [("<T>", "a term")]),
     Text("Settings", "a: <set>\n  c: 1"),
     Gallery("Images", "look", [Picture("<s>", [("x", png(np.zeros((2, 2, 3))))])]),
 ]
@@ -175,16 +210,39 @@ BLOCKS = [
 
 def test_every_block_escapes_names() -> None:
     text = render_page("page", BLOCKS)
-    for name in ("<1>", "<x>", "<MB>", "<y>", "<n>", "<two>", "<set>", "<s>"):
+    names = [f"<{name}>" for name in "1xyNsBLKIJWQDEOCMAFGT"]
+    for name in (*names, "<MB>", "<two>", "<set>"):
         assert (
             name not in text and name.replace("<", "&lt;").replace(">", "&gt;") in text
         )
     check_alone(text)
-    for empty in (Grid("a", (), []), Reasons("a", [], "", ""), Notes("a", [])):
+    for empty in (Grid("a", (), []), Reasons("a", {}, "", ""), Notes("a", [])):
         assert html_of(empty) == ""
-    assert html_of(Gallery("a", "", [])) == ""
+    assert html_of(Gallery("a", "", [])) == html_of(Drawing("a", "", tuple)) == ""
+    assert "none" in html_of(Ranking("a", "", [], "none"))
     with pytest.raises(TypeError, match="int is no block"):
         html_of(1)  # type: ignore[arg-type]
+
+
+def test_lines_have_short_titles_and_end_with_the_verdict() -> None:
+    """Blocks without a short title are for the page alone."""
+    assert render_lines(BLOCKS) == [
+        "error     a note:",
+        "  <y>: 20 dB",
+        "notes     one <two>",
+        "noise     <E>: <C>",
+        "warning   <W>",
+        "verdict   risky: outputs <x>",
+        "try       --preset A16W8: try:",
+    ]
+    many = Notes("Notes", [str(number) for number in range(20)], "notes")
+    assert render_lines([many])[-2:] == ["          11", "          and 8 more"]
+    command = Judgement("good", "fine", (Action("run", "quark-onnx x"),), "2 samples")
+    assert render_lines([command])[1:] == [
+        "          on 2 samples",
+        "try       run",
+        "          quark-onnx x",
+    ]
 
 
 @pytest.mark.parametrize("width", [1280, 390])

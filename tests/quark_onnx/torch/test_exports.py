@@ -62,7 +62,7 @@ def test_all_at_once(
         capsys.readouterr().err
     )
     assert (
-        "note: onnxruntime's outputs of model.onnx differ from torch's by"
+        "onnxruntime's outputs of model.onnx differ from torch's by"
         in capsys.readouterr().out
     )
     model = load_checkpoint(out)
@@ -115,7 +115,7 @@ def test_a_gguf_file_alone(
     command += ["--data", str(tmp_path / "tokens.npy"), "--length", "12"]
     assert main(command) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
-    assert "note: llama.cpp rounds activations its own way" in out
+    assert "llama.cpp rounds activations its own way" in out
     assert f"{tmp_path / 'out' / 'model.gguf'}: 0." in out
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "tokens.npy"]
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.gguf"]
@@ -146,7 +146,7 @@ def test_a_gguf_file_has_no_rounded_cache(
         "fp8",
     ]
     assert main(command) == 0, capsys.readouterr().err
-    assert "note: llama.cpp rounds activations its own way" in capsys.readouterr().out
+    assert "llama.cpp rounds activations its own way" in capsys.readouterr().out
 
 
 def refused(

@@ -98,7 +98,7 @@ def test_worst_layers(source: Path, tmp_path: Path) -> None:
     assert found.worst[0][1] > 10 * found.worst[1][1]
     gate = worst.replace("up_proj", "gate_proj")  # runtimes fuse the two
     assert found.options == f"--layer {gate}=ptpc_fp8 --layer {worst}=ptpc_fp8"
-    assert f": {found.options}" in found.lines()[-1]
+    assert found.lines()[-1].startswith(f"try       {found.options}: ")
 
 
 def test_models_that_do_not_fit_are_not_compared(
@@ -134,10 +134,11 @@ def test_command(
     command = ["llm", "ptq", str(source), "-o", str(out), "--scheme", "uint2_wo_32"]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("verdict: 0.3 MiB before, 0.1 MiB after: 8.54 bits")
-    assert "much is lost" in lines[1]
+    [verdict] = [line for line in lines if line.startswith("verdict   ")]
+    assert "poor: 0.3 MiB before, 0.1 MiB after: 8.54 bits" in verdict
+    assert "much is lost" in verdict
     # the algorithms need data, which this run has not
-    learn = "  next: learn scales and rounding from data: --algorithm awq gptq"
+    learn = "try       --algorithm awq gptq: learn scales and rounding from data"
     assert lines[-1] == learn
     command[4] = str(tmp_path / "gptq")
     data = ["--data", str(tmp_path / "tokens.npy"), "--samples", "4", "--length", "12"]
@@ -185,7 +186,9 @@ def test_layers_with_other_inputs_are_not_compared(
     found = ptq(source, text, config, tmp_path / "out", progress=False, verdict=True)
     assert found.verdict is not None and found.verdict.worst == ()
     name = algorithm.partition(":")[0]
-    expected = f"  layers are not compared one by one: {name} changed their inputs"
+    expected = (
+        f"          layers are not compared one by one: {name} changed their inputs"
+    )
     assert expected in found.verdict.lines()
 
 
@@ -244,7 +247,7 @@ def test_layers_without_an_option_get_no_command(
     options = ["--scheme", "uint4_wo_32", "--layout", "oga", *_DATA, *_LEARNED]
     assert main(["llm", "ptq", str(source), "-o", "out", *options]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "  next: more bits for all weights or a layer"
+    assert last == "try       more bits for all weights or a layer"
 
 
 def test_the_validation_is_that_of_the_client(

@@ -1,20 +1,112 @@
-"""Plots of a mixed-precision search: bits and divergence per group of layers."""
+"""Mixture: the schemes of groups of layers, with plots of their bits and divergences."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from html import escape
+from operator import attrgetter
 
 from quark_onnx.common.containers import merged
-from quark_onnx.common.wording import first_of
+from quark_onnx.common.wording import first_of, tally
+from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import short, tag
-from quark_onnx.torch.page.frame import Frame, series
-from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.page.frame import Frame, key_of, series
 
 #: Relative width of a bar; minimum and maximum radius of a dot.
 _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
 
 
-def schemes_of(mixture: Mixture) -> list[str]:
+@dataclass(frozen=True)
+class Option:
+    """Scheme for a group of layers, with its cost and sensitivity.
+
+    Attributes:
+        scheme: the name of the scheme.
+        bits: bits of the group's weights in the checkpoint, with scales.
+        divergence: divergence of the predictions in nats per token, with only this group quantized.
+    """
+
+    scheme: str
+    bits: int
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Group of layers with a common scheme, since runtimes fuse them.
+
+    Attributes:
+        layers: the names of the layers.
+        weights: the number of weights.
+        options: the options by ascending bits.
+        chosen: the option that the group gets.
+    """
+
+    layers: tuple[str, ...]
+    weights: int
+    options: tuple[Option, ...]
+    chosen: Option
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Result of a mixed-precision search.
+
+    Attributes:
+        config: the configuration with the schemes of all layers.
+        groups: the groups in the order of the model.
+    """
+
+    config: TorchConfig
+    groups: tuple[Group, ...]
+
+    @property
+    def bits(self) -> float:
+        """Return the bits per weight, with scales."""
+        bits = sum(map(attrgetter("chosen.bits"), self.groups))
+        weights = sum(map(attrgetter("weights"), self.groups))
+        return float(bits / weights)
+
+    @property
+    def divergence(self) -> float:
+        """Return the sum of the groups' divergences, in nats per token."""
+        return float(sum(map(attrgetter("chosen.divergence"), self.groups)))
+
+    def line(self) -> str:
+        """Return the bits and the numbers of groups by scheme in words."""
+        counts = Counter(group.chosen.scheme for group in self.groups)
+        return (
+            f"{self.bits:.3f} bits per weight of the quantized layers; groups of layers:"
+            f" {tally(sorted(counts.items()))}"
+        )
+
+    def drawing(self) -> Drawing:
+        """Return the bits and the divergences of the groups in the order of the model."""
+        chosen = Counter(group.chosen.scheme for group in self.groups)
+        count = len(self.groups)
+        key = key_of(f"{each}: {chosen[each]} of {count}" for each in _schemes_of(self))
+        return Drawing(
+            "Mixed precision",
+            "Bits per weight of a group of layers, scales included; below, how far what the"
+            " model predicts moves if that group alone is quantized, at each scheme. What was"
+            " chosen is filled; all groups together:"
+            f" {short(self.divergence)} nats for each token.",
+            self._plots,
+            key,
+        )
+
+    def _plots(self) -> list[str]:
+        size, small = (1000.0, 240.0, "wide"), (380.0, 220.0, "narrow")
+        return [
+            draw(self, *each)
+            for each in (size, small)
+            for draw in (_bits, _divergences)
+        ]
+
+
+def _schemes_of(mixture: Mixture) -> list[str]:
     """Return the names of the candidate schemes by ascending size."""
     # Groups differ slightly in their bits per weight; the sizes only give the order here.
     sizes = merged(map(_sizes, mixture.groups))
@@ -36,7 +128,7 @@ def _names(mixture: Mixture) -> list[str]:
     return [group.layers[0] for group in mixture.groups]
 
 
-def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
+def _bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     """Draw the bits per weight of each group, in model order.
 
     Returns:
@@ -45,7 +137,7 @@ def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     most = max(map(_greatest_size, mixture.groups))
     # 8 % of room above the tallest bar.
     frame = Frame(_names(mixture), width, height, 0.0, 1.08 * most, log=False)
-    schemes, parts, wide = schemes_of(mixture), [], _BAR * frame.slot
+    schemes, parts, wide = _schemes_of(mixture), [], _BAR * frame.slot
     # The bar of a group has the size of its chosen scheme.
     for place, group in enumerate(mixture.groups):
         top = frame.y(group.chosen.bits / group.weights)
@@ -73,7 +165,7 @@ def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     )
 
 
-def divergences(mixture: Mixture, width: float, height: float, class_: str) -> str:
+def _divergences(mixture: Mixture, width: float, height: float, class_: str) -> str:
     """Draw the divergence of each group with each scheme; chosen schemes are filled.
 
     Returns:
@@ -84,7 +176,7 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
     for group in mixture.groups:
         values += [option.divergence for option in group.options]
     frame = Frame.around(_names(mixture), width, height, values)
-    schemes, parts = schemes_of(mixture), []
+    schemes, parts = _schemes_of(mixture), []
     # A dot is narrower than its slot, and neither vanishes nor covers its neighbours.
     radius = min(max(0.35 * frame.slot, _LEAST), _GREATEST)
     for place, group in enumerate(mixture.groups):

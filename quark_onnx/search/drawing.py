@@ -1,0 +1,199 @@
+"""Plots of a search: scores against sizes and runtimes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+from quark_onnx.page.blocks import Drawing
+from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.search.candidate import Candidate
+
+Position = tuple[float, float]
+
+_WIDTH, _HEIGHT = 460.0, 320.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 16.0, 28.0, 44.0
+#: Minimum distance of point labels in pixels.
+_APART = 16.0
+#: Number of candidates up to which all have rank labels.
+_LABELLED = 12
+
+
+def score_plots(
+    candidates: Sequence[Candidate], front: Sequence[Candidate], score: str
+) -> Drawing:
+    """Return the scores against size and runtime; empty for fewer than two candidates.
+
+    Args:
+        candidates: the candidates, the best first.
+        front: the Pareto front.
+        score: name of the score.
+    """
+    sized = list(filter(_is_drawable, candidates))
+    scale = f"{score}, dB" if score == "SQNR" else score
+    timed = [each for each in sized if each.runtime is not None]
+    measures = (
+        (f"{score} against size", "size, MB", _megabytes, sized),
+        (
+            f"{score} against runtime",
+            "runtime, relative to the float model",
+            _runtime,
+            timed,
+        ),
+    )
+    plots = [
+        _plot(title, (unit, scale), measure, drawn, candidates, front)
+        for title, unit, measure, drawn in measures
+        if len(drawn) > 1
+    ]
+    key = (
+        ("best", "the best"),
+        ("front", "front: no other is better, and no larger or slower"),
+        ("point", "other candidates"),
+    )
+    return Drawing(
+        "Accuracy against size and runtime",
+        "Up and to the left is better. Numbers are places in the table below.",
+        lambda: plots,
+        key,
+        side_by_side=True,
+    )
+
+
+def _is_drawable(candidate: Candidate) -> bool:
+    """Return True if a candidate has a size and a finite score."""
+    if candidate.score is None or not candidate.bytes:
+        return False
+    return isfinite(candidate.score)
+
+
+def _megabytes(candidate: Candidate) -> float:
+    return (candidate.bytes or 0) / 1e6
+
+
+def _runtime(candidate: Candidate) -> float:
+    return candidate.runtime or 0.0
+
+
+def _plot(  # noqa: PLR0913
+    title: str,
+    units: tuple[str, str],
+    measure: Callable[[Candidate], float],
+    drawn: Sequence[Candidate],
+    candidates: Sequence[Candidate],
+    front: Sequence[Candidate],
+) -> str:
+    """Return a plot of scores by another measure.
+
+    Args:
+        title: title of the plot.
+        units: titles of the horizontal and of the vertical axis, with their units.
+        measure: the horizontal value of a candidate.
+        drawn: the candidates of the plot.
+        candidates: all candidates, which are numbered from 1, the best first.
+        front: the Pareto front.
+    """
+    xs = list(map(measure, drawn))
+    scores = [candidate.score or 0.0 for candidate in drawn]
+    x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
+    y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)
+    parts = _axes(xs, scores, x, y, units)
+    labels = list[Position]()
+    # from the last to the first, so that the best candidates are drawn on top
+    for rank, candidate in reversed(list(enumerate(candidates, 1))):
+        if candidate not in drawn:
+            continue
+        center = x(measure(candidate)), y(candidate.score or 0.0)
+        kind = _kind(candidate, candidates[0], front)
+        cx, cy = center
+        parts.append(tag("circle", cx=cx, cy=cy, r=4.5, class_=f"point {kind}".strip()))
+        labelled = kind or len(drawn) <= _LABELLED
+        if labelled and _is_apart(center, labels):
+            labels.append(center)
+            parts.append(_label(rank, center))
+    return drawing(_WIDTH, _HEIGHT, title, parts)
+
+
+def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> str:
+    """Return the style of a point; empty for candidates that others surpass.
+
+    Args:
+        candidate: the candidate.
+        best: the best candidate.
+        front: the Pareto front.
+    """
+    if candidate is best:
+        return "best"
+    return "front" if candidate in front else ""
+
+
+def _is_apart(point: Position, labels: list[Position]) -> bool:
+    """Return True if a label would not cover another one.
+
+    Args:
+        point: position of the candidate in pixels.
+        labels: positions of the candidates that have labels.
+    """
+    x, y = point
+    return all(abs(x - u) > _APART or abs(y - v) > _APART for u, v in labels)
+
+
+def _label(rank: int, point: Position) -> str:
+    x, y = point
+    if x > _WIDTH - _RIGHT - _APART:  # no room on the right
+        return tag("text", str(rank), x=x - 8.0, y=y - 6, text_anchor="end")
+    return tag("text", str(rank), x=x + 8.0, y=y - 6, text_anchor="start")
+
+
+def _scale(values: Sequence[float], start: float, end: float) -> Scale:
+    """Return a scale with a margin of 8 % around the values.
+
+    Args:
+        values: values in the plot, at least one.
+        start: pixel of the lower end.
+        end: pixel of the upper end.
+    """
+    lo, hi = _bounds(values)
+    return linear(lo, hi, start, end)
+
+
+def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    # Equal values still get a range of positive width.
+    margin = 0.08 * (max(values) - min(values)) or max(1e-6, 0.1 * abs(max(values)))
+    return min(values) - margin, max(values) + margin
+
+
+def _axes(
+    xs: Sequence[float],
+    scores: Sequence[float],
+    x: Scale,
+    y: Scale,
+    units: tuple[str, str],
+) -> list[str]:
+    """Return the axes of a plot with ticks and titles.
+
+    Args:
+        xs: horizontal values.
+        scores: vertical values.
+        x: horizontal scale.
+        y: vertical scale.
+        units: titles of the axes, with their units.
+    """
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    parts = [tag("text", units[1], x=0, y=12)]
+    for value in ticks(*_bounds(scores), 5):
+        parts.append(
+            tag("line", x1=_LEFT, x2=right, y1=y(value), y2=y(value), class_="grid")
+        )
+        parts.append(
+            tag("text", short(value), x=_LEFT - 8, y=y(value) + 4, text_anchor="end"),
+        )
+    parts.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
+    for value in ticks(*_bounds(xs), 5):
+        place = x(value)
+        parts.append(
+            tag("text", short(value), x=place, y=bottom + 18, text_anchor="middle"),
+        )
+    middle = (_LEFT + right) / 2
+    parts.append(tag("text", units[0], x=middle, y=_HEIGHT - 6, text_anchor="middle"))
+    return parts

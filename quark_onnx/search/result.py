@@ -1,0 +1,236 @@
+"""Result of a search: the candidates, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from quark_onnx.common.containers import present
+from quark_onnx.common.reported import plain
+from quark_onnx.common.wording import byte_size, counted
+from quark_onnx.config import to_dict
+from quark_onnx.page.blocks import (
+    Action,
+    Block,
+    Facts,
+    Grid,
+    Judgement,
+    Reasons,
+    Strong,
+    Text,
+)
+from quark_onnx.page.reported import Reported
+from quark_onnx.report import decibels
+from quark_onnx.report.verdict import Verdict
+from quark_onnx.search.candidate import Candidate
+from quark_onnx.search.drawing import score_plots
+from quark_onnx.search.front import pareto_front
+
+if TYPE_CHECKING:
+    import optuna
+
+#: Maximum loss in dB for recommending a smaller candidate.
+_LOSS = 2.0
+
+
+@dataclass(frozen=True)
+class SearchResult(Reported):
+    """Result of a search.
+
+    Attributes:
+        candidates: candidates by falling score, of equal scores the smaller first; then those that
+            are slower than the float model (than the fastest candidate, if that is slower, too),
+            then pruned candidates, then failed candidates.
+        calibrated: number of calibration samples.
+        judged: number of held-out samples for the evaluation.
+        left: names of candidates that did not fit into the budget.
+        total: number of configurations in the space.
+        reached: True if the target was met, or without a target.
+        study: Optuna's study, for its plots and its dashboard.
+        verdict: verdict on the best candidate on the held-out samples, as ``compare`` gives it;
+            None with a metric of the user's, for which no sample is held out, and if the best
+            candidate is a record of the journal, which has no model.
+    """
+
+    candidates: list[Candidate]
+    calibrated: int
+    judged: int
+    left: list[str]
+    total: int
+    reached: bool
+    study: optuna.Study
+    verdict: Verdict | None = None
+
+    @property
+    def best(self) -> Candidate:
+        """Return the candidate with the highest score among those that are not slow."""
+        return self.candidates[0]
+
+    @property
+    def front(self) -> list[Candidate]:
+        """Return the Pareto front of score, size and runtime, as ``pareto_front`` has it."""
+        return pareto_front(self.candidates)
+
+    def score_text(self, candidate: Candidate) -> str:
+        """Return the score of a candidate with its unit; a metric of the user's has none."""
+        if candidate.score is None:
+            return "–"
+        # No sample judges for a metric of the user's.
+        return (
+            f"{decibels(candidate.score)} dB"
+            if self.judged
+            else f"{candidate.score:.4g}"
+        )
+
+    def blocks(self) -> list[Block]:
+        """Return the verdict, the candidates and the settings of the best as blocks."""
+        best = self.best
+        seconds = sum(candidate.seconds for candidate in self.candidates)
+        score, of = "SQNR", "of the worst output"
+        # No sample judges for a metric of the user's.
+        if not self.judged:
+            score, of = "Score", "by the metric"
+        configurations = counted(self.total, "configuration")
+        held_out = counted(self.judged, "held-out sample")
+        facts = [
+            (f"{score} of the best", self.score_text(best), of),
+            ("Size of the best", _size(best.bytes), f"of {_span(self.candidates)}"),
+            ("Tried", f"{len(self.candidates)}", f"of {configurations}"),
+            ("Time", _time(seconds), "quantizing and judging"),
+            (
+                "Samples",
+                f"{self.calibrated} + {self.judged}",
+                "for calibration and for judging",
+            ),
+        ]
+        front = self.front
+        lines = {
+            "tried": [f"{len(self.candidates)} of {configurations}, on {held_out}"],
+            "best": [
+                f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes{_times(each)}"
+                for each in front
+            ],
+            "target": [] if self.reached else ["not met"],
+        }
+        # Failed candidates are listed by reason instead.
+        measured = [each for each in self.candidates if not each.error]
+        rows = [
+            (
+                str(place),
+                Strong(each.name) if each is best else each.name,
+                self.score_text(each),
+                _size(each.bytes),
+                "–" if each.runtime is None else f"{each.runtime:.2f} ×",
+                _time(each.seconds),
+                _remark(each, front),
+            )
+            for place, each in enumerate(measured, 1)
+        ]
+        header = ("#", "configuration", score, "size", "runtime", "time", "")
+        failed = {each.name: each.error for each in self.candidates if each.error}
+        left = dict.fromkeys(self.left, "did not fit into --budget")
+        return [
+            self._judgement(),
+            Facts(facts, lines),
+            score_plots(self.candidates, front, score),
+            Grid("Candidates", header, rows),
+            Reasons("Not measured", failed | left, "configuration", "configurations"),
+            Text("Settings of the best", str(best.config)),
+        ]
+
+    def _judgement(self) -> Judgement:
+        """Return the verdict on the best candidate, and what to do with it."""
+        best = self.best
+        if best.score is None:
+            return Judgement("poor", "every candidate failed")
+        score = self.score_text(best)
+        score = f"{score} SQNR" if self.judged else f"a score of {score}"
+        sentence = f"{best.name} is best: {score} in {_size(best.bytes)}"
+        actions = self._actions()
+        if not self.reached:
+            return Judgement("poor", f"{sentence}, which misses the target", actions)
+        judged = self.verdict
+        if judged is None:
+            return Judgement("unknown", sentence, actions)
+        return Judgement(
+            judged.band,
+            f"{sentence}; {judged.sentence}",
+            (*actions, *(step.action for step in judged.next_steps)),
+            judged.measured_on,
+        )
+
+    def _actions(self) -> tuple[Action, ...]:
+        """Return actions: write the best model, consider a smaller one, try the rest."""
+        write = Action("write the best model", "-o best.onnx")
+        more = None
+        if self.left:
+            count = counted(len(self.left), "configuration")
+            more = Action(f"raise --budget: {count} did not fit")
+        return tuple(present([write, self._smaller(), more]))
+
+    def _smaller(self) -> Action | None:
+        """Return the smallest candidate that is hardly worse than the best, if any."""
+        best = self.best
+        smaller = [
+            each
+            for each in self.front
+            if (each.bytes or 0) < (best.bytes or 0)
+            and (best.score or 0.0) - (each.score or 0.0) <= _LOSS
+        ]
+        # A loss in dB says nothing of a metric of the user's.
+        if not smaller or not self.judged:
+            return None
+        candidate = min(smaller, key=lambda each: each.bytes or 0)
+        loss = (best.score or 0.0) - (candidate.score or 0.0)
+        effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
+        return Action(f"take a smaller model: {candidate.name}", effect=effect)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        front = self.front
+        return {
+            "calibrated": self.calibrated,
+            "judged": self.judged,
+            "left": len(self.left),
+            "left_names": self.left,
+            "total": self.total,
+            "reached": self.reached,
+            "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
+            "candidates": [
+                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
+                for each in self.candidates
+            ],
+        }
+
+
+def _times(candidate: Candidate) -> str:
+    if candidate.runtime is None:
+        return ""
+    return f", {candidate.runtime:.2f} times the float model's runtime"
+
+
+def _remark(candidate: Candidate, front: Sequence[Candidate]) -> str:
+    if candidate.pruned:
+        return f"ended early, after {counted(candidate.judged, 'sample')}"
+    return "front" if candidate in front else ""
+
+
+def _span(candidates: Iterable[Candidate]) -> str:
+    """Return the range of sizes of all candidates."""
+    sizes = [each.bytes for each in candidates if each.bytes is not None]
+    if not sizes:
+        return "no other"
+    return f"{_size(min(sizes))} to {_size(max(sizes))}"
+
+
+def _size(count: int | None) -> str:
+    return "–" if count is None else byte_size(count)
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s"
