@@ -14,10 +14,9 @@ from calibrators.limits import read_text
 from quark_onnx.common.containers import by_name, merged, subset
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
-from quark_onnx.torch.validate.fields import is_names
+from quark_onnx.torch.validate.fields import is_names, object_of
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
-from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module, fused_parts, modules_of
 from quark_onnx.torch.validate.rules import broken
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quark_onnx.common.containers import flattened
@@ -17,12 +18,9 @@ from quark_onnx.torch.validate import (
     llama_cpp,
     model,
     native_fp8,
-    other_settings,
-    own_code,
     packed,
     quark_transformers,
     quark_vllm,
-    scale_values,
     vllm_names,
 )
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
@@ -66,12 +64,12 @@ class Layout:
 #: ``file_findings`` comes first: damage explains many of the findings that follow.
 EVERY: tuple[Check, ...] = (
     model.file_findings,
-    other_settings.settings_findings,
+    model.settings_findings,
     model.told_findings,
     model.layer_findings,
     model.head_findings,
     model.scale_findings,
-    scale_values.value_findings,
+    model.value_findings,
 )
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (
@@ -79,9 +77,9 @@ OWN: dict[str, tuple[Check, ...]] = {
         model.strict_findings,
         vllm_names.name_findings,
         vllm_names.order_findings,
-        own_code.code_findings_in_vllm,
+        model.code_findings_in_vllm,
     ),
-    "transformers": (model.missing_findings, own_code.code_findings),
+    "transformers": (model.missing_findings, model.code_findings),
 }
 
 # transformers refuses amd-quark before 0.12; amd-quark compiles C++ kernels on import
@@ -107,10 +105,10 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             (compressed.vllm_config_findings,),
             (
                 compressed.vllm_findings,
-                compressed.vllm_layer_findings,
+                partial(compressed.layer_findings, compressed.GroupsInVllm),
                 cache_in_vllm.static_cache_findings,
             ),
-            compressed.schemes_in_vllm,
+            partial(compressed.schemes, compressed.GroupsInVllm),
         ),
         "awq": Layout(
             (packed.awq_config_findings,),
@@ -148,9 +146,9 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             (compressed.transformers_config_findings,),
             (
                 compressed.transformers_findings,
-                compressed.transformers_layer_findings,
+                partial(compressed.layer_findings, compressed.GroupsInTransformers),
             ),
-            compressed.schemes_in_transformers,
+            partial(compressed.schemes, compressed.GroupsInTransformers),
             # quantizer_compressed_tensors.py of transformers refuses earlier releases
             ("compressed-tensors 0.15 or later",),
         ),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from calibrators.json_file import parse_json
 from quark_onnx.common.errors import ModelError
-from quark_onnx.torch.validate.json_values import object_of
+from quark_onnx.torch.validate.fields import object_of
 
 #: Bits of an element, by its type's name.
 BITS = {

@@ -27,11 +27,12 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
+from quark_onnx.torch.validate.fields import object_of
 from quark_onnx.torch.validate.finding import Validation
 from quark_onnx.torch.validate.header import Header
-from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import today
-from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, stages
+from quark_onnx.torch.validate.name_patterns import is_glob
+from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_transformers import (
     EXPORT_KEYS,
     INTEGERS,
