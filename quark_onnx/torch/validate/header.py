@@ -143,6 +143,13 @@ def refuse_pointer(file: Path) -> None:
             raise ModelError("it is a pointer of Git LFS: run git lfs pull")
 
 
+def _bytes_of(tensor: Tensor) -> bytes:
+    """Return the values of a small tensor as they are stored."""
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        return stream.read(tensor.size)
+
+
 def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     """Return the values of a small float tensor, of shape (count,).
 
@@ -158,16 +165,11 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     if tensor.planned:
         # checks before a run know shapes alone; ones are finite and positive, and break no rule
         return np.ones(tensor.count)
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start)
-        data = stream.read(tensor.size)
+    data = _bytes_of(tensor)
     if tensor.dtype == "BF16":
         # a bfloat16 is the upper half of a float32; numpy has no such type
-        return (
-            (np.frombuffer(data, "<u2").astype("<u4") << 16)
-            .view("<f4")
-            .astype(np.float64)
-        )
+        upper = np.frombuffer(data, "<u2").astype("<u4") << 16
+        return upper.view("<f4").astype(np.float64)
     if tensor.dtype not in ("F16", "F32", "F64"):
         raise ModelError(
             f"{tensor.name}: {tensor.dtype} is no float whose values can be read",
@@ -201,9 +203,7 @@ def integers_of(tensor: Tensor) -> tuple[int, ...]:
     """
     if tensor.planned or tensor.dtype not in ("I32", "I64"):
         return ()
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start)
-        data = stream.read(tensor.size)
+    data = _bytes_of(tensor)
     values = np.frombuffer(data, f"<i{BITS[tensor.dtype] // 8}")
     return tuple(map(int, values))
 
@@ -216,13 +216,7 @@ def single_value(tensor: Tensor) -> float | None:
 
 
 def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
-    """Return the tensor of an entry of a header.
-
-    Args:
-        name: name of the tensor.
-        entry: the entry, as it was read.
-        file: the file.
-        start: offset of the values of all tensors, in bytes from the start of the file.
+    """Return the tensor of an entry of a header, whose values begin at a byte of the file.
 
     Raises:
         ModelError: the entry is malformed, or its type and shape do not fill its bytes.
@@ -257,16 +251,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
-    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file.
-
-    Args:
-        tensors: tensors by name, in any order.
-        start: offset of the values of all tensors, in bytes from the start of the file.
-        size: size of the file in bytes.
-
-    Raises:
-        ModelError: the values of the tensors do not fill the file after the header exactly.
-    """
+    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file."""
     place = start
     # the size decides among equal starts, so that an empty tensor comes before its neighbour
     for tensor in sorted(tensors.values(), key=attrgetter("start", "size")):
