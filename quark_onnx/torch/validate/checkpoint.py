@@ -96,12 +96,20 @@ class Checkpoint:
     @cached_property
     def layers(self) -> list[Module]:
         """The Linear layers, and heads that are quantized like them."""
-        return [m for m in self.matrices if m.is_linear or m.is_quantized]
+        return [
+            module
+            for module in self.matrices
+            if module.is_linear or module.is_quantized
+        ]
 
     @property
     def matrices(self) -> list[Module]:
         """The Linear layers and the heads."""
-        return [m for m in self.modules.values() if m.is_linear or m.is_head]
+        return [
+            module
+            for module in self.modules.values()
+            if module.is_linear or module.is_head
+        ]
 
     @property
     def experts(self) -> list[str]:
@@ -206,14 +214,14 @@ def read(folder: Path) -> Checkpoint:
     """
     if not folder.is_dir():
         raise ModelError(
-            f"{folder} is no folder; name that of a Hugging Face checkpoint",
+            f"{folder} is no folder; name that of a Hugging Face checkpoint"
         )
     check_links(folder)
     # the file system returns names in any order; findings must not depend on it
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not files and not (folder / CONFIG).is_file():
         raise ModelError(
-            f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint",
+            f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint"
         )
     damage = list[Finding]()
     config = _read_json(folder / CONFIG, "config-json", damage)
@@ -234,7 +242,7 @@ def read(folder: Path) -> Checkpoint:
             damage.append(broken("file-damaged", file.name, str(error)))
     if not files:
         damage.append(
-            broken("no-weights", str(folder.name), "there is no *.safetensors"),
+            broken("no-weights", str(folder.name), "there is no *.safetensors")
         )
     return Checkpoint(folder, config, index, headers, tuple(damage), settings)
 
@@ -283,6 +291,6 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
         return found
     if len(damage) == before:
         damage.append(
-            broken("index-json", INDEX, "it has no weight_map from tensors to files"),
+            broken("index-json", INDEX, "it has no weight_map from tensors to files")
         )
     return None

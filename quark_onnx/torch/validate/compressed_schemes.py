@@ -160,20 +160,12 @@ SCHEMES = (
         _ACTIVATIONS,
     ),
     GroupScheme(
-        "int8",
-        _W8,
-        {"num_bits": 8, "strategy": "tensor", **_STATIC},
-        _ACTIVATIONS,
+        "int8", _W8, {"num_bits": 8, "strategy": "tensor", **_STATIC}, _ACTIVATIONS
     ),
     GroupScheme("int8", _W8, {"num_bits": 8, **_DYNAMIC_TOKEN}, _ACTIVATIONS),
     GroupScheme(
         "int4 a8",
-        {
-            "num_bits": 4,
-            "type": lambda kind: kind != "float",
-            **_GROUPED,
-            **_SYMMETRIC,
-        },
+        {"num_bits": 4, "type": lambda kind: kind != "float", **_GROUPED, **_SYMMETRIC},
         {**_INT8, **_DYNAMIC_TOKEN},
         _ACTIVATIONS,
     ),

@@ -27,8 +27,7 @@ BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
     **dict.fromkeys(
-        ("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
-        8,
+        ("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
     ),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
@@ -112,7 +111,7 @@ def read_header(file: Path) -> Header:
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise ModelError(
                 f"{size} bytes, of which the header should take {length}: truncated, or"
-                " no safetensors",
+                " no safetensors"
             )
         text = stream.read(length)
     try:
@@ -172,7 +171,7 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
         return upper.view("<f4").astype(np.float64)
     if tensor.dtype not in ("F16", "F32", "F64"):
         raise ModelError(
-            f"{tensor.name}: {tensor.dtype} is no float whose values can be read",
+            f"{tensor.name}: {tensor.dtype} is no float whose values can be read"
         )
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
@@ -231,7 +230,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     if not is_whole:
         raise ModelError(
             f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or"
-            " data_offsets",
+            " data_offsets"
         )
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ModelError(f"{name!r} has the unknown type {dtype!r}")
@@ -239,7 +238,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     if prod(shape) * BITS[dtype] != (last - first) * 8:
         raise ModelError(
             f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first}"
-            " bytes it takes",
+            " bytes it takes"
         )
     return Tensor(name, dtype, shape, file, start + first, last - first)
 
@@ -258,7 +257,7 @@ def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
         if tensor.start != place:
             raise ModelError(
                 f"{tensor.name!r} begins at byte {tensor.start} instead of {place}: a"
-                " gap or an overlap",
+                " gap or an overlap"
             )
         place += tensor.size
     if place == size:

@@ -230,9 +230,15 @@ def _followed(checkpoint: Checkpoint, module: Module) -> list[int]:
 
 
 class PackedOutputs(NamedTuple):
-    """Values of a layer that are packed along its outputs: number, bits, and name in findings."""
+    """Values that are packed along the outputs of a layer.
 
-    count: int
+    Attributes:
+        outputs: number of values.
+        bits: number of bits of a value.
+        what: name of the values in findings.
+    """
+
+    outputs: int
     bits: int
     what: str
 
@@ -262,18 +268,18 @@ def packed_output_findings(
         packed = outputs_of(module)
         if packed is None:
             continue
-        count, bits, what = packed
+        outputs, bits, what = packed
         if is_stored_fused:
-            sizes = sizes_on_disk(module, count, checkpoint.text_config)
+            sizes = sizes_on_disk(module, outputs, checkpoint.text_config)
             if any(size * bits % 32 for size in sizes):
                 text = (
                     f"it is split into {', '.join(map(str, sizes))} {what} of"
                     f" {bits} bits, which end within an int32"
                 )
                 yield broken("packed-outputs", module.name, text)
-        elif count * bits % 32:
+        elif outputs * bits % 32:
             text = (
-                f"{count} {what} of {bits} bits end within an"
+                f"{outputs} {what} of {bits} bits end within an"
                 " int32, and the layer is fused with others"
             )
             severity = REFUSED if module.experts else WRONG

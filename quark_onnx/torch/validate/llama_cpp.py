@@ -123,7 +123,7 @@ def read_gguf(file: Path) -> GGUFHeader:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
             raise ModelError(
                 f"version {version}: "
-                + ("big-endian" if swapped else f"{VERSIONS} are read"),
+                + ("big-endian" if swapped else f"{VERSIONS} are read")
             )
         # the order in the file: number of tensors, number of metadata pairs
         count, pairs = reader.number("Q"), reader.number("Q")

@@ -94,7 +94,8 @@ class Module:
         weight = self.tensors.get("weight")
         if weight is None or self.is_linear or self.is_head:
             return False
-        return weight.dtype in _INTEGERS and not any("scale" in n for n in self.tensors)
+        has_scale = any("scale" in name for name in self.tensors)
+        return weight.dtype in _INTEGERS and not has_scale
 
     @property
     def is_quantized(self) -> bool:

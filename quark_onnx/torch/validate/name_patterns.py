@@ -15,9 +15,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 #: Expression of a single text, in which dots stand for any character: plain and escaped characters.
-_LITERAL = re.compile(
-    r"\^?(?P<text>(?:\\\W|[^\\^$*+?{}\[\]()|])*)(?P<end>\$|\\Z)?",
-)
+_LITERAL = re.compile(r"\^?(?P<text>(?:\\\W|[^\\^$*+?{}\[\]()|])*)(?P<end>\$|\\Z)?")
 
 
 def is_expression(pattern: str) -> bool:
@@ -105,9 +103,7 @@ class Expressions:
                 continue
             # each character of the text, escaped or not
             characters = re.findall(r"\\\W|[^\\]", literal["text"])
-            dots = tuple(
-                n for n, character in enumerate(characters) if character == "."
-            )
+            dots = tuple(dot for dot, text in enumerate(characters) if text == ".")
             form = _Form(len(characters), dots, literal["end"] is not None)
             text = "".join(character[-1] for character in characters)
             self._literals.setdefault(form, {}).setdefault(form.key(text), place)

@@ -132,11 +132,7 @@ def schemes(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _layer_findings(
-    checkpoint: Checkpoint,
-    module: Module,
-    is_out: bool,
-    scales: set[str],
-    inputs: str,
+    checkpoint: Checkpoint, module: Module, is_out: bool, scales: set[str], inputs: str
 ) -> Iterator[Finding]:
     """Yield errors in a layer whose weight or tensors are unlike the configuration.
 

@@ -166,9 +166,7 @@ SCHEMES = (
 
 
 def scheme_in_vllm(
-    layer: Layer,
-    pack_method: str,
-    experts: bool = False,
+    layer: Layer, pack_method: str, experts: bool = False
 ) -> tuple[str, str]:
     """Return vLLM 0.33's scheme for a layer, and the reason if unsupported.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from fnmatch import filter as fnmatch_filter
 from functools import partial
+from typing import Any
 
 from quark_onnx.common.containers import names_of, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
@@ -36,11 +37,7 @@ from quark_onnx.torch.validate.layer_checks import (
     slot_findings,
 )
 from quark_onnx.torch.validate.modules import Module, fused, fused_parts
-from quark_onnx.torch.validate.name_patterns import (
-    is_expression,
-    is_glob,
-    is_regular,
-)
+from quark_onnx.torch.validate.name_patterns import is_expression, is_glob, is_regular
 from quark_onnx.torch.validate.quark_config import (
     Layer,
     QuarkConfig,
@@ -182,7 +179,7 @@ def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
     layers = config.entries.get("layer_quant_config")
     if not isinstance(layers, dict | None):
         yield broken("malformed", f"{QUANTIZATION}.layer_quant_config", shown(layers))
-    entries = {"global_quant_config": config.fallback}
+    entries: dict[str, Any] = {"global_quant_config": config.fallback}
     for name, entry in object_of(layers).items():
         entries[f"layer_quant_config.{name}"] = entry
     for name, entry in entries.items():
@@ -220,44 +217,44 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from packed_output_findings(checkpoint, partial(_packed_outputs, config))
     # the greatest scale of inputs clips none of them
     yield from global_scale_findings(checkpoint, "weight_scale_2")
-    is_router_float = checkpoint.config.get("model_type") not in _QUANTIZED_ROUTERS
+    # vLLM creates the routers of other families without a quantization config
+    has_routers = checkpoint.config.get("model_type") in _QUANTIZED_ROUTERS
     for module in checkpoint.linears:
-        # vLLM creates most routers without a quantization config
-        is_float_router = module.is_router and not module.is_quantized
-        if not (is_float_router and is_router_float):
+        if has_routers or module.is_quantized or not module.is_router:
             yield from _layer_findings(checkpoint, config, module)
     yield from cache_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
 
 
 def _fused_findings(
-    config: QuarkConfig, name: str, modules: list[Module]
+    config: QuarkConfig, common_name: str, modules: list[Module]
 ) -> Iterator[Finding]:
     """Yield partially excluded fused layers, or fused layers with different configurations.
 
     Args:
         config: the configuration.
-        name: common name of the fused layers, for findings.
+        common_name: common name of the fused layers, for findings.
         modules: the layers that vLLM fuses, or the experts of a block; at least one.
     """
     # by the shell patterns of amd-quark or the regular expressions of vLLM
-    excluded = list(filter(config.excludes, names_of(modules)))
+    names = names_of(modules)
+    excluded = list(filter(config.excludes, names))
     if excluded:
         if len(excluded) < len(modules):
             text = f"only {', '.join(excluded)} is excluded"
-            yield broken("shards-excluded", name, text)
+            yield broken("shards-excluded", common_name, text)
         return
     first, *others = modules
     # of experts, that of the module whose name stands for all of them
     layer = config.layer_in_vllm(first)
     if first.experts:
-        differ = [m.name for m in modules if not same(config.layer(m.name), layer)]
+        differ = [name for name in names if not same(config.layer(name), layer)]
         if differ:
             text = (
                 f"{len(differ)} of {len(modules)} experts have a configuration of their"
                 f" own, as {differ[0]}"
             )
-            yield broken("quark-experts-differ", name, text)
+            yield broken("quark-experts-differ", common_name, text)
         return
     for other in others:
         found = config.layer_in_vllm(other)
@@ -267,7 +264,7 @@ def _fused_findings(
             if describe(layer) == describe(found):
                 keys = ", ".join(_differing_keys(layer, found))
                 text = f"the configurations differ in {keys}"
-            yield broken("quark-shards-differ", name, text)
+            yield broken("quark-shards-differ", common_name, text)
 
 
 def _differing_keys(first: Layer, second: Layer) -> list[str]:

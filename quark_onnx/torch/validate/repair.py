@@ -68,7 +68,7 @@ class Mended:
         if self.folder is not None:
             written = f"written: {self.folder}"
         return "\n".join(
-            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)],
+            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)]
         )
 
 
@@ -101,7 +101,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
     if output.exists():
         raise ConfigError(
             f"{output} exists; remove it, or name another folder with --output (on the"
-            " command line, --overwrite replaces an earlier copy)",
+            " command line, --overwrite replaces an earlier copy)"
         )
     checkpoint = read(folder)
     config, notes = mended_config(checkpoint)

@@ -127,7 +127,10 @@ def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         # eight outputs share an int32, which the loader takes for one row
         packed = checkpoint.method == "quark" and module.matrix.dtype == "I32"
         # a single zero point holds for all rows, in any order
-        zeros = any("zero" in n and t.count > 1 for n, t in module.tensors.items())
+        zeros = any(
+            "zero" in name and tensor.count > 1
+            for name, tensor in module.tensors.items()
+        )
         if packed or zeros or "qweight" in module.tensors:
             text = f"its weight is {module.weight}"
             if zeros:
