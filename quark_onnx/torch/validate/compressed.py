@@ -286,16 +286,7 @@ def _config_findings(entries: dict[str, Any]) -> Iterator[Finding]:
 def _group_findings(
     entries: dict[str, Any], place: str, group: Group
 ) -> Iterator[Finding]:
-    """Yield errors in the keys of a group and in the arguments of its tensors.
-
-    Args:
-        entries: the quantization_config.
-        place: place of the group for findings, as ``groups_of`` yields.
-        group: an entry of config_groups, as it stands in the file.
-
-    Yields:
-        For a group without targets one finding alone.
-    """
+    """Yield errors in the keys of a group and in the arguments of its tensors."""
     if not isinstance(group.get("targets"), list):
         yield broken("ct-groups", place, "it lacks the list targets")
         return

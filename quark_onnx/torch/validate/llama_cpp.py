@@ -341,10 +341,7 @@ def _place_findings(
 ) -> Iterator[Finding]:
     """Yield the first tensor with a wrong place or type; the places of later ones follow from it.
 
-    Args:
-        file: name of the file.
-        header: header of the file.
-        gguf: the package that knows the sizes of types; None if it is not installed.
+    Without the package gguf, the sizes of types are not known.
     """
     align = header.alignment
     # ggml masks offsets with align - 1

@@ -314,11 +314,7 @@ def missing_findings(
 
 
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
-    """Return names that a block lacks compared with others, and outer layers.
-
-    Args:
-        checkpoint: the checkpoint.
-        layers: numbers of the blocks that have tensors.
+    """Return names that a block with tensors lacks compared with others, and outer layers.
 
     Returns:
         Full names in the order of the model, then the names of missing biases; empty for families

@@ -221,10 +221,7 @@ def _weight_only_int4(spec: Spec) -> tuple[str, str]:
 def _microscaling(weight: Spec, inputs: list[Spec], experts: bool) -> tuple[str, str]:
     """Return the scheme of a microscaling format, and the reason if unsupported.
 
-    Args:
-        weight: the single stage of the weight.
-        inputs: the stages of the inputs, at most one; empty for weights alone.
-        experts: whether the layer is an expert of a mixture.
+    The weight has a single stage, and the inputs have one at most.
     """
     dtype = weight.get("dtype")
     # blocks of several rows share a scale; the class for experts takes one row alone

@@ -277,12 +277,7 @@ def _module_findings(
 def _unloadable_findings(
     module: Module, weights: list[dict[str, Any]]
 ) -> Iterator[Finding]:
-    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme.
-
-    Args:
-        module: the layer.
-        weights: the stages of its weight; empty if the weight has no specification.
-    """
+    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme."""
     for spec in weights:
         dtype = spec.get("dtype")
         is_group = spec.get("qscheme") == "per_group"

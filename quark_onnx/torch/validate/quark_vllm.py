@@ -231,10 +231,7 @@ def _fused_findings(
 ) -> Iterator[Finding]:
     """Yield partially excluded fused layers, or fused layers with different configurations.
 
-    Args:
-        config: the configuration.
-        common_name: common name of the fused layers, for findings.
-        modules: the layers that vLLM fuses, or the experts of a block; at least one.
+    The experts of a block are fused as well.
     """
     # by the shell patterns of amd-quark or the regular expressions of vLLM
     names = names_of(modules)
@@ -407,10 +404,7 @@ def _missing_attention_findings(
 ) -> Iterator[Finding]:
     """Yield missing scales of quantized attention, for a layer of queries.
 
-    Args:
-        config: the configuration.
-        module: a layer.
-        scaled: names of the attention modules with a scale of probabilities.
+    The attention modules in ``scaled`` have a scale of probabilities.
     """
     if module.last in _QUERIES and module.parent not in scaled:
         place = f"{module.parent}.{_PROBABILITIES}"
