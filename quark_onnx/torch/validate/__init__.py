@@ -8,12 +8,4 @@ from quark_onnx.torch.validate.finding import Finding, Rule, Validation
 from quark_onnx.torch.validate.repair import Mended, repair
 from quark_onnx.torch.validate.rules import RULES
 
-__all__ = [
-    "RULES",
-    "Finding",
-    "Mended",
-    "Rule",
-    "Validation",
-    "repair",
-    "validate",
-]
+__all__ = ["RULES", "Finding", "Mended", "Rule", "Validation", "repair", "validate"]

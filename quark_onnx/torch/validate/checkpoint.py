@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from calibrators.json_file import parse_json
 from calibrators.limits import read_text
-from quark_onnx.common.containers import by_name, merged, subset
+from quark_onnx.common.containers import merged, subset
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
-from quark_onnx.torch.validate.fields import is_names
+from quark_onnx.torch.validate.fields import is_names, object_of
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
-from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module, fused_parts, modules_of
 from quark_onnx.torch.validate.rules import broken
 
@@ -30,8 +28,6 @@ SETTINGS = ("quantize_config.json", "quant_config.json")
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Findings that leave tensors unknown.
 _INCOMPLETE = {"file-damaged", "index-json", "no-weights"}
-#: Stand-in where a name belongs to no module, so that look-ups of its tensors find nothing.
-_NO_MODULE = Module("", {})
 
 
 @dataclass(frozen=True)
@@ -85,34 +81,41 @@ class Checkpoint:
     @cached_property
     def linears(self) -> list[Module]:
         """The Linear layers, without head and embeddings."""
-        return list(filter(attrgetter("is_linear"), self.modules.values()))
+        return [module for module in self.modules.values() if module.is_linear]
 
     @property
     def quantized_linears(self) -> list[Module]:
         """The Linear layers whose weights are quantized."""
-        return list(filter(attrgetter("is_quantized"), self.linears))
+        return [module for module in self.linears if module.is_quantized]
 
     @property
     def heads(self) -> list[Module]:
         """The modules that compute logits."""
-        return list(filter(attrgetter("is_head"), self.modules.values()))
+        return [module for module in self.modules.values() if module.is_head]
 
     @cached_property
     def layers(self) -> list[Module]:
         """The Linear layers, and heads that are quantized like them."""
-        return list(filter(_is_layer, self.matrices))
+        return [
+            module
+            for module in self.matrices
+            if module.is_linear or module.is_quantized
+        ]
 
     @property
     def matrices(self) -> list[Module]:
         """The Linear layers and the heads."""
-        return list(filter(_is_matrix, self.modules.values()))
+        return [
+            module
+            for module in self.modules.values()
+            if module.is_linear or module.is_head
+        ]
 
     @property
     def experts(self) -> list[str]:
         """The names of the modules of experts, sorted."""
         # modules outside of experts have an empty name
-        names = set(map(attrgetter("experts"), self.modules.values()))
-        return sorted(names - {""})
+        return sorted({module.experts for module in self.modules.values()} - {""})
 
     def modules_with(self, end: str) -> dict[str, Module]:
         """Return the modules that have a tensor of a name, by their names."""
@@ -126,8 +129,8 @@ class Checkpoint:
         """Return the tensor of a current name, which may have an older one in the file."""
         parent, _, end = name.rpartition(".")
         # modules hold their tensors by current names, whatever the file calls them
-        module = self.modules.get(parent, _NO_MODULE)
-        return module.tensors.get(end)
+        module = self.modules.get(parent)
+        return module.tensors.get(end) if module else None
 
     def names_in_vllm(self, module: Module) -> list[str]:
         """Return the names by which vLLM looks up whether a layer is excluded.
@@ -138,7 +141,7 @@ class Checkpoint:
             ``is_layer_skipped`` of vLLM look for it first.
         """
         fused_name, _ = fused_parts(module, self.modules)
-        return [*filter(None, [fused_name]), module.name]
+        return [fused_name, module.name] if fused_name else [module.name]
 
     @property
     def architecture(self) -> str:
@@ -199,16 +202,6 @@ class Checkpoint:
         return {**self.config, **inner}
 
 
-def _is_matrix(module: Module) -> bool:
-    """Return whether a module is a Linear layer or a head."""
-    return module.is_linear or module.is_head
-
-
-def _is_layer(module: Module) -> bool:
-    """Return whether a module is a Linear layer, or a head that is quantized like one."""
-    return module.is_linear or module.is_quantized
-
-
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint; damage becomes findings.
 
@@ -221,14 +214,14 @@ def read(folder: Path) -> Checkpoint:
     """
     if not folder.is_dir():
         raise ModelError(
-            f"{folder} is no folder; name that of a Hugging Face checkpoint",
+            f"{folder} is no folder; name that of a Hugging Face checkpoint"
         )
     check_links(folder)
     # the file system returns names in any order; findings must not depend on it
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not files and not (folder / CONFIG).is_file():
         raise ModelError(
-            f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint",
+            f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint"
         )
     damage = list[Finding]()
     config = _read_json(folder / CONFIG, "config-json", damage)
@@ -240,40 +233,31 @@ def read(folder: Path) -> Checkpoint:
         if (folder / name).is_file():
             settings[name] = _read_json(folder / name, "settings-differ", damage)
     index = _read_index(folder, damage)
-    headers = _read_headers(_weights(files, index), damage)
-    if not files:
-        damage.append(
-            broken("no-weights", str(folder.name), "there is no *.safetensors"),
-        )
-    return Checkpoint(folder, config, index, headers, tuple(damage), settings)
-
-
-def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
-    """Return the files that clients read: the files of the index.
-
-    Without an index, return the files except for copies in other layouts.
-    """
-    # clients read no file that the index does not name, such as a copy in another layout
-    if index is not None:
-        return [file for file in files if file.name in set(index.values())]
-    by_file_name = by_name(files)
-    # transformers reads model.safetensors alone, even where other files lie beside it
-    if SINGLE in by_file_name:
-        return [by_file_name[SINGLE]]
-    # consolidated*.safetensors hold the same weights under Mistral's own names
-    return [file for file in files if not file.name.startswith("consolidated")]
-
-
-def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]:
-    """Return the headers of the readable files by file name; add findings for damaged files."""
-    headers = {}
-    for file in files:
+    headers = dict[str, Header]()
+    for file in _weights(files, index):
         try:
             headers[file.name] = read_header(file)
         # the operating system may not let it be read
         except (ModelError, OSError) as error:
             damage.append(broken("file-damaged", file.name, str(error)))
-    return headers
+    if not files:
+        damage.append(
+            broken("no-weights", str(folder.name), "there is no *.safetensors")
+        )
+    return Checkpoint(folder, config, index, headers, tuple(damage), settings)
+
+
+def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
+    """Return the files that clients read: those of the index, or those in the usual layout."""
+    # clients read no file that the index does not name, such as a copy in another layout
+    if index is not None:
+        return [file for file in files if file.name in set(index.values())]
+    # transformers reads model.safetensors alone, even where other files lie beside it
+    single = [file for file in files if file.name == SINGLE]
+    # consolidated*.safetensors hold the same weights under Mistral's own names
+    return single or [
+        file for file in files if not file.name.startswith("consolidated")
+    ]
 
 
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
@@ -307,6 +291,6 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
         return found
     if len(damage) == before:
         damage.append(
-            broken("index-json", INDEX, "it has no weight_map from tensors to files"),
+            broken("index-json", INDEX, "it has no weight_map from tensors to files")
         )
     return None

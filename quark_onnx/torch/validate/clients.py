@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quark_onnx.common.containers import flattened
@@ -17,12 +18,9 @@ from quark_onnx.torch.validate import (
     llama_cpp,
     model,
     native_fp8,
-    other_settings,
-    own_code,
     packed,
     quark_transformers,
     quark_vllm,
-    scale_values,
     vllm_names,
 )
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
@@ -34,13 +32,7 @@ from quark_onnx.torch.validate.finding import (
     Finding,
     Validation,
 )
-from quark_onnx.torch.validate.rules import (
-    GENAI,
-    LLAMA_CPP,
-    TRANSFORMERS,
-    VLLM,
-    broken,
-)
+from quark_onnx.torch.validate.rules import GENAI, LLAMA_CPP, TRANSFORMERS, VLLM, broken
 
 Check = Callable[[Checkpoint], Iterator[Finding]]
 
@@ -66,12 +58,12 @@ class Layout:
 #: ``file_findings`` comes first: damage explains many of the findings that follow.
 EVERY: tuple[Check, ...] = (
     model.file_findings,
-    other_settings.settings_findings,
+    model.settings_findings,
     model.told_findings,
     model.layer_findings,
     model.head_findings,
     model.scale_findings,
-    scale_values.value_findings,
+    model.value_findings,
 )
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (
@@ -79,9 +71,9 @@ OWN: dict[str, tuple[Check, ...]] = {
         model.strict_findings,
         vllm_names.name_findings,
         vllm_names.order_findings,
-        own_code.code_findings_in_vllm,
+        model.code_findings_in_vllm,
     ),
-    "transformers": (model.missing_findings, own_code.code_findings),
+    "transformers": (model.missing_findings, model.code_findings),
 }
 
 # transformers refuses amd-quark before 0.12; amd-quark compiles C++ kernels on import
@@ -107,10 +99,10 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             (compressed.vllm_config_findings,),
             (
                 compressed.vllm_findings,
-                compressed.vllm_layer_findings,
+                partial(compressed.layer_findings, compressed.GroupsInVllm),
                 cache_in_vllm.static_cache_findings,
             ),
-            compressed.schemes_in_vllm,
+            partial(compressed.schemes, compressed.GroupsInVllm),
         ),
         "awq": Layout(
             (packed.awq_config_findings,),
@@ -148,9 +140,9 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             (compressed.transformers_config_findings,),
             (
                 compressed.transformers_findings,
-                compressed.transformers_layer_findings,
+                partial(compressed.layer_findings, compressed.GroupsInTransformers),
             ),
-            compressed.schemes_in_transformers,
+            partial(compressed.schemes, compressed.GroupsInTransformers),
             # quantizer_compressed_tensors.py of transformers refuses earlier releases
             ("compressed-tensors 0.15 or later",),
         ),
@@ -259,29 +251,41 @@ def validate(folder: Path, client: str) -> Validation:
     if client not in RELEASES:
         raise ConfigError(
             f"unknown client {client!r}{nearest(client, RELEASES)}; there are"
-            f" {', '.join(RELEASES)}",
+            f" {', '.join(RELEASES)}"
         )
     # callers may hand over a string, as ``validate("llama", "vllm")`` in a notebook
     folder = Path(folder)
+    needs: tuple[str, ...] = ()
+    # neither a GGUF file nor a folder of onnxruntime-genai has a layout of Hugging Face
     if client == "llama.cpp":
-        # a GGUF file has no config.json, so that the layouts of Hugging Face do not apply
-        return _validate_gguf(folder)
-    if client == "onnxruntime-genai":
-        found = genai.findings(folder)
-        return _validation(folder, client, "onnx", {}, (), found)
-    checkpoint = read(folder)
-    layout = LAYOUTS[client].get(checkpoint.method, Layout())
-    schemes = dict[str, int]()
-    # without a readable configuration the schemes of layers cannot be named
-    if not _stops([*_run(layout.config, checkpoint)]):
-        schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
-    return _validation(
-        folder,
+        layout = "gguf"
+        models = llama_cpp.read_models(folder)
+        schemes = flattened(map(llama_cpp.schemes, models))
+        found = flattened(map(llama_cpp.findings, models))
+        if not models:
+            found.append(broken("gguf-none", str(folder), "there is no *.gguf"))
+    elif client == "onnxruntime-genai":
+        layout, schemes, found = "onnx", [], [*genai.findings(folder)]
+    else:
+        checkpoint = read(folder)
+        layout = checkpoint.method
+        needs = LAYOUTS[client].get(layout, Layout()).needs
+        schemes = _schemes(checkpoint, client)
+        found = findings_of(checkpoint, client)
+    ordered = sorted(
+        # EVERY and a layout may look at the same key; a dictionary drops equal findings in order
+        dict.fromkeys(found),
+        # the sort is stable: findings of a severity keep the order of the checks
+        key=lambda finding: SEVERITIES.index(finding.severity),
+    )
+    return Validation(
+        str(folder),
         client,
-        checkpoint.method,
-        schemes,
-        layout.needs,
-        findings_of(checkpoint, client),
+        RELEASES[client],
+        layout,
+        dict(Counter(schemes)),
+        needs,
+        tuple(ordered),
     )
 
 
@@ -295,34 +299,19 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
     # the rules of files and sizes hold for layouts without rules of their own as well
-    found = [*_run((*EVERY, *OWN[client]), checkpoint)]
+    found = _run((*EVERY, *OWN[client]), checkpoint)
     # "float" is a layout of both clients, so that a model without quantization passes here
     if method not in LAYOUTS[client]:
         found.append(_unknown(checkpoint, client))
-    config = [*_run(layout.config, checkpoint)]
+    config = _run(layout.config, checkpoint)
     found += config
     if not _stops(config):
         found += _run(layout.layers, checkpoint)
     return found
 
 
-def _validate_gguf(place: Path) -> Validation:
-    """Return the verdict of llama.cpp on the models of a folder, or on a single file."""
-    models = llama_cpp.read_models(place)
-    found = flattened(map(llama_cpp.findings, models))
-    schemes = Counter(flattened(map(llama_cpp.schemes, models)))
-    if not models:
-        found.append(broken("gguf-none", str(place), "there is no *.gguf"))
-    return _validation(place, "llama.cpp", "gguf", dict(schemes), (), found)
-
-
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
-    """Return the finding of an unknown layout, or of a layout without rules.
-
-    Args:
-        checkpoint: the checkpoint; its method is empty if the configuration names none.
-        client: name of the client.
-    """
+    """Return the finding of an unknown layout, or of a layout without rules."""
     place = "quantization_config.quant_method"
     found = NO_KEY
     if "quant_method" in checkpoint.quantization:
@@ -335,47 +324,8 @@ def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
         return broken("method", place, found)
     # transformers skips the configuration: float weights load correctly, codes become the weights
     quantized = any(module.is_quantized for module in checkpoint.modules.values())
-    return broken(
-        "method",
-        place,
-        f"{found}, and the weights are read as floats",
-        WRONG if quantized else WARNING,
-    )
-
-
-def _validation(  # noqa: PLR0913
-    place: Path,
-    client: str,
-    layout: str,
-    schemes: dict[str, int],
-    needs: tuple[str, ...],
-    found: Iterable[Finding],
-) -> Validation:
-    """Return a verdict with the findings in the order of their severity, each once.
-
-    Args:
-        place: folder or file.
-        client: name of the client.
-        layout: layout of the weights.
-        schemes: number of layers by scheme.
-        needs: packages that must be installed in addition to the client.
-        found: findings in the order of the checks, with repetitions.
-    """
-    ordered = sorted(
-        # EVERY and a layout may look at the same key; a dictionary drops equal findings in order
-        dict.fromkeys(found),
-        # the sort is stable: findings of a severity keep the order of the checks
-        key=lambda finding: SEVERITIES.index(finding.severity),
-    )
-    return Validation(
-        str(place),
-        client,
-        RELEASES[client],
-        layout,
-        schemes,
-        needs,
-        tuple(ordered),
-    )
+    text = f"{found}, and the weights are read as floats"
+    return broken("method", place, text, WRONG if quantized else WARNING)
 
 
 #: Rules without which layers cannot be checked.
@@ -387,40 +337,38 @@ _FATAL = (
     "gptq-config",
     "gptqmodel-config",
     "fp8-config",
+    "malformed",
 )
 
 
 def _stops(found: list[Finding]) -> bool:
     """Return whether findings in the configuration leave nothing to check layers by."""
     return any(
-        finding.rule in (*_FATAL, "malformed")
+        finding.rule in _FATAL
         or finding.place == "quantization_config.global_quant_config"
         for finding in found
     )
 
 
-def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield the findings of checks; a check that fails becomes a finding.
-
-    Args:
-        checks: the checks, in the order of their findings.
-        checkpoint: the checkpoint, which may be malformed.
-    """
+def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> list[Finding]:
+    """Return the findings of checks in their order; a check that fails becomes a finding."""
+    found = list[Finding]()
     for check in checks:
         try:
-            # a list, so that an exception within a generator is caught here, before its findings
-            # are yielded
-            yield from [*check(checkpoint)]
+            # a list first, so that a check that fails has no other findings
+            found += [*check(checkpoint)]
         except _MALFORMED as error:
-            yield broken("malformed", "config.json", f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
+            found.append(broken("malformed", "config.json", text))
+    return found
 
 
-def _safely(
-    schemes: Callable[[Checkpoint], Iterator[str]],
-    checkpoint: Checkpoint,
-) -> list[str]:
-    """Return the schemes of the layers; none if the configuration is malformed."""
+def _schemes(checkpoint: Checkpoint, client: str) -> list[str]:
+    """Return the schemes of the layers; none without a readable configuration."""
+    layout = LAYOUTS[client].get(checkpoint.method, Layout())
+    if _stops(_run(layout.config, checkpoint)):
+        return []
     try:
-        return [*schemes(checkpoint)]
+        return [*layout.schemes(checkpoint)]
     except _MALFORMED:
         return []

@@ -6,8 +6,7 @@ transformers read the groups with. The rules were compared with the class on 4,8
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.common.containers import excluding
@@ -115,12 +114,7 @@ def arguments_of(found: Any) -> Group | None:
 
 
 def _integer(value: Any, *, text: bool = False) -> Any:
-    """Return the integer that a number stands for; other values unchanged.
-
-    Args:
-        value: a value of JSON.
-        text: convert digits in a text, too.
-    """
+    """Return the integer that a number or digits stand for; other values unchanged."""
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     if text and isinstance(value, str) and value.isdecimal():
@@ -156,132 +150,81 @@ def _inferred_strategy(group_size: Any) -> str | None:
     return "group" if is_positive(group_size) else "channel"
 
 
-@dataclass(frozen=True)
-class _Requirement:
-    """Requirement of QuantizationArgs, of one field or of several together.
-
-    Attributes:
-        place: the end of the place of a finding.
-        holds: predicate of the arguments.
-        found: text of the finding, with the arguments in braces.
-    """
-
-    place: str
-    holds: Callable[[Group], bool]
-    found: str
-
-
-def _has_numbers(arguments: Group) -> bool:
-    """Return whether the type of the numbers is known."""
-    return arguments["type"] in _TYPES and type(arguments["num_bits"]) is int
-
-
-def _has_float_bits(arguments: Group) -> bool:
-    """Return whether floats have a width with a known type of zero points."""
-    if arguments["type"] != "float" or arguments["zp_dtype"] is not None:
-        return True
-    return bool(arguments["num_bits"] in _FLOAT_BITS)
-
-
-def _is_symmetric_or_not(arguments: Group) -> bool:
-    """Return whether the symmetry is a boolean, or a text or number that stands for one."""
-    value = arguments["symmetric"]
-    if isinstance(value, str):
-        return value.lower() in _SWITCHES
-    return isinstance(value, bool) or value in (0, 1)
-
-
-def _has_group_size(arguments: Group) -> bool:
-    """Return whether there is a group size exactly where the strategy has groups."""
-    size = arguments["group_size"]
-    grouped = arguments["strategy"] in _GROUPED
-    # a size of -1 goes with channel; 0 is accepted next to a strategy without groups
-    is_none = size is None or (type(size) is int and size in (-1, 0))
-    return is_positive(size) if grouped else is_none
-
-
-def _has_blocks(arguments: Group) -> bool:
-    """Return whether there are two sizes exactly where the strategy has blocks."""
-    sizes = arguments["block_structure"]
-    if arguments["strategy"] != "block":
-        return sizes is None
-    return (
-        isinstance(sizes, list)
-        and len(sizes) == 2
-        and all(isinstance(size, int) and size > 0 for size in sizes)
-    )
-
-
-def _is_dynamic_or_static(arguments: Group) -> bool:
-    """Return whether the strategy allows scales from the data, or from calibration."""
-    dynamic, strategy = arguments["dynamic"], arguments["strategy"]
-    allowed: tuple[str, ...]
+def _strategies_for(dynamic: object) -> tuple[str, ...]:
+    """Return the strategies for scales from the data (true, "local"), or from calibration."""
     if dynamic == "local":
-        allowed = ("tensor_group",)
-    elif dynamic is True:
-        allowed = _DYNAMIC
-    elif dynamic is False:
-        allowed = tuple(excluding(_STRATEGIES, ("token",)))
-    else:
-        allowed = ()
-    return strategy in allowed
+        return ("tensor_group",)
+    if dynamic is True:
+        return _DYNAMIC
+    return tuple(excluding(_STRATEGIES, ["token"])) if dynamic is False else ()
 
 
-def _is_ordered_statically(arguments: Group) -> bool:
-    """Return whether columns are stored in their original order (no group-wise actorder)."""
+def _is_torch_type(value: object) -> bool:
+    """Return whether the type of scales or zero points is null or known."""
+    is_known = isinstance(value, str) and value.removeprefix("torch.") in _TORCH_TYPES
+    return value is None or is_known
+
+
+def _requirements(arguments: Group) -> list[tuple[str, bool, str]]:
+    """Return the requirements of QuantizationArgs in their order.
+
+    Returns:
+        Triples: the argument, empty for several together; whether the requirement holds; and the
+        text of the finding.
+    """
+    kind, bits = arguments["type"], arguments["num_bits"]
+    strategy, size = arguments["strategy"], arguments["group_size"]
+    scale_type, zero_type = arguments["scale_dtype"], arguments["zp_dtype"]
+    observer, settings = arguments["observer"], arguments["observer_kwargs"]
+    # the type of the zero points of other floats is unknown
+    is_float_known = kind != "float" or zero_type is not None or bits in _FLOAT_BITS
+    symmetric = arguments["symmetric"]
+    is_switch = isinstance(symmetric, bool) or symmetric in (0, 1)
+    if isinstance(symmetric, str):
+        is_switch = symmetric.lower() in _SWITCHES
+    # a size of -1 goes with channel; 0 is accepted next to a strategy without groups
+    is_size = size is None or (type(size) is int and size in (-1, 0))
+    if strategy in _GROUPED:
+        is_size = is_positive(size)
+    blocks = arguments["block_structure"]
+    is_blocks = blocks is None
+    if strategy == "block":
+        is_pair = isinstance(blocks, list) and len(blocks) == 2
+        is_blocks = is_pair and all(
+            isinstance(rows, int) and rows > 0 for rows in blocks
+        )
     order = arguments["actorder"]
     # true is the old spelling of "group"; numbers pass as booleans
+    is_zero_or_one = type(order) is int and order in (0, 1)
+    is_static = order is None or order is False or is_zero_or_one
     if isinstance(order, str):
-        return order in _ORDERS
-    return order is None or order is False or (type(order) is int and order in (0, 1))
-
-
-def _has_torch_types(arguments: Group) -> bool:
-    """Return whether the types of scales and zero points are null or known."""
-    return all(
-        value is None
-        or (isinstance(value, str) and value.removeprefix("torch.") in _TORCH_TYPES)
-        for value in (arguments["scale_dtype"], arguments["zp_dtype"])
-    )
-
-
-def _has_observer(arguments: Group) -> bool:
-    """Return whether the observer is null or a name, and has an object of settings."""
-    observer, settings = arguments["observer"], arguments["observer_kwargs"]
-    return (observer is None or isinstance(observer, str)) and isinstance(
-        settings, dict
-    )
-
-
-#: The first requirement that fails is reported.
-_REQUIREMENTS = (
-    _Requirement("", _has_numbers, "type {type!r}, num_bits {num_bits!r}"),
-    _Requirement("", _has_float_bits, "floats of {num_bits} bits"),
-    _Requirement(".symmetric", _is_symmetric_or_not, "{symmetric!r}"),
-    _Requirement(
-        ".strategy",
-        lambda arguments: arguments["strategy"] in _STRATEGIES,
-        "{strategy!r}",
-    ),
-    _Requirement(".group_size", _has_group_size, "{group_size!r}, with {strategy}"),
-    _Requirement(
-        ".block_structure", _has_blocks, "{block_structure!r}, with {strategy}"
-    ),
-    _Requirement(".dynamic", _is_dynamic_or_static, "{dynamic!r}, with {strategy}"),
-    _Requirement(
-        ".actorder",
-        _is_ordered_statically,
-        "{actorder!r}; static is read, and group was given up",
-    ),
-    _Requirement(
-        "",
-        _has_torch_types,
-        "scale_dtype {scale_dtype!r}, zp_dtype {zp_dtype!r}, which are no types of torch",
-    ),
-    _Requirement(
-        ".observer", _has_observer, "{observer!r}, with settings {observer_kwargs!r}"
-    ),
-)
+        is_static = order in _ORDERS
+    is_observer = isinstance(observer, str | None) and isinstance(settings, dict)
+    return [
+        (
+            "",
+            kind in _TYPES and type(bits) is int,
+            f"type {kind!r}, num_bits {bits!r}",
+        ),
+        ("", is_float_known, f"floats of {bits} bits"),
+        ("symmetric", is_switch, f"{symmetric!r}"),
+        ("strategy", strategy in _STRATEGIES, f"{strategy!r}"),
+        ("group_size", is_size, f"{size!r}, with {strategy}"),
+        ("block_structure", is_blocks, f"{blocks!r}, with {strategy}"),
+        (
+            "dynamic",
+            strategy in _strategies_for(arguments["dynamic"]),
+            f"{arguments['dynamic']!r}, with {strategy}",
+        ),
+        ("actorder", is_static, f"{order!r}; static is read, and group was given up"),
+        (
+            "",
+            _is_torch_type(scale_type) and _is_torch_type(zero_type),
+            f"scale_dtype {scale_type!r}, zp_dtype {zero_type!r}, which are no types of"
+            " torch",
+        ),
+        ("observer", is_observer, f"{observer!r}, with settings {settings!r}"),
+    ]
 
 
 def argument_findings(place: str, found: Group) -> Iterator[Finding]:
@@ -291,13 +234,12 @@ def argument_findings(place: str, found: Group) -> Iterator[Finding]:
         place: place of the arguments for the finding.
         found: the arguments as they stand in the file.
     """
-    unknown = list(excluding(found, _DEFAULTS))
+    unknown = excluding(found, _DEFAULTS)
     if unknown:
         yield broken("ct-arguments", f"{place}.{unknown[0]}", "no such argument")
         return
-    arguments = arguments_of(found) or {}
-    for requirement in _REQUIREMENTS:
-        if not requirement.holds(arguments):
-            text = requirement.found.format(**arguments)
-            yield broken("ct-arguments", f"{place}{requirement.place}", text)
+    for argument, holds, text in _requirements(arguments_of(found) or {}):
+        if not holds:
+            where = f"{place}.{argument}" if argument else place
+            yield broken("ct-arguments", where, text)
             return

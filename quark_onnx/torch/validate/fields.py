@@ -1,12 +1,12 @@
-"""Conditions on the fields of JSON objects, as data, and the findings where they do not hold."""
+"""Values of a configuration, which may have any type, and findings where a field is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from quark_onnx.common.containers import excluding
+from quark_onnx.common.containers import excluding, of_type
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
 
@@ -19,20 +19,48 @@ NO_KEY_OR_NULL = "there is no such key, or it is null"
 Conditions = Mapping[str, Any]
 
 
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a JSON object; an empty object for any other value.
+
+    >>> object_of({"bits": 4}), object_of(None)
+    ({'bits': 4}, {})
+    """
+    return value if isinstance(value, dict) else {}
+
+
+def objects_in(value: Any) -> dict[str, dict[str, Any]]:
+    """Return the object-valued entries of a JSON object; empty for any other value.
+
+    >>> objects_in({"group_0": {"format": None}, "group_1": "int4"})
+    {'group_0': {'format': None}}
+    """
+    # entries of another type have findings of their own, and must not stop the other checks
+    entries = object_of(value).items()
+    return {key: entry for key, entry in entries if isinstance(entry, dict)}
+
+
+def strings_of(value: Any) -> list[str]:
+    """Return the strings of a JSON array; none for any other value.
+
+    >>> strings_of(["lm_head", 3]), strings_of("lm_head")
+    (['lm_head'], [])
+    """
+    # a string is iterable, too, and must not be taken for a list of its letters
+    return of_type(value, str) if isinstance(value, list) else []
+
+
 def one_of(*allowed: Any) -> Callable[[Any], bool]:
     """Return a predicate: the value equals one of those allowed.
 
     >>> one_of(4, 8)(8)
     True
     """
-    # a tuple needs no hash, so that a list or object where a name should be is found, and does not
-    # fail
+    # a tuple needs no hash, so that a list or object where a name should be does not fail
     return lambda value: value in allowed
 
 
 def is_true(value: object) -> bool:
-    """Return whether a value is the JSON value true; 1 is not."""
-    # vLLM compares with `is True`, so that 1 or "true" does not pass
+    """Return whether a value is the JSON value true; vLLM compares with `is True`."""
     return value is True
 
 
@@ -53,23 +81,17 @@ def is_given(value: object) -> bool:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer; true is not, as JSON tells them apart."""
-    # bool is a subclass of int, so that isinstance would let true pass
+    """Return whether a value is an integer; true is not, though bool is a subclass of int."""
     return type(value) is int
 
 
 def is_positive(value: object) -> TypeGuard[int]:
-    """Return whether a value is a positive integer; true is not, as JSON tells them apart.
+    """Return whether a value is a positive integer; true is not.
 
     >>> is_positive(128), is_positive(True), is_positive(-1)
     (True, False, False)
     """
     return type(value) is int and value > 0
-
-
-def is_group_size(value: object) -> bool:
-    """Return whether a value is a number of inputs with a common scale, or -1 for all inputs."""
-    return is_positive(value) or (is_integer(value) and value == -1)
 
 
 def is_object(value: object) -> bool:
@@ -85,16 +107,12 @@ def is_names(value: object) -> bool:
 def shown(value: object) -> str:
     """Return a value as text of at most 80 characters."""
     text = repr(value)
-    if len(text) < 80:
-        return text
-    return f"{text[:77]}..."
+    return text if len(text) < 80 else f"{text[:77]}..."
 
 
 def fits(value: object, wanted: object) -> bool:
     """Return whether a value meets a predicate, or equals the wanted value."""
-    if callable(wanted):
-        return bool(wanted(value))
-    return bool(value == wanted)
+    return bool(wanted(value) if callable(wanted) else value == wanted)
 
 
 def meets(entries: Mapping[str, Any], conditions: Conditions) -> bool:
@@ -131,17 +149,13 @@ class FieldCheck:
         """Return the text of a finding for the fields of an object."""
         value = entries.get(self.key)
         if value is None and self.absent:
-            # "null" says less than that the field is missing
             return self.absent
         # the format names other fields, for example "{observer_cls!r}, with {qscheme}"
         return self.found.format(**entries) if self.found else shown(value)
 
 
 def field_findings(
-    entries: Mapping[str, Any],
-    place: str,
-    checks: Iterable[FieldCheck],
-    separator: str = ".",
+    entries: Mapping[str, Any], place: str, *checks: FieldCheck, separator: str = "."
 ) -> Iterator[Finding]:
     """Yield a finding for every field that does not meet its check.
 
@@ -158,11 +172,16 @@ def field_findings(
 
 
 def missing_key_findings(
-    entries: Mapping[str, Any],
-    place: str,
-    rule: str,
-    keys: Iterable[str],
+    entries: Mapping[str, Any], place: str, rule: str, *keys: str
 ) -> Iterator[Finding]:
     """Yield a finding for every key that an object lacks."""
     for key in excluding(keys, entries):
         yield broken(rule, f"{place}.{key}", NO_KEY)
+
+
+def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
+    """Yield an entry of the quantization_config that is neither null nor a list of names."""
+    found = entries.get(key)
+    if found is not None and not is_names(found):
+        text = f"{found!r}, and not a list of names"
+        yield broken("malformed", f"{QUANTIZATION}.{key}", text)

@@ -29,13 +29,13 @@ class Rule:
         severity: default consequence of a broken rule: "refused", "wrong" or "warning".
         title: the requirement.
         mend: instructions to fix a checkpoint that breaks the rule.
-        source: source of the rule, with the release.
+        source: source of the rule, with the release; by default that of its table in ``rules``.
     """
 
     severity: str
     title: str
     mend: str
-    source: str
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import leaves
+from quark_onnx.torch.validate.fields import object_of, strings_of
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.rules import broken
 
 CONFIG = "genai_config.json"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from calibrators.json_file import parse_json
 from quark_onnx.common.errors import ModelError
-from quark_onnx.torch.validate.json_values import object_of
+from quark_onnx.torch.validate.fields import object_of
 
 #: Bits of an element, by its type's name.
 BITS = {
@@ -27,8 +27,7 @@ BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
     **dict.fromkeys(
-        ("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
-        8,
+        ("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
     ),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
@@ -112,7 +111,7 @@ def read_header(file: Path) -> Header:
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise ModelError(
                 f"{size} bytes, of which the header should take {length}: truncated, or"
-                " no safetensors",
+                " no safetensors"
             )
         text = stream.read(length)
     try:
@@ -143,6 +142,13 @@ def refuse_pointer(file: Path) -> None:
             raise ModelError("it is a pointer of Git LFS: run git lfs pull")
 
 
+def _bytes_of(tensor: Tensor) -> bytes:
+    """Return the values of a small tensor as they are stored."""
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        return stream.read(tensor.size)
+
+
 def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     """Return the values of a small float tensor, of shape (count,).
 
@@ -158,19 +164,14 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     if tensor.planned:
         # checks before a run know shapes alone; ones are finite and positive, and break no rule
         return np.ones(tensor.count)
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start)
-        data = stream.read(tensor.size)
+    data = _bytes_of(tensor)
     if tensor.dtype == "BF16":
         # a bfloat16 is the upper half of a float32; numpy has no such type
-        return (
-            (np.frombuffer(data, "<u2").astype("<u4") << 16)
-            .view("<f4")
-            .astype(np.float64)
-        )
+        upper = np.frombuffer(data, "<u2").astype("<u4") << 16
+        return upper.view("<f4").astype(np.float64)
     if tensor.dtype not in ("F16", "F32", "F64"):
         raise ModelError(
-            f"{tensor.name}: {tensor.dtype} is no float whose values can be read",
+            f"{tensor.name}: {tensor.dtype} is no float whose values can be read"
         )
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
@@ -201,9 +202,7 @@ def integers_of(tensor: Tensor) -> tuple[int, ...]:
     """
     if tensor.planned or tensor.dtype not in ("I32", "I64"):
         return ()
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start)
-        data = stream.read(tensor.size)
+    data = _bytes_of(tensor)
     values = np.frombuffer(data, f"<i{BITS[tensor.dtype] // 8}")
     return tuple(map(int, values))
 
@@ -216,13 +215,7 @@ def single_value(tensor: Tensor) -> float | None:
 
 
 def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
-    """Return the tensor of an entry of a header.
-
-    Args:
-        name: name of the tensor.
-        entry: the entry, as it was read.
-        file: the file.
-        start: offset of the values of all tensors, in bytes from the start of the file.
+    """Return the tensor of an entry of a header, whose values begin at a byte of the file.
 
     Raises:
         ModelError: the entry is malformed, or its type and shape do not fill its bytes.
@@ -237,7 +230,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     if not is_whole:
         raise ModelError(
             f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or"
-            " data_offsets",
+            " data_offsets"
         )
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ModelError(f"{name!r} has the unknown type {dtype!r}")
@@ -245,7 +238,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     if prod(shape) * BITS[dtype] != (last - first) * 8:
         raise ModelError(
             f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first}"
-            " bytes it takes",
+            " bytes it takes"
         )
     return Tensor(name, dtype, shape, file, start + first, last - first)
 
@@ -257,23 +250,14 @@ def _is_size(value: object) -> bool:
 
 
 def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
-    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file.
-
-    Args:
-        tensors: tensors by name, in any order.
-        start: offset of the values of all tensors, in bytes from the start of the file.
-        size: size of the file in bytes.
-
-    Raises:
-        ModelError: the values of the tensors do not fill the file after the header exactly.
-    """
+    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file."""
     place = start
     # the size decides among equal starts, so that an empty tensor comes before its neighbour
     for tensor in sorted(tensors.values(), key=attrgetter("start", "size")):
         if tensor.start != place:
             raise ModelError(
                 f"{tensor.name!r} begins at byte {tensor.start} instead of {place}: a"
-                " gap or an overlap",
+                " gap or an overlap"
             )
         place += tensor.size
     if place == size:

@@ -1,14 +1,19 @@
-"""Checks of GGUF files for llama.cpp: header, metadata, types, offsets and tensors."""
+"""Checks of GGUF files for llama.cpp: header, metadata, types, offsets and tensors.
+
+Headers hold metadata, and names, types, shapes and offsets of tensors. Every step is checked
+against the file. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 from quark_onnx.common.containers import (
     by_name,
@@ -19,9 +24,187 @@ from quark_onnx.common.containers import (
 )
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
+from quark_onnx.torch.validate.header import refuse_pointer
+from quark_onnx.torch.validate.layer_checks import ceil_div
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import ceil_div
+
+#: Version 1 has counts of 32 bits; llama.cpp does not read it any more.
+VERSIONS = (2, 3)
+#: Format characters of ``struct`` by the number of a metadata type; 8 is a string, 9 an array.
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+#: GGML_MAX_DIMS of ggml.
+_MOST_DIMENSIONS = 4
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """Tensor in the header of a GGUF file.
+
+    Attributes:
+        name: name such as "blk.0.attn_q.weight".
+        shape: shape, the fastest axis first.
+        kind: number of the type.
+        offset: offset of the values, in bytes from the start of the data section.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """Header of a GGUF file.
+
+    Attributes:
+        version: version of the format.
+        metadata: metadata by key; for an array only the length.
+        tensors: tensors in the order of the file.
+        start: end of the header in bytes, before the alignment of the data section.
+        size: size of the file in bytes.
+    """
+
+    version: int
+    metadata: dict[str, Any]
+    tensors: tuple[GGUFTensor, ...]
+    start: int
+    size: int
+
+    @property
+    def alignment(self) -> int:
+        """The alignment of values in bytes."""
+        # 32 is the specification's default; 0 stands for a value that is no integer, and is
+        # reported
+        found = self.metadata.get("general.alignment", 32)
+        return found if isinstance(found, int) else 0
+
+    @property
+    def architecture(self) -> str:
+        """The family of the model."""
+        return str(self.metadata.get("general.architecture", ""))
+
+
+def read_gguf(file: Path) -> GGUFHeader:
+    """Read a header without the values.
+
+    Args:
+        file: a GGUF file, little-endian.
+
+    Returns:
+        The header. The metadata holds the length of an array in place of the array.
+
+    Raises:
+        ModelError: the file is truncated, damaged, or not a GGUF file; the message gives the reason
+            without the file name.
+    """
+    size = file.stat().st_size
+    refuse_pointer(file)
+    with file.open("rb") as stream:
+        reader = _Reader(stream, size)
+        if reader.bytes(4) != b"GGUF":
+            raise ModelError("it does not begin with the letters GGUF")
+        version = reader.number("I")
+        if version not in VERSIONS:
+            # the magic has the same bytes in both orders; only the version shows a big-endian file
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+            raise ModelError(
+                f"version {version}: "
+                + ("big-endian" if swapped else f"{VERSIONS} are read")
+            )
+        # the order in the file: number of tensors, number of metadata pairs
+        count, pairs = reader.number("Q"), reader.number("Q")
+        metadata = dict[str, Any]()
+        for _ in range(pairs):
+            key = reader.string()
+            if key in metadata:
+                raise ModelError(f"the metadata has {key!r} twice")
+            metadata[key] = reader.value(reader.number("I"))
+        tensors = dict[str, GGUFTensor]()
+        for _ in range(count):
+            tensor = reader.tensor()
+            if tensor.name in tensors:
+                raise ModelError(f"there are two tensors {tensor.name!r}")
+            tensors[tensor.name] = tensor
+        return GGUFHeader(
+            version,
+            metadata,
+            tuple(tensors.values()),
+            # the values begin here, after padding to the alignment
+            stream.tell(),
+            size,
+        )
+
+
+class _Reader:
+    """Reader of little-endian values, with bounds checks."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self.stream, self.size = stream, size
+
+    def bytes(self, count: int) -> bytes:
+        self._check(count)
+        # complete: the check has compared the count with the size of the file
+        return self.stream.read(count)
+
+    def skip(self, count: int) -> None:
+        self._check(count)
+        self.stream.seek(count, 1)
+
+    def _check(self, count: int) -> None:
+        # before reading, so that a damaged length of 2**60 bytes allocates nothing
+        if count > self.size - self.stream.tell():
+            raise ModelError(f"it ends within its header: {self.size} bytes")
+
+    def number(self, form: str) -> Any:
+        # "<" stands for little-endian without padding between fields
+        return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
+
+    def string(self) -> str:
+        # a damaged name must be reported, not raise a UnicodeDecodeError
+        return self.bytes(self.number("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise ModelError(f"the metadata has the unknown type {kind}")
+        # vocabularies have 100,000s of entries that no rule needs, so that arrays are skipped
+        inner, count = self.number("I"), self.number("Q")
+        if inner in _SCALARS:
+            self.skip(count * struct.calcsize(f"<{_SCALARS[inner]}"))
+        elif inner == _STRING:
+            for _ in range(count):
+                # every string has its own length in front, so that strings can be skipped only one
+                # by one
+                self.skip(self.number("Q"))
+        else:
+            # the specification allows arrays of arrays; gguf.cpp of llama.cpp refuses them, too
+            raise ModelError(f"the metadata has an array of the unknown type {inner}")
+        return count
+
+    def tensor(self) -> GGUFTensor:
+        name, dimensions = self.string(), self.number("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ModelError(f"{name!r} has {dimensions} dimensions")
+        shape = tuple(self.number("Q") for _ in range(dimensions))
+        return GGUFTensor(name, shape, self.number("I"), self.number("Q"))
+
 
 #: Families with a table of tensors in this package; others are checked against the tables of gguf.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "granite")
@@ -60,15 +243,9 @@ class GGUFModel:
     damage: tuple[Finding, ...]
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        """Metadata of the first part, which is complete."""
-        # gguf-split writes the model's metadata into the first part only
-        return next(iter(self.headers.values())).metadata
-
-    @property
-    def architecture(self) -> str:
-        """The family of the model."""
-        return next(iter(self.headers.values())).architecture
+    def first(self) -> GGUFHeader:
+        """Header of the first part, in which gguf-split writes the model's metadata."""
+        return next(iter(self.headers.values()))
 
     @property
     def tensors(self) -> dict[str, GGUFTensor]:
@@ -110,7 +287,7 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
             "it is not installed; types and unknown tensors are not checked",
         )
     # an unknown architecture has a finding of its own, and no table of tensors
-    elif model.architecture in gguf.MODEL_ARCH_NAMES.values():
+    elif model.first.architecture in gguf.MODEL_ARCH_NAMES.values():
         yield from _unknown_findings(model, gguf)
     yield from _missing_findings(model)
 
@@ -160,16 +337,11 @@ def _is_type(gguf: ModuleType, kind: int) -> bool:
 
 
 def _place_findings(
-    file: str,
-    header: GGUFHeader,
-    gguf: ModuleType | None,
+    file: str, header: GGUFHeader, gguf: ModuleType | None
 ) -> Iterator[Finding]:
     """Yield the first tensor with a wrong place or type; the places of later ones follow from it.
 
-    Args:
-        file: name of the file.
-        header: header of the file.
-        gguf: the package that knows the sizes of types; None if it is not installed.
+    Without the package gguf, the sizes of types are not known.
     """
     align = header.alignment
     # ggml masks offsets with align - 1
@@ -177,145 +349,79 @@ def _place_findings(
         text = f"general.alignment is {align}, no power of two"
         yield broken("gguf-place", file, text)
         return
-    # offsets count from the aligned end of the header
+    # the data section begins at a multiple of the alignment, and offsets count from there
+    start = ceil_div(header.start, align) * align
     place = 0
     for tensor in header.tensors:
-        problem = _misaligned(tensor, align)
-        # without gguf, sizes in bytes are not known
-        if problem is None and gguf is not None:
-            problem = _wrong_type(tensor, gguf)
-        if problem is None and gguf is not None:
-            size = _size_of(tensor, gguf)
-            problem = _misplaced(file, header, tensor, place, size)
-            # every tensor begins at a multiple of the alignment
-            place += ceil_div(size, align) * align
-        elif problem is None:
-            # of an unknown size, it has one byte at least
-            problem = _beyond_the_end(file, header, tensor, 1)
-        if problem is not None:
-            yield problem
+        offset = tensor.offset
+        rule, text = "gguf-place", ""
+        # of an unknown size, a tensor has one byte at least
+        size = 1
+        if offset % align:
+            text = f"it begins at {offset}, which {align} does not divide"
+        elif gguf is not None:
+            rule = "gguf-type"
+            text, size = _type_problem(tensor, gguf)
+            if not text and offset != place:
+                rule, text = "gguf-place", f"it begins at {offset} instead of {place}"
+        if text:
+            yield broken(rule, tensor.name, text)
             return
+        if start + offset + size > header.size:
+            text = f"it has {header.size} bytes and ends within {tensor.name}"
+            yield broken("gguf-damaged", file, text)
+            return
+        # every tensor begins at a multiple of the alignment
+        place += ceil_div(size, align) * align
 
 
-def _misaligned(tensor: GGUFTensor, align: int) -> Finding | None:
-    """Return the finding of a tensor with a misaligned offset."""
-    if tensor.offset % align == 0:
-        return None
-    text = f"it begins at {tensor.offset}, which {align} does not divide"
-    return broken("gguf-place", tensor.name, text)
-
-
-def _wrong_type(tensor: GGUFTensor, gguf: ModuleType) -> Finding | None:
-    """Return the finding of a tensor of unknown type, or with partial blocks in a row."""
+def _type_problem(tensor: GGUFTensor, gguf: ModuleType) -> tuple[str, int]:
+    """Return the problem of a tensor's type, empty without one, and the size in bytes."""
     if not _is_type(gguf, tensor.kind):
-        text = f"its type has the number {tensor.kind}"
-        return broken("gguf-type", tensor.name, text)
+        return f"its type has the number {tensor.kind}", 0
     kind = gguf.GGMLQuantizationType(tensor.kind)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
     # the first axis of a shape is the fastest, so that it is the length of a row
-    block, _ = gguf.GGML_QUANT_SIZES[kind]
     if tensor.shape and tensor.shape[0] % block:
-        text = f"rows of {tensor.shape[0]} are no whole blocks of {block} ({kind.name})"
-        return broken("gguf-type", tensor.name, text)
-    return None
-
-
-def _size_of(tensor: GGUFTensor, gguf: ModuleType) -> int:
-    """Return the size of a tensor's values in bytes."""
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
-    # rows are whole blocks by now, so that the division leaves no rest
-    count: int = prod(tensor.shape) // block * size
-    return count
-
-
-def _misplaced(
-    file: str,
-    header: GGUFHeader,
-    tensor: GGUFTensor,
-    place: int,
-    size: int,
-) -> Finding | None:
-    """Return the finding of a tensor at a wrong offset, or beyond the end of the file.
-
-    Args:
-        file: name of the file.
-        header: header of the file.
-        tensor: the tensor.
-        place: offset behind the tensors before it, in bytes.
-        size: size of its values in bytes.
-    """
-    if tensor.offset != place:
-        text = f"it begins at {tensor.offset} instead of {place}"
-        return broken("gguf-place", tensor.name, text)
-    return _beyond_the_end(file, header, tensor, size)
-
-
-def _beyond_the_end(
-    file: str,
-    header: GGUFHeader,
-    tensor: GGUFTensor,
-    size: int,
-) -> Finding | None:
-    """Return the finding of a tensor that reaches beyond the end of the file.
-
-    Args:
-        file: name of the file.
-        header: header of the file.
-        tensor: the tensor.
-        size: size of its values in bytes.
-    """
-    # the data section begins at a multiple of the alignment
-    start = ceil_div(header.start, header.alignment) * header.alignment
-    if start + tensor.offset + size > header.size:
-        text = f"it has {header.size} bytes and ends within {tensor.name}"
-        return broken("gguf-damaged", file, text)
-    return None
+        row = tensor.shape[0]
+        return f"rows of {row} are no whole blocks of {block} ({kind.name})", 0
+    return "", prod(tensor.shape) // block * size
 
 
 def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding]:
     """Yield an unknown architecture, or missing metadata."""
-    family = model.architecture
-    if not family or not _is_family(family, gguf):
+    family = model.first.architecture
+    # the table belongs to the installed package, which may be older than llama.cpp
+    is_known = gguf is None or family in gguf.MODEL_ARCH_NAMES.values()
+    if not family or not is_known:
         text = f"general.architecture is {family!r}"
         yield broken("gguf-architecture", model.name, text)
         return
     # other families have other keys, but all count their blocks
     keys = _KEYS if family in _DENSE else ("block_count",)
     wanted = [f"{family}.{key}" for key in keys]
-    for key in excluding([*wanted, "tokenizer.ggml.model"], model.metadata):
+    for key in excluding([*wanted, "tokenizer.ggml.model"], model.first.metadata):
         yield broken("gguf-key", model.name, f"there is no {key}")
-
-
-def _is_family(name: str, gguf: ModuleType | None) -> bool:
-    """Return whether llama.cpp has a family; without gguf, that is not known."""
-    # the table belongs to the installed package, which may be older than llama.cpp
-    return gguf is None or name in gguf.MODEL_ARCH_NAMES.values()
 
 
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
     """Yield tensors unknown to the architecture."""
     # gguf has the names by number
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-    tensors = gguf.MODEL_TENSORS[families[model.architecture]]
+    tensors = gguf.MODEL_TENSORS[families[model.first.architecture]]
     known = set(values_at(gguf.TENSOR_NAMES, tensors))
     for name in model.tensors:
-        if _name_in_table(name) not in known:
-            text = f"{model.architecture} has no such tensor"
+        # "blk.3.attn_q.weight" is "blk.{bid}.attn_q" there: only the first number is that of a
+        # block
+        base = name.rpartition(".")[0]
+        if re.sub(r"\.\d+\.", ".{bid}.", base, count=1) not in known:
+            text = f"{model.first.architecture} has no such tensor"
             yield broken("gguf-tensor-unknown", name, text)
-
-
-def _name_in_table(name: str) -> str:
-    """Return the name of a tensor in the tables of gguf.
-
-    >>> _name_in_table("blk.3.attn_q.weight")
-    'blk.{bid}.attn_q'
-    """
-    # ".weight" or ".bias" is cut off; only the first number is that of a block
-    return re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
 
 
 def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
     """Yield missing tensors, for families with a table of tensors."""
-    family, metadata = model.architecture, model.metadata
+    family, metadata = model.first.architecture, model.first.metadata
     if family not in _DENSE:
         return
     count = metadata.get(f"{family}.block_count")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import filterfalse
+from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from quark_onnx.common.containers import present, subset, without
-from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
+from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
     QUANTIZATION,
@@ -20,8 +21,15 @@ from quark_onnx.torch.validate.fields import (
     is_set,
     shown,
 )
-from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, Tensor, single_value
+from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
+from quark_onnx.torch.validate.header import (
+    FLOATS,
+    Tensor,
+    raw_values_of,
+    single_value,
+    values_of,
+)
+from quark_onnx.torch.validate.layer_checks import size_findings
 from quark_onnx.torch.validate.modules import (
     EMBEDDING,
     HEAD,
@@ -32,55 +40,20 @@ from quark_onnx.torch.validate.modules import (
     today,
 )
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import size_findings
 
-#: Upper bound of any model's number; a greater number is damage.
-_MOST_LAYERS = 10_000
-#: Blocks at any depth: "model.layers.3.", "language_model.model.layers.3.", "layers.3.".
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+# Files and configuration
+
 _NO_KEY_OR_EMPTY = "there is no such key, or it is empty"
-#: Keys by which clients choose the class of the model.
-_ARCHITECTURE_CHECKS = (
-    FieldCheck("architecture", "model_type", is_set, _NO_KEY_OR_EMPTY),
-    FieldCheck("architecture", "architectures", is_set, _NO_KEY_OR_EMPTY),
-)
-
-
-def _is_count_or_null(value: object) -> bool:
-    """Return whether a value is a positive integer, or missing."""
-    return value is None or is_positive(value)
-
-
-#: Keys of the sizes of a model.
-_SIZE_CHECKS = (
-    FieldCheck("size-missing", "hidden_size", is_positive, absent=NO_KEY_OR_NULL),
-    FieldCheck("size-missing", "intermediate_size", is_positive, absent=NO_KEY_OR_NULL),
-    # a layer missing in all files is not noticed
-    FieldCheck(
-        "size-missing",
-        "num_hidden_layers",
-        is_given,
-        absent=NO_KEY_OR_NULL,
-        severity=WRONG,
-    ),
-    FieldCheck("size-missing", "num_hidden_layers", _is_count_or_null),
-    FieldCheck(
-        "size-missing", "num_attention_heads", is_positive, absent=NO_KEY_OR_NULL
-    ),
-    FieldCheck("size-missing", "vocab_size", is_positive, absent=NO_KEY_OR_NULL),
-)
-#: Families with uniform blocks, and the uniform parts of blocks in other families.
-_ALIKE = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), r"self_attn\.|\w+_layernorm$"),
-}
-_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
-#: Norms over the hidden state; those of heads (q_norm, k_norm) have another length.
-_NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
-_LAYER_SCALES = ("weight_scale", "input_scale")
-#: Scales of a KV cache under all names that clients look for.
-_KV_SCALE = re.compile(
-    r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$",
+#: Settings of AutoAWQ and GPTQ, under the names of both tools.
+_SETTINGS = (
+    ("quant_method",),
+    ("bits", "w_bit"),
+    ("group_size", "q_group_size"),
+    ("sym",),
+    ("zero_point",),
+    ("desc_act",),
+    ("dynamic",),
+    ("modules_to_not_convert",),
 )
 
 
@@ -89,8 +62,18 @@ def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from checkpoint.damage
     # a configuration that cannot be read is a finding of its own
     if checkpoint.config:
-        yield from _config_findings(checkpoint, _ARCHITECTURE_CHECKS)
-    files_of = _files_by_tensor(checkpoint)
+        # keys by which clients choose the class of the model
+        yield from field_findings(
+            checkpoint.config,
+            CONFIG,
+            FieldCheck("architecture", "model_type", is_set, _NO_KEY_OR_EMPTY),
+            FieldCheck("architecture", "architectures", is_set, _NO_KEY_OR_EMPTY),
+            separator=", ",
+        )
+    files_of = dict[str, list[str]]()
+    for file, header in checkpoint.headers.items():
+        for name in header.tensors:
+            files_of.setdefault(name, []).append(file)
     for name, files in files_of.items():
         # which of the two a client reads depends on the order in which it opens the files
         if len(files) > 1:
@@ -99,35 +82,10 @@ def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _index_findings(checkpoint, checkpoint.index, files_of)
 
 
-def _config_findings(
-    checkpoint: Checkpoint,
-    checks: Iterable[FieldCheck],
-) -> Iterator[Finding]:
-    """Yield a finding for every field of config.json that does not meet its check."""
-    return field_findings(checkpoint.config, "config.json", checks, separator=", ")
-
-
-def _files_by_tensor(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """Return the names of the files of a tensor, by the tensor's name."""
-    files_of = dict[str, list[str]]()
-    for file, header in checkpoint.headers.items():
-        for name in header.tensors:
-            files_of.setdefault(name, []).append(file)
-    return files_of
-
-
 def _index_findings(
-    checkpoint: Checkpoint,
-    index: dict[str, str],
-    files_of: dict[str, list[str]],
+    checkpoint: Checkpoint, index: dict[str, str], files_of: dict[str, list[str]]
 ) -> Iterator[Finding]:
-    """Yield differences between the index and the files.
-
-    Args:
-        checkpoint: the checkpoint.
-        index: file name by tensor name, from the index.
-        files_of: names of the files that hold a tensor, by the tensor's name.
-    """
+    """Yield differences between the index and the files, which are given by tensor name."""
     # a damaged file has a finding of its own, and is not missing
     unread = {finding.place for finding in checkpoint.damage}
     for file in sorted({*index.values()} - {*checkpoint.headers} - unread):
@@ -135,45 +93,180 @@ def _index_findings(
         yield broken("file-missing", file or INDEX, f"{INDEX} names {file!r}")
     for name, file in index.items():
         # tensors of an unread file are not known
-        if file in checkpoint.headers:
-            yield from _entry_findings(name, file, files_of.get(name, []))
+        if file not in checkpoint.headers:
+            continue
+        files = files_of.get(name, [])
+        if not files:
+            text = f"{INDEX} says {file}, which does not have it"
+            yield broken("tensor-missing", name, text)
+        elif file not in files:
+            text = f"{INDEX} says {file}; it is in {files[0]}"
+            yield broken("tensor-misplaced", name, text)
     for name, files in without(files_of, index).items():
         text = f"{INDEX} does not have it; it is in {files[0]}"
         yield broken("tensor-misplaced", name, text)
 
 
-def _entry_findings(name: str, file: str, files: list[str]) -> Iterator[Finding]:
-    """Yield an index entry with a wrong file.
+def settings_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield settings of other files that differ from those of config.json.
 
-    Args:
-        name: name of the tensor.
-        file: name of the file in the index.
-        files: names of the files that hold the tensor; empty if none does.
+    vLLM and transformers read config.json alone. ``QuantizeConfig.from_pretrained`` of GPTQModel
+    reads the first file that is there: ``QUANT_CONFIG_FILENAME_COMPAT`` has config.json last.
     """
-    if not files:
-        text = f"{INDEX} says {file}, which does not have it"
-        yield broken("tensor-missing", name, text)
-    elif file not in files:
-        text = f"{INDEX} says {file}; it is in {files[0]}"
-        yield broken("tensor-misplaced", name, text)
+    entries = checkpoint.quantization
+    for file, settings in checkpoint.settings.items():
+        for names in _SETTINGS:
+            here, there = subset(settings, names), subset(entries, names)
+            if here and not entries:
+                yield broken("settings-differ", file, f"{CONFIG} has no {QUANTIZATION}")
+                break
+            if here and there:
+                name, value = next(iter(here.items()))
+                other = next(iter(there.values()))
+                # null, false and an empty list are equal to all readers
+                if (value or None) != (other or None):
+                    text = f"{shown(value)}; {CONFIG} says {shown(other)}"
+                    yield broken("settings-differ", f"{file}, {name}", text)
 
 
-def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield missing parts of a model, as errors for float models.
+def _is_count_or_null(value: object) -> bool:
+    """Return whether a value is a positive integer, or missing."""
+    return value is None or is_positive(value)
 
-    Args:
-        checkpoint: the checkpoint; its quantization is empty for a float model.
-    """
-    yield from missing_findings(
-        checkpoint,
-        # vLLM checks for weights that were not initialized only in models without quantization
-        WRONG if checkpoint.quantization else REFUSED,
+
+def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield sizes that a configuration lacks, where clients use another model's."""
+    # the configuration of a part may omit defaults of its family
+    if not is_known(checkpoint.config):
+        return
+    rule, absent = "size-missing", NO_KEY_OR_NULL
+    layers = "num_hidden_layers"
+    yield from field_findings(
+        checkpoint.config,
+        CONFIG,
+        FieldCheck(rule, "hidden_size", is_positive, absent=absent),
+        FieldCheck(rule, "intermediate_size", is_positive, absent=absent),
+        # a layer missing in all files is not noticed
+        FieldCheck(rule, layers, is_given, absent=absent, severity=WRONG),
+        FieldCheck(rule, layers, _is_count_or_null),
+        FieldCheck(rule, "num_attention_heads", is_positive, absent=absent),
+        FieldCheck(rule, "vocab_size", is_positive, absent=absent),
+        separator=", ",
     )
 
 
+#: Types that vLLM has, and transformers lacks: ``_CONFIG_REGISTRY`` of
+#: vllm/transformers_utils/config.py.
+_IN_VLLM = frozenset(
+    {
+        "bagel",
+        "bailing_moe_v3_vl",
+        "chatglm",
+        "modernvbert",
+        "colpali",
+        "colqwen3",
+        "ops_colqwen3",
+        "qwen3_vl_nemotron_embed",
+        "cosmos3_edge",
+        "deepseek_vl_v2",
+        "deepseek_v32",
+        "deepseek_v4",
+        "deepseek_v41",
+        "dots3_note",
+        "k3_dspark",
+        "funaudiochat",
+        "hy_v4",
+        "hyperclovax",
+        "isaac",
+        "kimi_k2",
+        "kimi_linear",
+        "kimi_vl",
+        "kimi_k25",
+        "kimi_k3",
+        "muse_glimmer",
+        "muse_glimmer_text",
+        "muse_glimmer_vision",
+        "muse_glimmer_assistant",
+        "RefinedWeb",
+        "RefinedWebModel",
+        "mlp_speculator",
+        "medusa",
+        "midashenglm",
+        "minimax_m3_vl",
+        "minimax_m3_mtp",
+        "moondream3",
+        "moss_transcribe_diarize",
+        "eagle",
+        "speculators",
+        "openvla",
+        "ovis",
+        "ultravox",
+        "step3_vl",
+        "step3_text",
+        "step3p5",
+        "qianfan_ocr",
+        "qwen3_asr",
+        "unlimited-ocr",
+        "unlimited_ocr",
+        "inkling_mm_model",
+        "inkling_model",
+    }
+)
+
+
+def code_findings_in_vllm(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a finding if vLLM needs Python files of the checkpoint."""
+    return code_findings(checkpoint, _IN_VLLM)
+
+
+def code_findings(
+    checkpoint: Checkpoint, own: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Yield a finding for a model type that is known to the files of the checkpoint alone.
+
+    Args:
+        checkpoint: configuration and headers.
+        own: types that the client knows in addition to those of transformers.
+    """
+    kind = checkpoint.config.get("model_type")
+    # with a class of its own, a client leaves the files of the checkpoint alone
+    if not checkpoint.config.get("auto_map") or kind in own:
+        return
+    place = f"{CONFIG}, auto_map"
+    if find_spec("transformers") is None:
+        text = f"transformers, which tells whether {kind!r} is known, is not installed"
+        yield broken("own-code", place, text, WARNING)
+        return
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        text = f"{kind!r} is a model whose code is in the checkpoint"
+        yield broken("own-code", place, text)
+
+
+# Missing parts
+
+#: Upper bound of any model's number; a greater number is damage.
+_MOST_LAYERS = 10_000
+#: Blocks at any depth: "model.layers.3.", "language_model.model.layers.3.", "layers.3.".
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+#: Families with uniform blocks, and the uniform parts of blocks in other families.
+_ALIKE = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), r"self_attn\.|\w+_layernorm$"),
+}
+_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield missing parts of a model, as errors for float models."""
+    # vLLM checks for weights that were not initialized only in models without quantization
+    severity = WRONG if checkpoint.quantization else REFUSED
+    return missing_findings(checkpoint, severity)
+
+
 def missing_findings(
-    checkpoint: Checkpoint,
-    severity: str = WRONG,
+    checkpoint: Checkpoint, severity: str = WRONG
 ) -> Iterator[Finding]:
     """Yield layers and heads that the configuration promises and the files lack.
 
@@ -187,72 +280,41 @@ def missing_findings(
     """
     if not checkpoint.is_whole or not checkpoint.headers:
         return
-    layers = _layer_numbers(checkpoint)
-    yield from _missing_block_findings(checkpoint, layers, severity)
+    matches = present(map(_LAYER.search, checkpoint.tensors))
+    layers = {int(match[1]) for match in matches}
+    count = checkpoint.text_config.get("num_hidden_layers")
+    # a model without blocks, or of a family with other names for them
+    if layers and type(count) is int:
+        # the bound keeps a number such as 10**12 from filling the memory
+        missing = sorted({*range(min(count, _MOST_LAYERS))} - layers)
+        if missing:
+            numbers = ", ".join(map(str, missing[:5]))
+            if len(missing) > 5:
+                numbers += f", ... ({len(missing)} in all)"
+            text = f"num_hidden_layers is {count}; layers {numbers} have no tensors"
+            yield broken("layers-missing", CONFIG, text, severity)
     lost = _lost(checkpoint, layers)
     if lost:
         text = "there is no such layer"
         if len(lost) > 1:
             text += f", nor {len(lost) - 1} others"
         yield broken("weights-missing", lost[0], text, severity)
-    if _lacks_head(checkpoint):
+    # families differ in the default, so that only an explicit false demands a head; a classifier
+    # has a head of another name, and a bare model none
+    is_untied = checkpoint.text_config.get("tie_word_embeddings") is False
+    has_head = any(module.weight is not None for module in checkpoint.heads)
+    if (
+        checkpoint.generates
+        and is_untied
+        and EMBEDDING in checkpoint.modules
+        and not has_head
+    ):
         text = "tie_word_embeddings is false, and no file has it"
         yield broken("head-missing", f"{HEAD}.weight", text, severity)
 
 
-def _lacks_head(checkpoint: Checkpoint) -> bool:
-    """Return whether a language model without a tied head has no head."""
-    # a classifier has a head of another name, and a bare model none
-    if not checkpoint.generates:
-        return False
-    # families differ in the default, so that only an explicit false demands a head
-    if checkpoint.text_config.get("tie_word_embeddings") is not False:
-        return False
-    return EMBEDDING in checkpoint.modules and not _has_head(checkpoint)
-
-
-def _missing_block_findings(
-    checkpoint: Checkpoint,
-    layers: set[int],
-    severity: str,
-) -> Iterator[Finding]:
-    """Yield blocks within num_hidden_layers that have no tensors.
-
-    Args:
-        checkpoint: the checkpoint.
-        layers: numbers of the blocks that have tensors.
-        severity: severity of the finding.
-    """
-    count = checkpoint.text_config.get("num_hidden_layers")
-    # a model without blocks, or of a family with other names for them
-    if not layers or type(count) is not int:
-        return
-    # the bound keeps a number such as 10**12 from filling the memory
-    missing = sorted({*range(min(count, _MOST_LAYERS))} - layers)
-    if missing:
-        text = (
-            f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
-        )
-        yield broken("layers-missing", "config.json", text, severity)
-
-
-def _has_head(checkpoint: Checkpoint) -> bool:
-    """Return whether a module that computes logits has a weight."""
-    return any(module.weight is not None for module in checkpoint.heads)
-
-
-def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
-    """Return the numbers of the stored blocks."""
-    matches = present(map(_LAYER.search, checkpoint.tensors))
-    return {int(match[1]) for match in matches}
-
-
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
-    """Return names that a block lacks compared with others, and outer layers.
-
-    Args:
-        checkpoint: the checkpoint.
-        layers: numbers of the blocks that have tensors.
+    """Return names that a block with tensors lacks compared with others, and outer layers.
 
     Returns:
         Full names in the order of the model, then the names of missing biases; empty for families
@@ -260,7 +322,12 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     """
     # None for families whose blocks differ among each other: nothing can be compared there
     alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
-    inside = _names_inside(checkpoint)
+    # names of layers with weights, without that of their block
+    inside = set[str]()
+    for name, module in checkpoint.modules.items():
+        found = _BLOCK.fullmatch(name)
+        if found and module.weight is not None and _holds(checkpoint, name):
+            inside.add(found[2])
     if alike is None or not inside:
         return []
     blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
@@ -271,9 +338,15 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
         wanted += [f"{block}.{name}" for name in uniform]
     # the order of the model, so that the first missing layer is the one that is named
     wanted.append("model.norm")
-    lost = list(filterfalse(partial(_holds, checkpoint), wanted))
-    if _has_attention_biases(checkpoint.text_config):
-        lost += _lost_biases(checkpoint, blocks)
+    lost = [name for name in wanted if not _holds(checkpoint, name)]
+    if not _has_attention_biases(checkpoint.text_config):
+        return lost
+    for block in blocks:
+        # a layer that is missing altogether is in ``lost`` already
+        names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
+        for name, module in subset(checkpoint.modules, names).items():
+            if "bias" not in module.tensors:
+                lost.append(f"{name}.bias")
     return lost
 
 
@@ -282,16 +355,6 @@ def _holds(checkpoint: Checkpoint, name: str) -> bool:
     module = checkpoint.modules.get(name)
     # scales of the KV cache may be called self_attn.attn.k_scale, though no layer is called so
     return module is not None and module.last != "attn"
-
-
-def _names_inside(checkpoint: Checkpoint) -> set[str]:
-    """Return the names of layers with weights, without that of their block."""
-    names = set()
-    for name, module in checkpoint.modules.items():
-        found = _BLOCK.fullmatch(name)
-        if found and module.weight is not None and _holds(checkpoint, name):
-            names.add(found[2])
-    return names
 
 
 def _has_attention_biases(config: dict[str, Any]) -> bool:
@@ -306,82 +369,39 @@ def _has_attention_biases(config: dict[str, Any]) -> bool:
     return is_qwen2 and config.get("qkv_bias") is not False
 
 
-def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
-    """Return the names of missing biases of queries, keys and values.
+# Layers
 
-    Args:
-        checkpoint: the checkpoint.
-        blocks: names of the blocks that have tensors.
-
-    Returns:
-        Full names of the tensors; biases of layers that are missing themselves are left out.
-    """
-    lost = []
-    for block in blocks:
-        # a layer that is missing altogether is in ``lost`` already
-        names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
-        for name, module in subset(checkpoint.modules, names).items():
-            if "bias" not in module.tensors:
-                lost.append(f"{name}.bias")
-    return lost
-
-
-def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield sizes that a configuration lacks, where clients use another model's."""
-    # the configuration of a part may omit defaults of its family
-    if is_known(checkpoint.config):
-        yield from _config_findings(checkpoint, _SIZE_CHECKS)
+#: Norms over the hidden state; those of heads (q_norm, k_norm) have another length.
+_NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield float layers of a wrong size, and layers that should be matrices."""
     config = checkpoint.text_config
+    hidden = config.get("hidden_size")
+    has_norms = config.get("model_type") in _ALIKE and type(hidden) is int
     for module in checkpoint.modules.values():
         weight = module.weight
-        if weight is not None:
-            if module.has_bare_integers:
-                text = f"the type is {weight.dtype}; it must be a float"
-                yield broken("tensor-type", weight.name, text)
-            yield from _norm_findings(config, module, weight)
-            yield from _matrix_findings(config, module, weight)
-
-
-def _norm_findings(
-    config: dict[str, Any],
-    module: Module,
-    weight: Tensor,
-) -> Iterator[Finding]:
-    """Yield a norm of a known family with a length unlike hidden_size.
-
-    Args:
-        config: configuration of the language model.
-        module: the layer, which need not be a norm.
-        weight: its weight.
-    """
-    hidden = config.get("hidden_size")
-    is_norm = config.get("model_type") in _ALIKE and _NORM.fullmatch(module.name)
-    if is_norm and type(hidden) is int and weight.shape != (hidden,):
-        text = f"it has {weight}; config.json says [{hidden}]"
-        yield broken("weight-shape", module.name, text)
+        if weight is None:
+            continue
+        if module.has_bare_integers:
+            text = f"the type is {weight.dtype}; it must be a float"
+            yield broken("tensor-type", weight.name, text)
+        is_norm = has_norms and _NORM.fullmatch(module.name)
+        if is_norm and weight.shape != (hidden,):
+            text = f"it has {weight}; config.json says [{hidden}]"
+            yield broken("weight-shape", module.name, text)
+        yield from _matrix_findings(config, module, weight)
 
 
 def _matrix_findings(
-    config: dict[str, Any],
-    module: Module,
-    weight: Tensor,
+    config: dict[str, Any], module: Module, weight: Tensor
 ) -> Iterator[Finding]:
-    """Yield a misshapen layer, or a float matrix of a wrong size.
-
-    Args:
-        config: configuration of the language model.
-        module: the layer.
-        weight: its weight.
-    """
+    """Yield a misshapen layer, or a float matrix of a wrong size."""
     if module.name in (EMBEDDING, HEAD):
         demanded = integers(config.get("vocab_size"), config.get("hidden_size"))
     else:
-        # None for layers whose size the configuration does not give; then only the axes can be
-        # checked
+        # None for layers whose size the configuration does not give
         demanded = size_of(module.name, config)
     if len(weight.shape) == 2:
         # the size of a quantized matrix follows from its scheme, which the layout's checks know
@@ -403,57 +423,12 @@ def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("head-tied", f"{module.name}.weight", text)
 
 
-def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield scales without a weight, and KV cache scales without calibration."""
-    for module in checkpoint.modules.values():
-        scales = [name for name in module.tensors if name.startswith(_LAYER_SCALES)]
-        # the weight may be in a file that was not read
-        if scales and module.weight is None and checkpoint.is_whole:
-            yield broken(
-                "scale-alone",
-                module.name,
-                f"{', '.join(sorted(module.tensors))} without a weight",
-                # the weight of a Linear stays uninitialized; a float head has no parameter for a
-                # scale
-                REFUSED if module.is_head else WRONG,
-            )
-    yield from _cache_scale_findings(checkpoint)
-
-
-def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield equal KV cache scales in all layers, a sign of missing calibration.
-
-    Args:
-        checkpoint: the checkpoint. Nothing is yielded if a scale has several values.
-    """
-    scales = dict[str, float | None]()
-    for name, tensor in checkpoint.tensors.items():
-        if _KV_SCALE.search(today(name)):
-            scales[name] = single_value(tensor)
-    values = set(scales.values())
-    # None stands for scales of heads, which are several values; no names at all give an empty set
-    if None in values or len(values) != 1:
-        return
-    (value,) = values
-    first, count = next(iter(scales)), len(scales)
-    if value == 1.0:
-        text = f"all {count} scales of the KV cache are 1.0"
-        yield broken("kv-scales-one", first, text)
-    # two layers may have equal scales by chance
-    elif count > 2:
-        text = f"all {count} scales of the KV cache are {value:.6g}"
-        yield broken("kv-scales-equal", first, text)
-
-
-def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield scales with the names of an earlier generation."""
-    for name in checkpoint.tensors:
-        if today(name) != name:
-            yield broken(
-                "scale-names",
-                name,
-                f"it is {today(name).rpartition('.')[2]} today",
-            )
+def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a quantized head, where the client expects a float head."""
+    for module in checkpoint.heads:
+        if module.is_quantized:
+            text = f"its weight is {module.weight}"
+            yield broken("head-quantized", module.name, text)
 
 
 def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -476,18 +451,114 @@ def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("undeclared", module.name, text)
 
 
-def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield a quantized head, where the client expects a float head."""
-    for module in checkpoint.heads:
-        if module.is_quantized:
-            yield broken(
-                "head-quantized", module.name, f"its weight is {module.weight}"
+# Scales
+
+_LAYER_SCALES = ("weight_scale", "input_scale")
+#: Scales of a KV cache under all names that clients look for.
+_KV_SCALE = re.compile(
+    r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$"
+)
+#: Scales of weights, activations, outputs and the KV cache, in any layout; ``_2`` is the second
+#: stage, ``_inv`` DeepSeek's name, ``_global`` the name of compressed-tensors, and "scales" that of
+#: AutoAWQ and GPTQ.
+_SCALE = re.compile(
+    r"(weight|input|activation|output|prob_output|[kvq]|kv)(_global)?_scale(_2|_inv)?|scales"
+)
+#: Bits that are all set in NaN and infinities, and in no number, by type. U8 holds the exponents
+#: of MX formats.
+_NOT_FINITE = {
+    "F32": 0x7F800000,
+    "F16": 0x7C00,
+    "BF16": 0x7F80,
+    "F8_E4M3": 0x7F,
+    "F8_E5M2": 0x7C,
+    "F8_E8M0": 0xFF,
+    "U8": 0xFF,
+}
+#: Most bytes of scales of groups and blocks that are read: those of a model with 70B parameters in
+#: 4 bits. Of more scales, every second tensor is read, or every third and so on.
+_MOST_BYTES = 2**30
+
+
+def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield scales without a weight, and KV cache scales without calibration."""
+    for module in checkpoint.modules.values():
+        scales = [name for name in module.tensors if name.startswith(_LAYER_SCALES)]
+        # the weight may be in a file that was not read
+        if scales and module.weight is None and checkpoint.is_whole:
+            text = f"{', '.join(sorted(module.tensors))} without a weight"
+            # the weight of a Linear stays uninitialized; a float head has no parameter for a scale
+            severity = REFUSED if module.is_head else WRONG
+            yield broken("scale-alone", module.name, text, severity)
+    cache = dict[str, float | None]()
+    for name, tensor in checkpoint.tensors.items():
+        if _KV_SCALE.search(today(name)):
+            cache[name] = single_value(tensor)
+    values = set(cache.values())
+    # None stands for scales of heads, which are several values; no names at all give an empty set
+    if None in values or len(values) != 1:
+        return
+    (value,) = values
+    first, count = next(iter(cache)), len(cache)
+    if value == 1.0:
+        text = f"all {count} scales of the KV cache are 1.0"
+        yield broken("kv-scales-one", first, text)
+    # two layers may have equal scales by chance
+    elif count > 2:
+        text = f"all {count} scales of the KV cache are {value:.6g}"
+        yield broken("kv-scales-equal", first, text)
+
+
+def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield scales with the names of an earlier generation."""
+    for name in checkpoint.tensors:
+        if today(name) != name:
+            text = f"it is {today(name).rpartition('.')[2]} today"
+            yield broken("scale-names", name, text)
+
+
+def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield scales that are NaN or infinite, and single scales of 0 or less."""
+    matrices = list[Tensor]()
+    for module in checkpoint.modules.values():
+        for name, tensor in module.tensors.items():
+            if not _SCALE.fullmatch(name) or tensor.planned:
+                continue
+            is_vector = len(tensor.shape) <= 1 and tensor.count > 0
+            if tensor.dtype in FLOATS and is_vector:
+                yield from _vector_findings(module, name, tensor)
+            elif tensor.dtype in _NOT_FINITE:
+                matrices.append(tensor)
+    bytes_in_all = sum(tensor.size for tensor in matrices)
+    step = -(-bytes_in_all // _MOST_BYTES)
+    for tensor in matrices[:: max(step, 1)]:
+        count = 0
+        for part in raw_values_of(tensor):
+            mask = part.dtype.type(_NOT_FINITE[tensor.dtype])
+            count += np.count_nonzero((part & mask) == mask)
+        if count:
+            text = (
+                f"{count} of {tensor.count} are NaN or infinite, in {tensor.file.name}"
             )
+            yield broken("scale-value", tensor.name, text)
 
 
-def _ranges(numbers: list[int]) -> str:
-    """Return the first five numbers as text, and how many there are if there are more."""
-    shown = ", ".join(map(str, numbers[:5]))
-    if len(numbers) <= 5:
-        return shown
-    return f"{shown}, ... ({len(numbers)} in all)"
+def _vector_findings(module: Module, name: str, tensor: Tensor) -> Iterator[Finding]:
+    """Yield a scale of a layer or of its outputs with the first of its unusable values.
+
+    Infinities and NaN are unusable anywhere, values of 0 or less only in a tensor of one value.
+    """
+    values = values_of(tensor)
+    # of several scales some may be 0, as for outputs whose weights are all 0
+    usable = np.isfinite(values)
+    if tensor.count == 1:
+        usable &= values > 0
+    if usable.all():
+        return
+    wrong = values[~usable][0]
+    severity = WRONG
+    if wrong == 0 and module.experts and name.startswith("input"):
+        # clients take the greatest scale of the experts, so that a zero has no effect
+        severity = WARNING
+    text = f"it is {wrong:g}, in {tensor.file.name}"
+    yield broken("scale-value", tensor.name, text, severity)

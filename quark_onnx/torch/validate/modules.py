@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,7 @@ from quark_onnx.common.containers import subset
 from quark_onnx.torch.models.checkpoint_names import is_embedding
 from quark_onnx.torch.models.fused_groups import FUSED, FUSED_NAMES
 from quark_onnx.torch.validate.fields import is_positive
-from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
-from quark_onnx.torch.validate.rules import broken
 
 #: Names of scales in files of amd-quark before 0.9, and their current names.
 _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
@@ -21,11 +19,11 @@ _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$"
 #: compressed-tensors packs into weight_packed, AutoAWQ and GPTQ into qweight.
 WEIGHTS = ("weight", "weight_packed", "qweight")
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
+#: Types of integers, which stand for codes in weights.
+_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 
 #: "model.layers.0.mlp.experts.3.up_proj" is within the experts "model.layers.0.mlp.experts".
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.")
-#: Blocks of a language model; layers of a vision tower have sizes that text_config does not give.
-_DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
 #: Names of the layers of an expert that are fused, in files of Qwen and of Mixtral.
 GATES = ("gate_proj", "up_proj", "w1", "w3")
 #: Names of the layers that choose experts, in Mixtral, Qwen, DeepSeek and gpt-oss.
@@ -49,10 +47,12 @@ class Module:
         """The values of the layer; None for a module without a weight."""
         return next(iter(subset(self.tensors, WEIGHTS).values()), None)
 
-    def has_type(self, dtype: str) -> bool:
-        """Return whether the layer has values of a type, such as "I32"."""
+    @property
+    def matrix(self) -> Tensor:
+        """The values of a layer that has a weight, as Linear layers and heads do."""
         weight = self.weight
-        return weight is not None and weight.dtype == dtype
+        assert weight is not None
+        return weight
 
     @property
     def last(self) -> str:
@@ -66,17 +66,10 @@ class Module:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the layer is a matrix, but neither an embedding nor a head.
-
-        Clients treat embeddings and heads separately.
-        """
+        """Whether the layer is a matrix, but neither an embedding nor a head."""
         weight = self.weight
-        return (
-            weight is not None
-            and len(weight.shape) == 2
-            and not self.is_head
-            and not is_embedding(self.name)
-        )
+        is_matrix = weight is not None and len(weight.shape) == 2
+        return is_matrix and not self.is_head and not is_embedding(self.name)
 
     @property
     def is_head(self) -> bool:
@@ -101,7 +94,8 @@ class Module:
         weight = self.tensors.get("weight")
         if weight is None or self.is_linear or self.is_head:
             return False
-        return weight.dtype in _INTEGERS and not any("scale" in n for n in self.tensors)
+        has_scale = any("scale" in name for name in self.tensors)
+        return weight.dtype in _INTEGERS and not has_scale
 
     @property
     def is_quantized(self) -> bool:
@@ -114,10 +108,6 @@ class Module:
         )
         # F64 without a scale is an unquantized weight, too; integers and 8-bit floats never are
         return weight is not None and (scaled or weight.dtype not in (*FLOATS, "F64"))
-
-
-#: Types of integers, which stand for codes in weights.
-_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 
 
 def today(name: str) -> str:
@@ -139,41 +129,34 @@ def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
     return {name: Module(name, parts) for name, parts in found.items()}
 
 
-def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
-    """Yield the layers that clients fuse: a common name, and the Linear layers.
+def fused(modules: Mapping[str, Module]) -> dict[str, list[Module]]:
+    """Return the Linear layers that clients fuse, by a common name.
 
-    The experts of a mixture count as fused.
+    vLLM holds all experts of a block in one module with one scheme.
     """
     groups = dict[str, list[Module]]()
     for module in modules.values():
-        if module.is_linear:
-            # a layer is a part of several fused layers where families fuse differently
-            for name in _fused_names(module):
+        if not module.is_linear:
+            continue
+        if module.experts:
+            groups.setdefault(module.experts, []).append(module)
+            continue
+        # a layer is a part of several fused layers where families fuse differently
+        for lasts in FUSED:
+            if module.last in lasts:
+                name = f"{module.parent}.{{{','.join(lasts)}}}"
                 groups.setdefault(name, []).append(module)
-    yield from groups.items()
+    return groups
 
 
 def shards(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
     """Yield the layers that clients fuse within a block, such as q, k and v; no experts."""
-    for name, group in fused(modules):
+    for name, group in fused(modules).items():
         if not group[0].experts:
             yield name, group
 
 
-def _fused_names(module: Module) -> list[str]:
-    """Return the names of the fused layers of which a layer is a part."""
-    if module.experts:
-        # vLLM holds all experts of a block in one module with one scheme
-        return [module.experts]
-    groups = [",".join(names) for names in FUSED if module.last in names]
-    # for example "model.layers.0.self_attn.{q_proj,k_proj,v_proj}"
-    return [f"{module.parent}.{{{group}}}" for group in groups]
-
-
-def fused_parts(
-    module: Module,
-    modules: Mapping[str, Module],
-) -> tuple[str, list[str]]:
+def fused_parts(module: Module, modules: Mapping[str, Module]) -> tuple[str, list[str]]:
     """Return the fused layer that vLLM makes of a layer and others.
 
     Args:
@@ -194,11 +177,7 @@ def fused_parts(
     return "", []
 
 
-def sizes_on_disk(
-    module: Module,
-    outputs: int,
-    config: Mapping[str, Any],
-) -> list[int]:
+def sizes_on_disk(module: Module, outputs: int, config: Mapping[str, Any]) -> list[int]:
     """Return the numbers of outputs of the parts of a layer that is stored fused.
 
     vLLM splits such a layer, and loads its parts as if they were stored one by one:
@@ -227,46 +206,8 @@ def sizes_on_disk(
     return sizes if sum(sizes) == outputs else []
 
 
-def partial_findings(
-    name: str,
-    flags: Sequence[bool],
-    what: str,
-) -> Iterator[Finding]:
-    """Yield fused layers of which some are excluded or quantized, and others are not.
-
-    Args:
-        name: common name of the layers.
-        flags: whether a layer is what the next argument says, for each layer.
-        what: "quantized", or how the layers are excluded.
-    """
-    if any(flags) and not all(flags):
-        text = f"{sum(flags)} of {len(flags)} are {what}"
-        yield broken("shards-excluded", name, text)
-
-
-def excluded_findings(module: Module, text: str) -> Iterator[Finding]:
-    """Yield an excluded layer with a quantized weight."""
-    if module.is_quantized:
-        yield broken("excluded-quantized", module.name, text)
-
-
-def included_findings(
-    module: Module,
-    text: str,
-    severity: str = "",
-) -> Iterator[Finding]:
-    """Yield a float layer without an exclusion; routers are exempt.
-
-    Args:
-        module: the layer.
-        text: text of the finding.
-        severity: severity of the finding; by default that of the rule.
-    """
-    # most exports leave routers float without an entry, and clients create float routers
-    if not module.is_router:
-        yield broken("float-included", module.name, text, severity)
-
-
+#: Blocks of a language model; layers of a vision tower have sizes that text_config does not give.
+_DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
 #: Families whose feed-forward layers have intermediate_size in every block.
 _DENSE = (
     "llama",
@@ -286,6 +227,15 @@ _MIXTURES = {
     "qwen2_moe": "moe_intermediate_size",
     "qwen3_moe": "moe_intermediate_size",
 }
+#: Names of the lengths of (out, in), by the last part of a layer's name.
+_SIDES = {
+    "q_proj": ("queries", "hidden"),
+    "k_proj": ("keys", "hidden"),
+    "v_proj": ("keys", "hidden"),
+    "o_proj": ("hidden", "queries"),
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), ("wide", "hidden")),
+    **dict.fromkeys(("down_proj", "w2"), ("hidden", "wide")),
+}
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
@@ -303,51 +253,22 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     """  # noqa: E501
     if not is_known(config) or not _DECODER.match(name):
         return None
+    width_key = "intermediate_size"
     if config["model_type"] in _MIXTURES:
-        return _size_in_mixture(name, config)
-    return _size_with_width(name, config, "intermediate_size")
-
-
-def _size_in_mixture(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (out, in) of a layer in a family of mixtures of experts; None if unknown."""
-    if name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
-        # Mixtral's name of the key, and Qwen's
-        count = config.get("num_local_experts", config.get("num_experts"))
-        return integers(count, config.get("hidden_size"))
-    if ".experts." in name:
-        return _size_with_width(name, config, _MIXTURES[config["model_type"]])
-    if ".mlp." in name:
-        return None  # dense layers and shared experts, for example, have other sizes
-    return _size_with_width(name, config, "intermediate_size")
-
-
-def _size_with_width(
-    name: str,
-    config: Mapping[str, Any],
-    width_key: str,
-) -> tuple[int, int] | None:
-    """Return the (out, in) of a layer by the last part of its name; None if unknown.
-
-    Args:
-        name: name of the layer.
-        config: configuration of the language model.
-        width_key: key of the inner width of feed-forward layers.
-    """
+        if name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
+            # Mixtral's name of the key, and Qwen's
+            count = config.get("num_local_experts", config.get("num_experts"))
+            return integers(count, config.get("hidden_size"))
+        if ".experts." in name:
+            width_key = _MIXTURES[config["model_type"]]
+        elif ".mlp." in name:
+            return (
+                None  # dense layers and shared experts, for example, have other sizes
+            )
     lengths = _lengths(config, config.get(width_key))
     # an unknown layer has no lengths, so that its size is None
     out, into = _SIDES.get(name.rpartition(".")[2], ("", ""))
     return integers(lengths.get(out), lengths.get(into))
-
-
-#: Names of the lengths of (out, in), by the last part of a layer's name.
-_SIDES = {
-    "q_proj": ("queries", "hidden"),
-    "k_proj": ("keys", "hidden"),
-    "v_proj": ("keys", "hidden"),
-    "o_proj": ("hidden", "queries"),
-    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), ("wide", "hidden")),
-    **dict.fromkeys(("down_proj", "w2"), ("hidden", "wide")),
-}
 
 
 def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
@@ -370,6 +291,4 @@ def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
 
 def integers(out: Any, into: Any) -> tuple[int, int] | None:
     """Return a pair of integers; None if a value is missing or another type."""
-    if type(out) is int and type(into) is int:
-        return out, into
-    return None
+    return (out, into) if type(out) is int and type(into) is int else None

@@ -9,54 +9,29 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
 
 #: Expression of a single text, in which dots stand for any character: plain and escaped characters.
-_LITERAL = re.compile(
-    r"\^?(?P<text>(?:\\\W|[^\\^$*+?{}\[\]()|])*)(?P<end>\$|\\Z)?",
-)
+_LITERAL = re.compile(r"\^?(?P<text>(?:\\\W|[^\\^$*+?{}\[\]()|])*)(?P<end>\$|\\Z)?")
 
 
-class NamePatterns:
-    """Names and patterns, of which the first that matches counts.
+def is_expression(pattern: str) -> bool:
+    """Return whether an entry of a list is meant as a regular expression."""
+    return pattern.startswith("re:")
 
-    Exact names are looked up, patterns are compared one by one.
 
-    Args:
-        patterns: the entries in their order.
-        is_pattern: returns whether an entry may match other names than itself.
-        is_match: returns whether a pattern, the first argument, matches a name.
-    """
+def is_glob(pattern: str) -> bool:
+    """Return whether a name is a shell pattern, which vLLM does not support."""
+    # "*" is common in regular expressions
+    return not is_expression(pattern) and _has_marks(pattern)
 
-    def __init__(
-        self,
-        patterns: Iterable[str],
-        is_pattern: Callable[[str], bool],
-        is_match: Callable[[str, str], bool],
-    ) -> None:
-        self._is_match = is_match
-        self._places = dict[str, int]()
-        self._patterns = list[tuple[int, str]]()
-        for place, pattern in enumerate(patterns):
-            self._places.setdefault(pattern, place)
-            if is_pattern(pattern):
-                self._patterns.append((place, pattern))
 
-    def first(self, name: str) -> str | None:
-        """Return the first entry that equals or matches a name; None without such an entry."""
-        exact = self._places.get(name, len(self._places))
-        for place, pattern in self._patterns:
-            if place > exact:
-                break
-            if self._is_match(pattern, name):
-                return pattern
-        return name if name in self._places else None
-
-    def match(self, name: str) -> bool:
-        """Return whether an entry equals or matches a name."""
-        return self.first(name) is not None
+def _has_marks(pattern: str) -> bool:
+    """Return whether a name has characters that stand for others in shell patterns."""
+    return any(mark in pattern for mark in "*?[")
 
 
 def is_regular(text: str) -> bool:
@@ -69,6 +44,34 @@ def is_regular(text: str) -> bool:
     except re.error:
         return False
     return True
+
+
+class ShellPatterns:
+    """Names and shell patterns, of which the first that matches counts.
+
+    Exact names are looked up, patterns are compared one by one.
+
+    Args:
+        patterns: the entries in their order.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._places = dict[str, int]()
+        self._patterns = list[tuple[int, str]]()
+        for place, pattern in enumerate(patterns):
+            self._places.setdefault(pattern, place)
+            if _has_marks(pattern):
+                self._patterns.append((place, pattern))
+
+    def first(self, name: str) -> str | None:
+        """Return the first entry that equals or matches a name; None without such an entry."""
+        exact = self._places.get(name, len(self._places))
+        for place, pattern in self._patterns:
+            if place > exact:
+                break
+            if fnmatch(name, pattern):
+                return pattern
+        return name if name in self._places else None
 
 
 class Expressions:
@@ -97,25 +100,22 @@ class Expressions:
             literal = _LITERAL.fullmatch(expression)
             if literal is None:
                 self._expressions.append((place, re.compile(expression)))
-            else:
-                form, text = _form_of(literal)
-                places = self._literals.setdefault(form, {})
-                places.setdefault(form.key(text), place)
+                continue
+            # each character of the text, escaped or not
+            characters = re.findall(r"\\\W|[^\\]", literal["text"])
+            dots = tuple(dot for dot, text in enumerate(characters) if text == ".")
+            form = _Form(len(characters), dots, literal["end"] is not None)
+            text = "".join(character[-1] for character in characters)
+            self._literals.setdefault(form, {}).setdefault(form.key(text), place)
 
     def first(self, name: str) -> str | None:
         """Return the entry of the first expression that matches a name; None if none does."""
-        place = self._first_place(name)
-        return self._entries[place] if place < len(self._entries) else None
-
-    def match(self, name: str) -> bool:
-        """Return whether an expression matches a name."""
-        return self.first(name) is not None
-
-    def _first_place(self, name: str) -> int:
-        """Return the place of the first expression that matches; their number if none does."""
         if "\n" in name:
             # dots match no line break, and "$" matches before the last one
-            return self._first_place_by_comparison(name)
+            for entry, text in zip(self._entries, self._texts, strict=True):
+                if re.match(text, name):
+                    return entry
+            return None
         first = len(self._entries)
         for form, places in self._literals.items():
             if form.fits(name):
@@ -124,14 +124,23 @@ class Expressions:
             if place > first:
                 break
             if expression.match(name):
-                return place
-        return first
+                return self._entries[place]
+        return self._entries[first] if first < len(self._entries) else None
 
-    def _first_place_by_comparison(self, name: str) -> int:
-        for place, expression in enumerate(self._texts):
-            if re.match(expression, name):
-                return place
-        return len(self._texts)
+    def match(self, name: str) -> bool:
+        """Return whether an expression matches a name."""
+        return self.first(name) is not None
+
+
+def names_and_expressions(patterns: Iterable[str]) -> Expressions:
+    """Return names and regular expressions after "re:", as vLLM reads lists of layers."""
+    expressions = dict[str, str]()
+    for pattern in patterns:
+        if not is_expression(pattern):
+            expressions[pattern] = re.escape(pattern) + r"\Z"
+        elif is_regular(pattern[3:]):
+            expressions[pattern] = pattern[3:]
+    return Expressions(expressions)
 
 
 @dataclass(frozen=True)
@@ -161,14 +170,6 @@ class _Form:
         if self.is_whole:
             return len(name) == self.length
         return len(name) >= self.length
-
-
-def _form_of(literal: re.Match[str]) -> tuple[_Form, str]:
-    """Return the form and the text of an expression of a single text."""
-    characters = re.findall(r"\\\W|[^\\]", literal["text"])
-    dots = tuple(place for place, char in enumerate(characters) if char == ".")
-    text = "".join(char[-1] for char in characters)
-    return _Form(len(text), dots, literal["end"] is not None), text
 
 
 class LongerTexts:
@@ -206,8 +207,8 @@ class NameParts:
 
     def match(self, name: str) -> bool:
         """Return whether one of the texts is a part of a name."""
-        for length in self._lengths:
-            for start in range(len(name) - length + 1):
-                if name[start : start + length] in self._parts:
-                    return True
-        return False
+        return any(
+            name[start : start + length] in self._parts
+            for length in self._lengths
+            for start in range(len(name) - length + 1)
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import filterfalse
 from typing import Any
 
 from quark_onnx.common.containers import subset
@@ -15,94 +14,75 @@ from quark_onnx.torch.validate.fields import (
     field_findings,
     is_positive,
     meets,
+    name_list_findings,
     one_of,
+    strings_of,
 )
-from quark_onnx.torch.validate.finding import REFUSED, Finding
-from quark_onnx.torch.validate.fp8_blocks import block_findings
+from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS
-from quark_onnx.torch.validate.json_values import strings_of
-from quark_onnx.torch.validate.modules import (
-    Module,
-    excluded_findings,
-    included_findings,
-    partial_findings,
-    shards,
-    size_of,
-)
-from quark_onnx.torch.validate.name_patterns import LongerTexts, is_regular
-from quark_onnx.torch.validate.quark_config import is_glob
-from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import (
+from quark_onnx.torch.validate.layer_checks import (
+    OPTIONAL_SCALE,
     SCALAR,
     SCALE,
     Slot,
+    block_findings,
     cache_slots,
     ceil_div,
-    name_list_findings,
-    size_findings,
-    slot_findings,
+    expression_findings,
+    listed_findings,
+    partial_findings,
+    quantized_findings,
 )
-
-_TYPES = ("F8_E4M3",)
+from quark_onnx.torch.validate.modules import Module, shards
+from quark_onnx.torch.validate.name_patterns import (
+    LongerTexts,
+    is_expression,
+    is_glob,
+    is_regular,
+)
+from quark_onnx.torch.validate.rules import broken
 
 
 def _is_block(block: Any) -> bool:
-    """Return whether a block has two positive sizes; null stands for no blocks."""
-    whole = isinstance(block, list) and len(block) == 2
-    # vLLM and transformers take [rows, columns] such as [128, 128]
-    return block is None or (whole and all(map(is_positive, block)))
-
-
-_CHECKS = (
-    FieldCheck(
-        "fp8-config",
-        "activation_scheme",
-        one_of("static", "dynamic"),
-        absent="missing",
-    ),
-    FieldCheck("fp8-config", "weight_block_size", _is_block),
-)
-
-
-#: Inputs of weights in blocks get their scales at runtime, a scale for each block. A malformed
-#: block has a finding by ``_CHECKS``.
-_STATIC_BLOCKS = {
-    "weight_block_size": lambda block: bool(block) and _is_block(block),
-    "activation_scheme": "static",
-}
+    """Return whether a block has two positive sizes, such as [128, 128]; null stands for none."""
+    if block is None:
+        return True
+    return isinstance(block, list) and len(block) == 2 and all(map(is_positive, block))
 
 
 def vllm_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration, for vLLM."""
     yield from _config_findings(checkpoint.quantization)
-    for name in filter(_is_pattern, _excluded_in_vllm(checkpoint.quantization)):
-        place = f"{QUANTIZATION}.ignored_layers"
-        yield broken("exclude-pattern", place, f"{name!r} is no exact name")
+    for name in _excluded_in_vllm(checkpoint.quantization):
+        # ``Fp8Config`` compares exact names
+        if is_glob(name) or is_expression(name):
+            place = f"{QUANTIZATION}.ignored_layers"
+            yield broken("exclude-pattern", place, f"{name!r} is no exact name")
 
 
 def transformers_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration, for transformers."""
     yield from _config_findings(checkpoint.quantization)
     patterns = _excluded_in_transformers(checkpoint.quantization) or []
-    for pattern in filterfalse(is_regular, patterns):
-        place = f"{QUANTIZATION}.modules_to_not_convert"
-        text = f"{pattern!r} is no regular expression"
-        yield broken("exclude-pattern", place, text, REFUSED)
+    yield from expression_findings(patterns)
 
 
 def _config_findings(entries: dict[str, Any]) -> Iterator[Finding]:
     """Yield errors in the configuration, for any client."""
-    yield from field_findings(entries, QUANTIZATION, _CHECKS)
-    if meets(entries, _STATIC_BLOCKS):
+    modes = one_of("static", "dynamic")
+    yield from field_findings(
+        entries,
+        QUANTIZATION,
+        FieldCheck("fp8-config", "activation_scheme", modes, absent="missing"),
+        FieldCheck("fp8-config", "weight_block_size", _is_block),
+    )
+    # inputs of weights in blocks get their scales at runtime, a scale for each block
+    block = entries.get("weight_block_size")
+    if block and _is_block(block) and meets(entries, {"activation_scheme": "static"}):
         place = f"{QUANTIZATION}.activation_scheme"
         yield broken("fp8-config", place, "static, with weight_block_size")
     for key in ("ignored_layers", "modules_to_not_convert"):
         yield from name_list_findings(entries, key)
-
-
-def _is_pattern(name: str) -> bool:
-    """Return whether a name is a pattern: ``Fp8Config`` of vLLM compares exact names."""
-    return is_glob(name) or name.startswith("re:")
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -129,11 +109,8 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         for end in subset(module.tensors, ("weight_scale", "input_scale")):
             old.append(f"{module.name}.{end}")
     if old:
-        yield broken(
-            "fp8-names",
-            old[0],
-            f"{len(old)} scales are called so, and are not found",
-        )
+        text = f"{len(old)} scales are called so, and are not found"
+        yield broken("fp8-names", old[0], text)
     scales = {"weight_scale_inv", "weight_scale"}
     # a head is a layer as any other, unless there is no list
     excluded = _excluded_in_transformers(checkpoint.quantization)
@@ -155,11 +132,7 @@ def schemes(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _layer_findings(
-    checkpoint: Checkpoint,
-    module: Module,
-    is_out: bool,
-    scales: set[str],
-    inputs: str,
+    checkpoint: Checkpoint, module: Module, is_out: bool, scales: set[str], inputs: str
 ) -> Iterator[Finding]:
     """Yield errors in a layer whose weight or tensors are unlike the configuration.
 
@@ -167,60 +140,38 @@ def _layer_findings(
         checkpoint: the checkpoint.
         module: the layer.
         is_out: whether the client keeps the layer float.
-        scales: names under which the client finds the scales of a weight.
-        inputs: name under which the client finds the scale of the inputs.
-    """
-    stored = f"its weight is {module.weight}"
-    if is_out:
-        yield from excluded_findings(module, f"it is excluded, and {stored}")
-    elif module.is_quantized:
-        yield from _tensors(checkpoint, module, scales, inputs)
-    else:
-        yield from included_findings(module, f"{stored}, not F8_E4M3")
-
-
-def _tensors(
-    checkpoint: Checkpoint,
-    module: Module,
-    scales: set[str],
-    inputs: str,
-) -> Iterator[Finding]:
-    """Yield errors in the tensors of a quantized layer.
-
-    Args:
-        checkpoint: the checkpoint.
-        module: the layer; its weight is a matrix.
         scales: names under which the client finds the scales of a weight; several for transformers.
         inputs: name under which the client finds the scale of the inputs.
     """
-    entries, weight = checkpoint.quantization, module.weight
-    assert weight is not None
-    rows, columns = weight.shape
+    stored = f"its weight is {module.weight}"
+    yield from listed_findings(
+        module, is_out, f"it is excluded, and {stored}", f"{stored}, not F8_E4M3"
+    )
+    if is_out or not module.is_quantized:
+        return
+    rows, columns = module.matrix.shape
     shapes = SCALAR
-    block = entries.get("weight_block_size")
+    block = checkpoint.quantization.get("weight_block_size")
     if block:
         shapes = ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),)
-    stored = sorted(scales & {*module.tensors}) or sorted(scales)
+    names = sorted(scales & {*module.tensors}) or sorted(scales)
     slots = {
-        "weight": Slot(_TYPES, ((rows, columns),)),
-        stored[0]: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
+        "weight": Slot(("F8_E4M3",), ((rows, columns),)),
+        names[0]: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
     }
     # transformers: scales under vLLM's names are one finding of fp8-names, not one for each layer
     if len(scales) > 1:
-        optional = Slot(FLOATS, SCALAR, needed=False)
-        slots |= {"input_scale": optional, inputs: optional}
-    elif entries.get("activation_scheme") == "static":
+        slots |= {"input_scale": OPTIONAL_SCALE, inputs: OPTIONAL_SCALE}
+    elif checkpoint.quantization.get("activation_scheme") == "static":
         slots[inputs] = SCALE
-    slots.update(cache_slots(module))
-    demanded = size_of(module.name, checkpoint.text_config)
-    yield from size_findings(module, (rows, columns), demanded)
-    yield from slot_findings(module, slots)
+    slots |= cache_slots(module)
+    yield from quantized_findings(checkpoint, module, (rows, columns), slots)
 
 
 def _excluded_in_vllm(entries: dict[str, Any]) -> list[str]:
     """Return the names of float layers that ``Fp8Config.from_config`` of vLLM reads."""
     return strings_of(
-        entries.get("ignored_layers") or entries.get("modules_to_not_convert"),
+        entries.get("ignored_layers") or entries.get("modules_to_not_convert")
     )
 
 
@@ -247,10 +198,9 @@ class ExcludedInVllm:
             return True
         # vLLM looks for the module of the experts, or another layer below one, within the entries
         name = module.experts or module.name
-        return len(names) == 1 and "experts" in name and self._is_within(name)
-
-    def _is_within(self, name: str) -> bool:
-        """Return whether an entry contains the name of a module, which many layers share."""
+        if len(names) > 1 or "experts" not in name:
+            return False
+        # many layers share the module
         if name not in self._experts:
             self._experts[name] = self._longer.first(name) is not None
         return self._experts[name]
@@ -259,8 +209,7 @@ class ExcludedInVllm:
 def _excluded_in_transformers(entries: dict[str, Any]) -> list[str] | None:
     """Return the entries for float layers that ``FineGrainedFP8Config`` of transformers reads.
 
-    Returns:
-        The entries; None without a list, for which transformers keeps the head float.
+    None without a list, for which transformers keeps the head float.
     """
     for key in ("modules_to_not_convert", "ignored_layers"):
         # an empty list counts, null does not

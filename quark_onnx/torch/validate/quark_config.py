@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -11,13 +10,13 @@ from typing import Any
 
 from quark_onnx.common.containers import of_type
 from quark_onnx.torch.config.torch_config import matches
-from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
+from quark_onnx.torch.validate.fields import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.name_patterns import (
     Expressions,
     LongerTexts,
-    NamePatterns,
-    is_regular,
+    ShellPatterns,
+    names_and_expressions,
 )
 
 Layer = dict[str, Any]
@@ -40,29 +39,11 @@ def listed(spec: Any) -> list[Any]:
     return spec if isinstance(spec, list) else [spec]
 
 
-def is_glob(pattern: str) -> bool:
-    """Return whether a name is a shell pattern, which vLLM does not support."""
-    # "*" is common in regular expressions
-    return not is_expression(pattern) and _has_marks(pattern)
-
-
-def is_expression(pattern: str) -> bool:
-    """Return whether a pattern is meant as a regular expression."""
-    return pattern.startswith("re:")
-
-
-def _has_marks(pattern: str) -> bool:
-    """Return whether a name has characters that stand for others in shell patterns."""
-    return any(mark in pattern for mark in "*?[")
-
-
 def overrides_in_vllm(pattern: str, name: str) -> bool:
     """Return whether vLLM applies an entry of layer_quant_config to a layer."""
     # ``get_layer_quant_config_from_name``: without a star, the name must be within the pattern, so
-    if "*" in pattern:
-        return fnmatch(name, pattern)
     # that an exact name matches, and a longer pattern as well
-    return name in pattern
+    return fnmatch(name, pattern) if "*" in pattern else name in pattern
 
 
 class _OverridesInVllm:
@@ -75,26 +56,21 @@ class _OverridesInVllm:
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._globs = list[tuple[int, str]]()
-        self._places = list[int]()
-        self._names = list[str]()
-        for place, pattern in enumerate(patterns):
-            if "*" in pattern:
-                self._globs.append((place, pattern))
-            else:
-                self._places.append(place)
-                self._names.append(pattern)
-        self._longer = LongerTexts(self._names)
+        entries = list(enumerate(patterns))
+        self._globs = [entry for entry in entries if "*" in entry[1]]
+        self._names = [entry for entry in entries if "*" not in entry[1]]
+        self._longer = LongerTexts(name for _, name in self._names)
 
     def first(self, name: str) -> str | None:
         """Return the first entry for a name; None without such an entry."""
         number = self._longer.first(name)
+        longer = None if number is None else self._names[number]
         for place, pattern in self._globs:
-            if number is not None and place > self._places[number]:
+            if longer is not None and place > longer[0]:
                 break
             if overrides_in_vllm(pattern, name):
                 return pattern
-        return None if number is None else self._names[number]
+        return None if longer is None else longer[1]
 
 
 @dataclass(frozen=True)
@@ -153,39 +129,31 @@ class QuarkConfig:
             if matches(name, self.kv_patterns)
         }
 
+    # cached, as configurations name thousands of layers
     @cached_property
-    def _excluded(self) -> NamePatterns:
-        """The entries of exclude, as amd-quark reads them."""
-        return NamePatterns(
-            self.exclude,
-            _has_marks,
-            lambda pattern, name: fnmatch(name, pattern),
-        )
+    def _excluded(self) -> ShellPatterns:
+        return ShellPatterns(self.exclude)
 
     @cached_property
     def _excluded_in_vllm(self) -> Expressions:
-        """The entries of exclude, as vLLM reads them."""
         return names_and_expressions(self.exclude)
 
     @cached_property
     def _modules_around_excluded(self) -> frozenset[str]:
         """The names of all modules around the entries of exclude."""
-        return frozenset(
-            name for pattern in self.exclude for name in _modules_around(pattern)
-        )
+        around = set[str]()
+        for name in self.exclude:
+            while "." in name:
+                name = name.rpartition(".")[0]
+                around.add(name)
+        return frozenset(around)
 
     @cached_property
-    def _overrides(self) -> NamePatterns:
-        """The names of ``overrides``, as amd-quark reads them."""
-        return NamePatterns(
-            self.overrides,
-            _has_marks,
-            lambda pattern, name: fnmatch(name, pattern),
-        )
+    def _overrides(self) -> ShellPatterns:
+        return ShellPatterns(self.overrides)
 
     @cached_property
     def _overrides_in_vllm(self) -> _OverridesInVllm:
-        """The names of ``overrides``, as vLLM reads them."""
         return _OverridesInVllm(self.overrides)
 
     @cached_property
@@ -198,7 +166,8 @@ class QuarkConfig:
 
         Patterns are shell patterns, and regular expressions for vLLM.
         """
-        return self._excluded.match(name) or self._excluded_in_vllm.match(name)
+        is_shell_pattern = self._excluded.first(name) is not None
+        return is_shell_pattern or self._excluded_in_vllm.match(name)
 
     def excludes_in_vllm(self, module: Module, fused_name: str) -> bool:
         """Return whether vLLM keeps a layer float, by exact name or regular expression.
@@ -245,17 +214,12 @@ class QuarkConfig:
         if pattern is None:
             return self.fallback
         layer = self.overrides[pattern]
-        # ``QuarkConfig.from_config`` of vLLM removes them before layers are configured
-        if self._is_cache_pattern(pattern):
-            return {**layer, "output_tensors": None}
-        return layer
-
-    def _is_cache_pattern(self, pattern: str) -> bool:
-        """Return whether the outputs of an entry are for the KV cache or its queries."""
-        if pattern in self.kv_layers:
-            return True
         # queries are quantized together with the cache, though no entry of export names them
-        return bool(self.kv_patterns) and pattern == "*q_proj"
+        is_query = bool(self.kv_patterns) and pattern == "*q_proj"
+        if pattern not in self.kv_layers and not is_query:
+            return layer
+        # ``QuarkConfig.from_config`` of vLLM removes outputs before layers are configured
+        return {**layer, "output_tensors": None}
 
     @property
     def rounds_attention(self) -> bool:
@@ -281,33 +245,8 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def names_and_expressions(patterns: Iterable[str]) -> Expressions:
-    """Return names and regular expressions after "re:", as vLLM reads lists of layers."""
-    expressions = dict[str, str]()
-    for pattern in patterns:
-        if not is_expression(pattern):
-            expressions[pattern] = re.escape(pattern) + r"\Z"
-        elif is_regular(pattern[3:]):
-            expressions[pattern] = pattern[3:]
-    return Expressions(expressions)
-
-
-def _modules_around(name: str) -> list[str]:
-    """Return the names of the modules around a layer.
-
-    >>> _modules_around("layers.0.mlp")
-    ['layers.0', 'layers']
-    """
-    names = list[str]()
-    while "." in name:
-        name = name.rpartition(".")[0]
-        names.append(name)
-    return names
-
-
 def different(first: Layer, second: Layer) -> list[str]:
     """Return the keys of two objects whose values differ; a missing value is not null."""
-    # None would hide the difference between a missing key and null
     missing = object()
     return [
         key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +15,26 @@ from quark_onnx.torch.validate.fields import (
     one_of,
 )
 from quark_onnx.torch.validate.header import FLOATS, Tensor
-from quark_onnx.torch.validate.quark_config import Layer, stages
-from quark_onnx.torch.validate.slots import (
+from quark_onnx.torch.validate.layer_checks import (
     SCALAR,
     SCALE,
     Shape,
     Slot,
     Slots,
     ceil_div,
-    floats,
 )
+from quark_onnx.torch.validate.quark_config import Layer, stages
 
 Spec = dict[str, Any]
 #: (out, in) of a layer, and requirements for its tensors.
-SizeAndSlots = tuple[Shape, dict[str, Slot]]
+SizeAndSlots = tuple[Shape, Slots]
 
 _INT4 = ("int4", "uint4")
 _FP6 = ("fp6_e3m2", "fp6_e2m3")
 #: Types of safetensors by the dtypes that take a byte for each value.
 _BYTES = {"fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "int8": "I8", "uint8": "U8"}
+#: Types of scales of eight bits.
+_BYTE_SCALES = ("U8", "F8_E8M0")
 
 #: vLLM tests ``not weight_quant.get("is_dynamic")``, so that a missing key means static.
 _STATIC = {"is_dynamic": is_unset}
@@ -75,7 +76,7 @@ _MX_TYPES = ("fp4", *_FP6, "fp8_e4m3")
 
 
 @dataclass(frozen=True)
-class Scheme:
+class QuarkScheme:
     """Scheme of vLLM: what its class takes.
 
     Attributes:
@@ -102,15 +103,15 @@ class Scheme:
 #: vllm/model_executor/layers/quantization/quark/quark.py of vLLM 0.33. Weights alone and other
 #: microscaling formats follow in ``scheme_in_vllm``, as their names depend on the types.
 SCHEMES = (
-    Scheme(
+    QuarkScheme(
         "nvfp4",
         ({**_NVFP4_BLOCKS, **_STATIC}, _E4M3_STATIC),
         ({**_NVFP4_BLOCKS, **_DYNAMIC}, _E4M3_STATIC),
     ),
     # ``_is_fp8_w4a8``: dynamic inputs of any qscheme, or static ones for the whole tensor
-    Scheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_DYNAMIC},), experts=True),
-    Scheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_PER_TENSOR},), experts=True),
-    Scheme(
+    QuarkScheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_DYNAMIC},), experts=True),
+    QuarkScheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_PER_TENSOR},), experts=True),
+    QuarkScheme(
         "fp8",
         (
             {
@@ -133,28 +134,28 @@ SCHEMES = (
             },
         ),
     ),
-    Scheme(
+    QuarkScheme(
         "fp8",
         ({**_E4M3, "qscheme": one_of("per_tensor", "per_channel"), **_STATIC},),
         ({**_E4M3, **_DYNAMIC},),
     ),
-    Scheme(
+    QuarkScheme(
         "fp8",
         ({**_E4M3, "qscheme": one_of("per_tensor", "per_channel"), **_STATIC},),
         ({**_E4M3, **_PER_TENSOR},),
     ),
-    Scheme(
+    QuarkScheme(
         "int8",
         ({**_INT8_WEIGHT, **_STATIC},),
         ({"dtype": "int8", **_PER_TENSOR, **_STATIC},),
     ),
-    Scheme(
+    QuarkScheme(
         "int8",
         # with dynamic inputs vLLM does not look at is_dynamic of the weight
         (_INT8_WEIGHT,),
         ({"dtype": "int8", "qscheme": "per_channel", "is_dynamic": is_true},),
     ),
-    Scheme(
+    QuarkScheme(
         "mxfp4_fp8",
         ({"dtype": "fp4", **_MX, **_STATIC},),
         ({**_E4M3_STATIC, "symmetric": is_true},),
@@ -165,9 +166,7 @@ SCHEMES = (
 
 
 def scheme_in_vllm(
-    layer: Layer,
-    pack_method: str,
-    experts: bool = False,
+    layer: Layer, pack_method: str, experts: bool = False
 ) -> tuple[str, str]:
     """Return vLLM 0.33's scheme for a layer, and the reason if unsupported.
 
@@ -203,27 +202,13 @@ def scheme_in_vllm(
 
 
 def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
-    """Return whether the number of stages is right, and every stage meets its conditions.
-
-    Args:
-        specs: the stages of a tensor.
-        wanted: the conditions of each stage, in the same order.
-    """
+    """Return whether the number of stages is right, and every stage meets its conditions."""
     # ``map`` would stop at the shorter of the two
-    if len(specs) != len(wanted):
-        return False
-    return all(map(meets, specs, wanted))
+    return len(specs) == len(wanted) and all(map(meets, specs, wanted))
 
 
 def _weight_only_int4(spec: Spec) -> tuple[str, str]:
-    """Return the scheme of packed integers, and the reason if unsupported.
-
-    Args:
-        spec: the single stage of the weight, of a 4-bit integer type.
-
-    Returns:
-        A pair ("w4a16", "") or ("", reason).
-    """
+    """Return the scheme of packed integers, and the reason if unsupported."""
     group, symmetric = spec.get("group_size"), spec.get("symmetric")
     # ``parse_w4a16_int4_weight_config`` of vLLM, quark/utils.py
     if not isinstance(group, int) or group <= 0:
@@ -233,27 +218,20 @@ def _weight_only_int4(spec: Spec) -> tuple[str, str]:
     return "w4a16", ""
 
 
-def _microscaling(
-    weight: Spec,
-    inputs: list[Spec],
-    experts: bool,
-) -> tuple[str, str]:
+def _microscaling(weight: Spec, inputs: list[Spec], experts: bool) -> tuple[str, str]:
     """Return the scheme of a microscaling format, and the reason if unsupported.
 
-    Args:
-        weight: the single stage of the weight.
-        inputs: the stages of the inputs, at most one; empty for weights alone.
-        experts: whether the layer is an expert of a mixture.
-
-    Returns:
-        A pair such as ("mxfp4_fp8", "") or ("", reason).
+    The weight has a single stage, and the inputs have one at most.
     """
     dtype = weight.get("dtype")
-    if dtype not in _MX_TYPES or not _has_exponents(weight, experts):
+    # blocks of several rows share a scale; the class for experts takes one row alone
+    has_exponents = meets(weight, _MX) or (
+        meets(weight, _MX_BLOCKS) and (not experts or weight["block_size"][0] == 1)
+    )
+    if dtype not in _MX_TYPES or not has_exponents:
         return "", "no scheme has such weights"
     if not inputs:
         return f"mx{dtype}", ""
-    # more stages than one have been refused above
     kind = inputs[0].get("dtype")
     if inputs[0].get("is_dynamic"):
         if kind in _MX_TYPES:
@@ -263,14 +241,6 @@ def _microscaling(
     if experts and meets(inputs[0], {**_E4M3_STATIC, "symmetric": is_true}):
         return f"mx{dtype}_fp8", ""
     return "", "microscaling weights take no static inputs"
-
-
-def _has_exponents(weight: Spec, experts: bool) -> bool:
-    """Return whether each 32 values share an exponent; experts have it in one row alone."""
-    if meets(weight, _MX):
-        return True
-    # blocks of several rows share a scale; the class for experts takes one row alone
-    return meets(weight, _MX_BLOCKS) and (not experts or weight["block_size"][0] == 1)
 
 
 def describe(layer: Layer) -> str:
@@ -298,11 +268,7 @@ def _words(spec: Spec) -> str:
     return text
 
 
-def slots_of(
-    layer: Layer,
-    weight: Tensor,
-    scale: Tensor | None,
-) -> tuple[Shape, Slots] | None:
+def slots_of(layer: Layer, weight: Tensor, scale: Tensor | None) -> SizeAndSlots | None:
     """Return a layer's (out, in) by its weight's shape, and required tensors.
 
     None for a number format without a layout.
@@ -316,12 +282,17 @@ def slots_of(
     if not specs:
         return None
     # the first stage decides how values are stored, except for int4_fp8
-    make_slots = _SLOTS_BY_DTYPE.get(str(specs[0].get("dtype")))
+    dtype = str(specs[0].get("dtype"))
     if _all_meet(specs, (_E4M3, {"dtype": "int4"})):
-        make_slots = _int4_fp8_slots
-    if make_slots is None:
+        size, slots = _int4_fp8_slots(weight)
+    elif dtype in _INT4:
+        size, slots = _packed_slots(specs[0], weight, scale)
+    elif dtype in ("fp4", *_FP6):
+        size, slots = _float_block_slots(specs, weight)
+    elif dtype in _BYTES:
+        size, slots = _byte_slots(specs[0], weight)
+    else:
         return None
-    size, slots = make_slots(specs, weight, scale)
     return size, {**slots, **_input_slots(stages(layer.get("input_tensors")))}
 
 
@@ -330,7 +301,6 @@ def group_of(layer: Layer) -> int:
     for spec in stages(layer.get("weight")):
         # NVFP4 has its groups in the first stage, int4_fp8 has none
         if spec.get("qscheme") == "per_group":
-            # a second stage scales the scales of the first
             return _group_size(spec)
     return 0
 
@@ -341,130 +311,43 @@ def _group_size(spec: Spec) -> int:
     return size if isinstance(size, int) and size > 0 else 0
 
 
-def _int4_fp8_slots(
-    specs: list[Spec],
-    weight: Tensor,
-    scale: Tensor | None,
-) -> SizeAndSlots:
-    """Return the size and slots of int4 with a scale per output, and an fp8 scale for all.
-
-    Args:
-        specs: the two stages of the weight: fp8, then int4.
-        weight: the packed weight, of shape (out, in / 8).
-        scale: not read.
-    """
+def _int4_fp8_slots(weight: Tensor) -> SizeAndSlots:
+    """Return the slots of int4 with a scale per output, and an fp8 scale for all."""
+    # the weight is stored as (out, in / 8)
     rows, columns = weight.shape
     return (rows, columns * 8), {
         "weight": Slot(("I32",), ((rows, columns),)),
         "weight_scale": SCALE,
         # a weight is code * weight_scale_2 * weight_scale
-        "weight_scale_2": floats((rows,)),
+        "weight_scale_2": Slot(FLOATS, ((rows,),)),
         "weight_zero_point_2": Slot(("I32",), ((ceil_div(rows, 8),),), needed=False),
     }
 
 
-def _float_blocks(
-    specs: list[Spec],
-    weight: Tensor,
-    scale: Tensor | None,
-) -> SizeAndSlots:
-    """Return the size and slots of fp4 (two values in a byte) or fp6 (four in three).
-
-    Args:
-        specs: the stages of the weight, of which the first has the number format.
-        weight: the packed weight, of shape (out, bytes of a row).
-        scale: not read.
-    """
-    out, columns = weight.shape
-    # bytes of a row: in * 3 / 4 for fp6, in / 2 for fp4
-    into = columns * 4 // 3
-    if specs[0].get("dtype") == "fp4":
-        into = columns * 2
-    return (out, into), {
-        "weight": Slot(("U8",), ((out, columns),)),
-        **_block_scales(specs, out, into),
-    }
-
-
-def _bytes(
-    specs: list[Spec],
-    weight: Tensor,
-    scale: Tensor | None,
-) -> SizeAndSlots:
-    """Return the size and slots of fp8 and 8-bit integers.
-
-    Args:
-        specs: the stages of the weight, of which the first has the number format.
-        weight: the stored weight: (in, out) for integers in groups, else (out, in).
-        scale: not read.
-    """
-    spec = specs[0]
-    dtype = str(spec.get("dtype"))
-    out, into = weight.shape
-    # amd-quark stores integers in groups as (in, out), like packed ones
-    transposed = dtype in ("int8", "uint8") and spec.get("qscheme") == "per_group"
-    if transposed:
-        out, into = into, out
-    return (out, into), {
-        "weight": Slot((_BYTES[dtype],), (weight.shape,)),
-        **_scales(spec, out, into, transposed),
-    }
-
-
-def _packed_integers(
-    specs: list[Spec],
-    weight: Tensor,
-    scale: Tensor | None,
-) -> SizeAndSlots:
-    """Return the size and slots of 4-bit integers, of which an int32 holds eight.
-
-    Args:
-        specs: the stages of the weight, of which the first has the number format.
-        weight: the packed weight: (in, ceil(out / 8)) for groups, else (out, in / 8).
-        scale: the stored scales, which give the number of outputs of a weight in groups; None if
-            the file lacks them.
-    """
-    spec = specs[0]
+def _packed_slots(spec: Spec, weight: Tensor, scale: Tensor | None) -> SizeAndSlots:
+    """Return the slots of 4-bit integers, of which an int32 holds eight."""
     rows, columns = weight.shape
     size: Shape = (rows, columns * 8)
     # per tensor
-    scales, zeros = SCALE, SCALAR
+    scales, zeros = SCALAR, SCALAR
     if spec.get("qscheme") == "per_group":
         # the weight is stored as (in, ceil(out / 8)): eight outputs of an input share an int32
         size = (_packed_width(columns, scale), rows)
         groups = max(rows // (_group_size(spec) or rows), 1)
-        scales, zeros = floats((groups, size[0])), ((groups, columns),)
+        scales, zeros = ((groups, size[0]),), ((groups, columns),)
     elif spec.get("qscheme") == "per_channel":
         # the weight is stored as (out, in / 8), and eight zero points share an int32
-        scales, zeros = floats((rows,)), ((ceil_div(rows, 8),),)
+        scales, zeros = ((rows,),), ((ceil_div(rows, 8),),)
     return size, {
         "weight": Slot(("I32",), ((rows, columns),)),
-        "weight_scale": scales,
+        "weight_scale": Slot(FLOATS, scales),
         # amd-quark writes zero points of symmetric integers as well; vLLM initializes them with 0
         "weight_zero_point": Slot(("I32",), zeros, spec.get("symmetric") is False),
     }
 
 
-_SLOTS_BY_DTYPE: dict[
-    str,
-    Callable[[list[Spec], Tensor, Tensor | None], SizeAndSlots],
-] = {
-    **dict.fromkeys(_INT4, _packed_integers),
-    **dict.fromkeys(("fp4", *_FP6), _float_blocks),
-    **dict.fromkeys(_BYTES, _bytes),
-}
-
-
 def _packed_width(columns: int, scale: Tensor | None) -> int:
-    """Return the outputs of a packed weight; only scales tell how many of the last 8 count.
-
-    Args:
-        columns: number of int32 values for each input, ceil(out / 8).
-        scale: the stored scales, of shape (groups, out); None if the file lacks them.
-
-    Returns:
-        The number of outputs; a multiple of 8 if the scales do not fit the weight.
-    """
+    """Return the outputs of a packed weight; only scales tell how many of the last 8 count."""
     if scale is None or len(scale.shape) != 2:
         return columns * 8
     out = scale.shape[1]
@@ -472,56 +355,58 @@ def _packed_width(columns: int, scale: Tensor | None) -> int:
     return out if ceil_div(out, 8) == columns else columns * 8
 
 
-def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
-    """Return the slots of the scales of fp4 or fp6 in groups.
-
-    Args:
-        specs: the stages of the weight; two for NVFP4.
-        out: number of outputs.
-        into: number of inputs.
-    """
+def _float_block_slots(specs: list[Spec], weight: Tensor) -> SizeAndSlots:
+    """Return the slots of fp4 (two values in a byte) or fp6 (four in three)."""
+    spec, (out, columns) = specs[0], weight.shape
+    # bytes of a row: in * 3 / 4 for fp6, in / 2 for fp4
+    into = columns * 2 if spec.get("dtype") == "fp4" else columns * 4 // 3
     # without groups a row has one scale
-    group = group_of({"weight": specs}) or into
-    blocks = (out, into // group)
-    # NVFP4: E4M3 scales of the blocks, and a global scale
-    if len(specs) == 2:
-        return {"weight_scale": Slot(("F8_E4M3",), (blocks,)), "weight_scale_2": SCALE}
-    spec = specs[0]
+    blocks = (out, into // (group_of({"weight": specs}) or into))
     in_bytes = (
         # amd-quark names the number format of a scale in either key; e5m3 is AMD's own FP4
         spec.get("scale_format") in ("e8m0", "e5m3", "e4m3")
         or spec.get("scale_type") == "float8_e5m3"
     )
-    return {"weight_scale": Slot(_scale_types(in_bytes), (blocks,))}
+    slots = {
+        "weight": Slot(("U8",), ((out, columns),)),
+        "weight_scale": Slot(_BYTE_SCALES if in_bytes else FLOATS, (blocks,)),
+    }
+    # NVFP4: E4M3 scales of the blocks, and a global scale
+    if len(specs) == 2:
+        slots["weight_scale"] = Slot(("F8_E4M3",), (blocks,))
+        slots["weight_scale_2"] = SCALE
+    return (out, into), slots
 
 
-def _scale_types(in_bytes: bool) -> tuple[str, ...]:
-    """Return the types of scales of eight bits, or of float scales."""
-    if in_bytes:
-        return ("U8", "F8_E8M0")
-    return FLOATS
-
-
-def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot]:
-    """Return the slots of the scales and zero points of a weight in bytes.
-
-    Args:
-        spec: specification of the weight.
-        out: number of outputs.
-        into: number of inputs.
-        transposed: whether the weight is stored as (in, out).
-
-    Returns:
-        Slots by tensor name; zero points only for integers.
-    """
-    shapes = _scale_shapes(spec, out, into, transposed)
+def _byte_slots(spec: Spec, weight: Tensor) -> SizeAndSlots:
+    """Return the slots of fp8 and 8-bit integers."""
+    dtype, qscheme = str(spec.get("dtype")), spec.get("qscheme")
+    out, into = weight.shape
+    # amd-quark stores integers in groups and their scales as (in, out), like packed ones
+    is_transposed = _is_integer(spec) and qscheme == "per_group"
+    if is_transposed:
+        out, into = into, out
+    shapes = SCALAR
+    if qscheme == "per_channel":
+        # vLLM's parameter is (out, 1) for integers, and (out,) for fp8
+        shapes = ((out,), (out, 1)) if _is_integer(spec) else ((out,),)
+    elif qscheme == "per_group":
+        groups = into // (_group_size(spec) or into)
+        shapes = ((groups, out),) if is_transposed else ((out, groups),)
+    elif qscheme == "per_block":
+        # (rows, columns) of a block; the last blocks may be incomplete
+        high, wide = spec.get("block_size") or (1, 1)
+        shapes = ((ceil_div(out, high), ceil_div(into, wide)),)
     has_exponents = (
         spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
     )
-    slots = {"weight_scale": Slot(_scale_types(has_exponents), shapes)}
+    slots = {
+        "weight": Slot((_BYTES[dtype],), (weight.shape,)),
+        "weight_scale": Slot(_BYTE_SCALES if has_exponents else FLOATS, shapes),
+    }
     if _is_integer(spec):
         slots["weight_zero_point"] = _zero_point(spec, shapes)
-    return slots
+    return (out, into), slots
 
 
 def _is_integer(spec: Spec) -> bool:
@@ -529,96 +414,19 @@ def _is_integer(spec: Spec) -> bool:
     return str(spec.get("dtype")).endswith("int8")
 
 
-def _scale_shapes(
-    spec: Spec,
-    out: int,
-    into: int,
-    transposed: bool,
-) -> tuple[Shape, ...]:
-    """Return the accepted shapes of the scales of an 8-bit weight.
-
-    Args:
-        spec: specification of the weight.
-        out: number of outputs.
-        into: number of inputs.
-        transposed: whether the weight is stored as (in, out).
-    """
-    shapes_of = _SCALE_SHAPES.get(str(spec.get("qscheme")))
-    if shapes_of is None:
-        return SCALAR
-    return shapes_of(spec, out, into, transposed)
-
-
-def _channel_shapes(
-    spec: Spec,
-    out: int,
-    into: int,
-    transposed: bool,
-) -> tuple[Shape, ...]:
-    """Return the shapes of scales by output."""
-    # vLLM's parameter is (out, 1) for integers, and (out,) for fp8
-    if _is_integer(spec):
-        return ((out,), (out, 1))
-    return ((out,),)
-
-
-def _group_shapes(
-    spec: Spec,
-    out: int,
-    into: int,
-    transposed: bool,
-) -> tuple[Shape, ...]:
-    """Return the shape of scales by output and group of inputs."""
-    groups = into // (_group_size(spec) or into)
-    # scales lie like the weight
-    if transposed:
-        return ((groups, out),)
-    return ((out, groups),)
-
-
-def _block_shapes(
-    spec: Spec,
-    out: int,
-    into: int,
-    transposed: bool,
-) -> tuple[Shape, ...]:
-    """Return the shape of scales by block of outputs and inputs."""
-    # (rows, columns) of a block; the last blocks may be incomplete
-    high, wide = spec.get("block_size") or (1, 1)
-    return ((ceil_div(out, high), ceil_div(into, wide)),)
-
-
-#: Shapes of scales by qscheme; other qschemes have a single scale.
-_SCALE_SHAPES = {
-    "per_channel": _channel_shapes,
-    "per_group": _group_shapes,
-    "per_block": _block_shapes,
-}
-
-
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
-    """Return the slot of zero points, required for asymmetric integers.
-
-    Args:
-        spec: specification of the tensor.
-        shapes: the accepted shapes, those of the scales.
-    """
+    """Return the slot of zero points, required for asymmetric integers."""
     # amd-quark writes the type of zero_point_type, int32 by default
     return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
 
 
-def _input_slots(specs: list[Spec]) -> dict[str, Slot]:
+def _input_slots(specs: list[Spec]) -> Slots:
     """Return the slots of input scales, one for every static stage.
 
-    Args:
-        specs: the stages of the inputs; empty for weights alone.
-
-    Returns:
-        Slots of scales, and of zero points for integers, by tensor name; the names of the second
-        and third stage end with "_2" and "_3".
+    The names of the second and third stage end with "_2" and "_3".
     """
     slots = {}
-    # names of scales by the number of the stage; more than three stages do not exist
+    # more than three stages do not exist
     for spec, end in zip(specs, ("", "_2", "_3"), strict=False):
         if spec.get("is_dynamic"):
             continue

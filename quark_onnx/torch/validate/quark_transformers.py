@@ -9,24 +9,18 @@ from quark_onnx.common.containers import excluding, subset, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
-    Conditions,
     FieldCheck,
     field_findings,
     is_given,
     is_integer,
     is_positive,
-    meets,
     missing_key_findings,
+    object_of,
     one_of,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
-from quark_onnx.torch.validate.header import Tensor
-from quark_onnx.torch.validate.json_values import object_of
-from quark_onnx.torch.validate.modules import (
-    Module,
-    excluded_findings,
-    included_findings,
-)
+from quark_onnx.torch.validate.layer_checks import excluded_findings, included_findings
+from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig, listed, stages
 from quark_onnx.torch.validate.quark_schemes import describe
 from quark_onnx.torch.validate.quark_vllm import (
@@ -37,7 +31,7 @@ from quark_onnx.torch.validate.quark_vllm import (
 )
 from quark_onnx.torch.validate.rules import broken
 
-TOP_KEYS = (
+_TOP_KEYS = (
     "global_quant_config",
     "layer_quant_config",
     "layer_type_quant_config",
@@ -45,7 +39,7 @@ TOP_KEYS = (
 )
 #: ``QLayerConfig.from_dict`` of amd-quark indexes its keys, so that a missing key is a KeyError.
 LAYER_KEYS = ("weight", "input_tensors", "output_tensors", "bias")
-TENSOR_KEYS = (
+_TENSOR_KEYS = (
     "dtype",
     "is_dynamic",
     "qscheme",
@@ -146,50 +140,97 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of amd-quark's QConfig."""
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
-    yield from missing_key_findings(entries, QUANTIZATION, "quark-key", TOP_KEYS)
+    yield from missing_key_findings(entries, QUANTIZATION, "quark-key", *_TOP_KEYS)
     # missing keys have defaults
     extra = without(config.export, EXPORT_KEYS)
     if extra:
         text = f"it has {', '.join(map(repr, extra))}"
         yield broken("quark-export-keys", f"{QUANTIZATION}.export", text)
     if config.is_fake:
-        yield from _fake_findings(config)
+        # amd-quark unpacks integers of any width, also where floats are stored
+        dtypes = [
+            str(spec.get("dtype")) for spec in stages(config.fallback.get("weight"))
+        ]
+        place = f"{QUANTIZATION}.export.weight_format"
+        text = "'fake_quantized': the weights are floats"
+        severity = REFUSED if {*dtypes} & {*INTEGERS} else WRONG
+        yield broken("quark-fake", place, text, severity)
     # null or a list is no object, and has a finding of vLLM's rules alone
     classes = object_of(entries.get("layer_type_quant_config"))
     for layer_class in excluding(classes, _LAYER_CLASSES):
         place = f"{QUANTIZATION}.layer_type_quant_config"
         yield broken("quark-layer-class", place, f"it names {layer_class!r}")
-    yield from _algorithm_findings(entries)
+    for algorithm in listed(entries.get("algo_config") or []):
+        # an algorithm is an object with a name; older files have the name itself
+        name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+        if name not in _ALGORITHMS:
+            place = f"{QUANTIZATION}.algo_config"
+            yield broken("quark-algorithm", place, f"it names {name!r}")
     # transformers does not build AMD Quark's attention
     for spec in stages(entries.get("softmax_quant_spec")):
         place = f"{QUANTIZATION}.softmax_quant_spec"
         yield broken("quark-softmax", place, describe({"weight": spec}))
-    for place, layer in _layers(config):
-        yield from _layer_findings(place, layer)
+    for key, layer in subset(entries, ["global_quant_config"]).items():
+        yield from _layer_findings(f"{QUANTIZATION}.{key}", layer)
+    for key in _LAYERS_BY_NAME:
+        for name, layer in object_of(entries.get(key)).items():
+            yield from _layer_findings(f"{QUANTIZATION}.{key}[{name!r}]", layer)
 
 
-def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
-    """Yield an export with fake-quantized weights, i.e. rounded floats."""
-    # amd-quark unpacks integers of any width, also where floats are stored
-    dtypes = [str(spec.get("dtype")) for spec in stages(config.fallback.get("weight"))]
-    yield broken(
-        "quark-fake",
-        f"{QUANTIZATION}.export.weight_format",
-        "'fake_quantized': the weights are floats",
-        REFUSED if {*dtypes} & {*INTEGERS} else WRONG,
-    )
+def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
+    """Yield errors in the configuration of a layer and in its specifications."""
+    if not isinstance(layer, dict):
+        yield broken("quark-key", place, f"it is {layer!r} where an object should be")
+        return
+    for key in LAYER_KEYS:
+        yield from missing_key_findings(layer, place, "quark-key", key)
+        for number, spec in enumerate(stages(layer.get(key))):
+            # a single stage has no number in the file
+            which = f"[{number}]" if isinstance(layer[key], list) else ""
+            yield from _spec_findings(f"{place}.{key}{which}", spec)
 
 
-def _algorithm_findings(entries: dict[str, Any]) -> Iterator[Finding]:
-    """Yield unknown algorithms."""
-    for algorithm in listed(entries.get("algo_config") or []):
-        # an algorithm is an object with a name; older files have the name itself
-        name = algorithm
-        if isinstance(algorithm, dict):
-            name = algorithm.get("name")
-        if name not in _ALGORITHMS:
-            place = f"{QUANTIZATION}.algo_config"
-            yield broken("quark-algorithm", place, f"it names {name!r}")
+_TYPE_CHECK = FieldCheck("quark-type", "dtype", one_of(*_TYPES))
+_QSCHEME_CHECK = FieldCheck("quark-type", "qscheme", one_of(*OBSERVERS, "per_block"))
+_NONE_OF_INTEGERS = "there is none, and the type is {dtype}"
+_INTEGER_CHECKS = (
+    FieldCheck("quark-integer", "round_method", is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "scale_type", is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "symmetric", is_given, _NONE_OF_INTEGERS),
+)
+_AXIS = FieldCheck("quark-type", "ch_axis", is_integer, "{ch_axis!r}, with {qscheme}")
+_GROUP = FieldCheck(
+    "quark-type", "group_size", is_integer, "{group_size!r}, with {qscheme}"
+)
+_SIZE_CHECKS = {"per_channel": (_AXIS,), "per_group": (_AXIS, _GROUP)}
+
+
+def _spec_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+    """Yield errors in a specification; each kind of problem hides the later ones."""
+    yield from missing_key_findings(spec, place, "quark-key", *_TENSOR_KEYS)
+    # other fields mean nothing without a known type, nor without a known qscheme
+    problems = [*field_findings(spec, place, _TYPE_CHECK)]
+    if not problems and spec["dtype"] not in _UNSCALED:
+        problems = [*field_findings(spec, place, _QSCHEME_CHECK)]
+        problems = problems or [*_scaled_findings(place, spec)]
+    yield from problems
+
+
+def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+    """Yield errors in the fields of a known type and qscheme."""
+    qscheme = spec["qscheme"]
+    checks = list[FieldCheck]()
+    # per_block has no list of observers
+    if qscheme in OBSERVERS:
+        known, text = one_of(*OBSERVERS[qscheme]), "{observer_cls!r}, with {qscheme}"
+        checks.append(FieldCheck("quark-observer", "observer_cls", known, text))
+    if spec["dtype"] in INTEGERS:
+        checks += _INTEGER_CHECKS
+    checks += _SIZE_CHECKS.get(qscheme, ())
+    for check in checks:
+        # required keys that are missing have their own finding
+        if check.key in spec or check.key not in _TENSOR_KEYS:
+            yield from field_findings(spec, place, check)
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -200,25 +241,16 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if experts:
         yield broken("quark-mixture", experts[0], f"{len(experts)} layers have experts")
     for module in checkpoint.matrices:
-        yield from _module_findings(checkpoint, config, module)
+        if module.weight is not None:
+            yield from _module_findings(checkpoint, config, module)
     yield from kv_scale_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
 
 
 def _module_findings(
-    checkpoint: Checkpoint,
-    config: QuarkConfig,
-    module: Module,
+    checkpoint: Checkpoint, config: QuarkConfig, module: Module
 ) -> Iterator[Finding]:
-    """Yield errors in the scheme and the tensors of a layer with a weight.
-
-    Args:
-        checkpoint: the checkpoint.
-        config: its configuration.
-        module: the layer; without a weight nothing is checked.
-    """
-    if module.weight is None:
-        return
+    """Yield errors in the scheme and the tensors of a layer with a weight."""
     stored = f"its weight is {module.weight}"
     # amd-quark leaves the layer as it is, with a float weight
     if config.excludes(module.name):
@@ -226,80 +258,42 @@ def _module_findings(
         return
     layer = config.layer(module.name)
     weights = stages(layer.get("weight"))
-    casts = list(map(_is_cast, weights))
+    casts = [spec.get("dtype") in _CASTS for spec in weights]
     # a cast has no scale, so that the file shows no sign of it
     if module.is_quantized or any(casts):
-        yield from _unloadable(module, weights)
+        yield from _unloadable_findings(module, weights)
     # float weights are right here
     if not weights or casts[0] or config.is_fake:
         return
-    if not module.is_quantized:
-        # routers are no Linear in transformers
-        yield from included_findings(module, f"{stored}, not {describe(layer)}")
-        return
-    # transformers renames the scale of the first stage only
-    if len(weights) > 1:
-        yield broken("quark-two-stages", module.name, describe(layer))
-    yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
+    # routers are no Linear in transformers
+    yield from included_findings(module, f"{stored}, not {describe(layer)}")
+    if module.is_quantized:
+        # transformers renames the scale of the first stage only
+        if len(weights) > 1:
+            yield broken("quark-two-stages", module.name, describe(layer))
+        yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
 
 
-def _is_cast(spec: dict[str, Any]) -> bool:
-    """Return whether a specification means floats of 16 bits, without a scale."""
-    return spec.get("dtype") in _CASTS
-
-
-def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme.
-
-    Args:
-        module: the layer.
-        weights: the stages of its weight; empty if the weight has no specification.
-    """
-    for spec in weights:
-        if any(meets(spec, conditions) for conditions in _UNLOADABLE):
-            yield broken("quark-weight", module.name, describe({"weight": spec}))
-    if weights and module.weight is not None:
-        yield from _two_bit_findings(module.name, module.weight, weights[0])
-
-
-def _two_bit_findings(
-    name: str,
-    weight: Tensor,
-    spec: dict[str, Any],
+def _unloadable_findings(
+    module: Module, weights: list[dict[str, Any]]
 ) -> Iterator[Finding]:
-    """Yield a 2-bit weight whose groups do not divide the inputs.
-
-    Args:
-        name: name of the layer.
-        weight: the stored weight; in groups the first axis counts the inputs.
-        spec: first stage of the weight; stages of other formats are not checked.
-    """
-    if not meets(spec, _TWO_BIT_GROUPS):
-        return
-    # packed weights in groups are stored transposed, so that the first axis counts the inputs
-    inputs, group = weight.shape[0], spec["group_size"]
-    if inputs % group:
-        text = f"groups of {group}, and {inputs} inputs"
-        yield broken("group-divides", name, text)
-
-
-def _is_unloadable(dtype: Any) -> bool:
-    """Return whether amd-quark loads no weights of a dtype."""
-    # "int3" and "uint3" have no packing in amd-quark 0.13
-    return dtype in _CASTS or str(dtype).endswith("int3")
-
-
-_FP8_GROUPS = {
-    "dtype": lambda dtype: str(dtype).startswith("fp8"),
-    "qscheme": "per_group",
-}
-#: Specifications of weights that amd-quark does not load.
-_UNLOADABLE: tuple[Conditions, ...] = ({"dtype": _is_unloadable}, _FP8_GROUPS)
-_TWO_BIT_GROUPS = {
-    "dtype": lambda dtype: str(dtype).endswith("int2"),
-    "qscheme": "per_group",
-    "group_size": is_positive,
-}
+    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme."""
+    for spec in weights:
+        dtype = spec.get("dtype")
+        is_group = spec.get("qscheme") == "per_group"
+        # "int3" and "uint3" have no packing in amd-quark 0.13
+        is_unpacked = dtype in _CASTS or str(dtype).endswith("int3")
+        if is_unpacked or (is_group and str(dtype).startswith("fp8")):
+            yield broken("quark-weight", module.name, describe({"weight": spec}))
+    first = weights[0] if weights else {}
+    group = first.get("group_size")
+    is_two_bits = str(first.get("dtype")).endswith("int2")
+    if is_two_bits and first.get("qscheme") == "per_group" and is_positive(group):
+        # packed weights in groups are stored transposed, so that the first axis counts the inputs
+        inputs = module.matrix.shape[0]
+        if inputs % group:
+            text = f"groups of {group}, and {inputs} inputs"
+            yield broken("group-divides", module.name, text)
 
 
 def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
@@ -307,96 +301,3 @@ def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
     config = QuarkConfig(checkpoint.quantization)
     for module in checkpoint.quantized_linears:
         yield describe(config.layer(module.name))
-
-
-def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the places and the configurations of layers.
-
-    Yields:
-        Pairs of a place for findings and the configuration as it stands in the file, which may be
-        malformed: first the default of the model, then the entries by name.
-    """
-    entries = config.entries
-    for key, layer in subset(entries, ["global_quant_config"]).items():
-        yield f"{QUANTIZATION}.{key}", layer
-    for key in _LAYERS_BY_NAME:
-        for name, layer in object_of(entries.get(key)).items():
-            yield f"{QUANTIZATION}.{key}[{name!r}]", layer
-
-
-def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
-    """Yield errors in the configuration of a layer and in its specifications.
-
-    Args:
-        place: place of the entry for findings.
-        layer: the entry as it stands in the file.
-    """
-    if not isinstance(layer, dict):
-        yield broken("quark-key", place, f"it is {layer!r} where an object should be")
-        return
-    for key in LAYER_KEYS:
-        yield from missing_key_findings(layer, place, "quark-key", [key])
-        for number, spec in enumerate(stages(layer.get(key))):
-            # a single stage has no number in the file
-            which = f"[{number}]" if isinstance(layer[key], list) else ""
-            yield from _tensor_findings(f"{place}.{key}{which}", spec)
-
-
-_TYPE_CHECK = FieldCheck("quark-type", "dtype", one_of(*_TYPES))
-_QSCHEME_CHECK = FieldCheck("quark-type", "qscheme", one_of(*OBSERVERS, "per_block"))
-_OBSERVER_CHECKS = {
-    qscheme: (
-        FieldCheck(
-            "quark-observer",
-            "observer_cls",
-            one_of(*observers),
-            "{observer_cls!r}, with {qscheme}",
-        ),
-    )
-    for qscheme, observers in OBSERVERS.items()
-}
-_NONE_OF_INTEGERS = "there is none, and the type is {dtype}"
-_INTEGER_CHECKS = (
-    FieldCheck("quark-integer", "round_method", is_given, _NONE_OF_INTEGERS),
-    FieldCheck("quark-integer", "scale_type", is_given, _NONE_OF_INTEGERS),
-    FieldCheck("quark-integer", "symmetric", is_given, _NONE_OF_INTEGERS),
-)
-_AXIS = FieldCheck("quark-type", "ch_axis", is_integer, "{ch_axis!r}, with {qscheme}")
-_GROUP = FieldCheck(
-    "quark-type",
-    "group_size",
-    is_integer,
-    "{group_size!r}, with {qscheme}",
-)
-_SIZE_CHECKS = {"per_channel": (_AXIS,), "per_group": (_AXIS, _GROUP)}
-
-
-def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
-    """Yield errors in a specification."""
-    yield from missing_key_findings(spec, place, "quark-key", TENSOR_KEYS)
-    # other fields mean nothing without a known type, nor without a known qscheme
-    problems = [*field_findings(spec, place, [_TYPE_CHECK])]
-    if not problems and spec["dtype"] not in _UNSCALED:
-        problems = [*field_findings(spec, place, [_QSCHEME_CHECK])]
-        # the first kind of problem alone, as the checks build on each other
-        problems = problems or [*_scaled_findings(place, spec)]
-    yield from problems
-
-
-def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
-    """Yield errors in the fields of a known type and qscheme.
-
-    Args:
-        place: place of the specification for findings.
-        spec: the specification; dtype and qscheme are valid.
-    """
-    qscheme = spec["qscheme"]
-    # per_block has no list of observers
-    checks = [*_OBSERVER_CHECKS.get(qscheme, ())]
-    if spec["dtype"] in INTEGERS:
-        checks += _INTEGER_CHECKS
-    checks += _SIZE_CHECKS.get(qscheme, ())
-    for check in checks:
-        # keys of TENSOR_KEYS that are missing have their own finding
-        if check.key in spec or check.key not in TENSOR_KEYS:
-            yield from field_findings(spec, place, [check])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +24,12 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
+from quark_onnx.torch.validate.fields import object_of
 from quark_onnx.torch.validate.finding import Validation
 from quark_onnx.torch.validate.header import Header
-from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import today
-from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, stages
+from quark_onnx.torch.validate.name_patterns import is_glob
+from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_transformers import (
     EXPORT_KEYS,
     INTEGERS,
@@ -70,7 +68,7 @@ class Mended:
         if self.folder is not None:
             written = f"written: {self.folder}"
         return "\n".join(
-            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)],
+            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)]
         )
 
 
@@ -103,11 +101,11 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
     if output.exists():
         raise ConfigError(
             f"{output} exists; remove it, or name another folder with --output (on the"
-            " command line, --overwrite replaces an earlier copy)",
+            " command line, --overwrite replaces an earlier copy)"
         )
     checkpoint = read(folder)
     config, notes = mended_config(checkpoint)
-    renamed = sum(map(_is_old, checkpoint.tensors))
+    renamed = sum(today(name) != name for name in checkpoint.tensors)
     if renamed:
         notes.append(f"{renamed} scales have the names of today")
     index = _index_of(checkpoint)
@@ -142,16 +140,23 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
         another method than AMD Quark's is copied without a change.
     """
     # the steps change nested objects, and the original is needed to see a difference
-    config, notes = deepcopy(checkpoint.config), list[str]()
+    config = deepcopy(checkpoint.config)
     if checkpoint.method != "quark":
-        return config, notes
+        return config, []
     # the configuration of the language model may hold the settings (``Checkpoint.quantization``)
     holder = config["text_config"] if "quantization_config" not in config else config
     entries = holder.get("quantization_config")
-    if isinstance(entries, dict):
-        # _mend_exclude comes last: it reads exclude, which _mend_plain_keys may add
-        for step in (_mend_export, _mend_plain_keys, _mend_layers, _mend_exclude):
-            step(entries, checkpoint, notes)
+    if not isinstance(entries, dict):
+        return config, []
+    notes = _mend_export(entries)
+    # the keys of amd-quark's QConfig that are missing or null; copies, or all configurations would
+    # share the lists and objects of the table
+    missing = deepcopy(without(_PLAIN_KEYS, present_values(entries)))
+    entries |= missing
+    notes += [f"{key} is {json.dumps(plain)}" for key, plain in missing.items()]
+    notes += _mend_layers(entries)
+    # last, as the list of exclude may have been missing
+    notes += _mend_exclude(entries, checkpoint)
     return config, notes
 
 
@@ -170,31 +175,21 @@ _PLAIN_KEYS: dict[str, Any] = {
 }
 
 
-def _mend_export(
-    entries: dict[str, Any],
-    checkpoint: Checkpoint,
-    notes: list[str],
-) -> None:
-    """Add missing export settings, and remove unknown ones.
-
-    Args:
-        entries: the quantization_config, changed in place.
-        checkpoint: not read.
-        notes: receives a note on the change.
-    """
-    kv = list[str]()
-    for name, layer in QuarkConfig(entries).overrides.items():
-        # queries may have quantized outputs, too, but are no part of the cache
-        is_cached = name.endswith(("k_proj", "v_proj"))
-        if is_cached and stages(layer.get("output_tensors")):
-            kv.append(name)
+def _mend_export(entries: dict[str, Any]) -> list[str]:
+    """Add missing export settings, and remove unknown ones; return a note on the change."""
+    # queries may have quantized outputs, too, but are no part of the cache
+    kv = [
+        name
+        for name, layer in QuarkConfig(entries).overrides.items()
+        if name.endswith(("k_proj", "v_proj")) and stages(layer.get("output_tensors"))
+    ]
     found = entries.get("export")
     export = object_of(found)
     # null counts as missing: vLLM fails for a kv_cache_group of null as for none
     given = present_values(subset(export, EXPORT_KEYS))
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
     if whole == found:
-        return
+        return []
     entries["export"] = whole
     changes = {
         "gets": excluding(("kv_cache_group", "pack_method"), given),
@@ -202,99 +197,37 @@ def _mend_export(
     }
     parts = [f"{verb} {', '.join(keys)}" for verb, keys in changes.items() if keys]
     # no parts: only keys were added that need no words
-    notes.append(f"export {' and '.join(parts) or 'is whole'}")
+    return [f"export {' and '.join(parts) or 'is whole'}"]
 
 
-def _mend_plain_keys(
-    entries: dict[str, Any],
-    checkpoint: Checkpoint,
-    notes: list[str],
-) -> None:
-    """Add the keys of amd-quark's QConfig that are missing or null.
-
-    Args:
-        entries: the quantization_config, changed in place.
-        checkpoint: not read.
-        notes: receives a note on each key.
-    """
-    missing = without(_PLAIN_KEYS, present_values(entries))
-    # copies, or all configurations would share the lists and objects of the table
-    entries |= deepcopy(missing)
-    for key, plain in missing.items():
-        notes.append(f"{key} is {json.dumps(plain)}")
-
-
-def _mend_layers(
-    entries: dict[str, Any],
-    checkpoint: Checkpoint,
-    notes: list[str],
-) -> None:
-    """Add the keys that the configurations of layers lack.
-
-    Args:
-        entries: the quantization_config, whose nested objects are changed in place.
-        checkpoint: not read.
-        notes: receives one note for all layers.
-    """
+def _mend_layers(entries: dict[str, Any]) -> list[str]:
+    """Add the keys that the configurations of layers lack; return one note for all layers."""
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
-    added = list[str]()
+    changed = list[str]()
     # malformed entries stay as they are, and have findings
     for layer in of_type(layers, dict):
         # an object without a weight is no configuration of a layer
-        if "weight" in layer:
-            added += _mend_layer(layer)
-    if added:
-        # each name once, in the order of the layers
-        notes.append(f"layers have {', '.join(dict.fromkeys(added))}")
-
-
-def _mend_layer(layer: dict[str, Any]) -> list[str]:
-    """Add the keys that a layer's configuration lacks; return their names.
-
-    Args:
-        layer: configuration of a layer, changed in place.
-
-    Returns:
-        Names of the added keys and of the changed keys of the specifications, with repetitions.
-    """
-    # weight and input_tensors are left out: no plain value follows for them
-    missing = excluding(LAYER_KEYS[2:], layer)
-    layer |= dict.fromkeys(missing)
-    changed = missing
-    for key in LAYER_KEYS:
-        for spec in stages(layer.get(key)):
-            changed += _mend_spec(spec)
-    return changed
+        if "weight" not in layer:
+            continue
+        # weight and input_tensors are left out: no plain value follows for them
+        missing = excluding(LAYER_KEYS[2:], layer)
+        layer |= dict.fromkeys(missing)
+        changed += missing
+        for key in LAYER_KEYS:
+            for spec in stages(layer.get(key)):
+                changed += _mend_spec(spec)
+    # each name once, in the order of the layers
+    return [f"layers have {', '.join(dict.fromkeys(changed))}"] if changed else []
 
 
 def _mend_spec(spec: dict[str, Any]) -> list[str]:
-    """Add the missing keys of a specification; return the names of changed keys.
-
-    Args:
-        spec: specification of a tensor, changed in place.
-    """
-    observers = OBSERVERS.get(str(spec.get("qscheme")), ())
-    plain = _plain_fields(spec)
-    # keys that are missing or null
-    changed = excluding(plain, present_values(spec))
-    if observers and spec.get("observer_cls") not in observers:
-        changed.append("observer_cls")
-    spec |= subset(plain, changed)
-    # amd-quark demands the keys, though they mean nothing for one scale
-    if spec.get("qscheme") == "per_tensor":
-        missing = excluding(("ch_axis", "group_size"), spec)
-        spec |= dict.fromkeys(missing)
-        changed += missing
-    return changed
-
-
-def _plain_fields(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields implied by the qscheme and the dtype of a specification."""
+    """Add the missing keys of a specification; return the names of changed keys."""
     qscheme, dtype = spec.get("qscheme"), str(spec.get("dtype"))
-    plain: dict[str, Any] = {}
     observers = OBSERVERS.get(str(qscheme), ())
+    # what follows from the qscheme and the dtype
+    plain: dict[str, Any] = {}
     if observers:
         plain["observer_cls"] = observers[0]
     # amd-quark 0.13 writes this observer for MX formats and NVFP4
@@ -303,22 +236,25 @@ def _plain_fields(spec: dict[str, Any]) -> dict[str, Any]:
     if dtype in INTEGERS:
         # the values that amd-quark writes for all of its integer schemes
         plain |= {"round_method": "half_even", "scale_type": "float"}
-    return plain
+    # keys that are missing or null
+    changed = excluding(plain, present_values(spec))
+    if observers and spec.get("observer_cls") not in observers:
+        changed.append("observer_cls")
+    spec |= subset(plain, changed)
+    # amd-quark demands the keys, though they mean nothing for one scale
+    if qscheme == "per_tensor":
+        missing = excluding(("ch_axis", "group_size"), spec)
+        spec |= dict.fromkeys(missing)
+        changed += missing
+    return changed
 
 
-def _mend_exclude(
-    entries: dict[str, Any],
-    checkpoint: Checkpoint,
-    notes: list[str],
-) -> None:
+def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     """Replace shell patterns by names, which vLLM reads, and name all float layers.
 
-    Args:
-        entries: the quantization_config, whose list of exclude is replaced.
-        checkpoint: the checkpoint, whose tensors tell which layers are float.
-        notes: receives a note on each kind of change.
+    Returns a note on each kind of change.
     """
-    config = QuarkConfig(entries)
+    config, notes = QuarkConfig(entries), list[str]()
     patterns = list(filter(is_glob, config.exclude))
     names = excluding(config.exclude, patterns)
     matrices = checkpoint.matrices
@@ -329,35 +265,30 @@ def _mend_exclude(
         expanded = excluding(matched, names)
         names += expanded
         notes.append(
-            f"exclude has {len(expanded)} names in place of {', '.join(patterns)}",
+            f"exclude has {len(expanded)} names in place of {', '.join(patterns)}"
         )
     wanted = QuarkConfig({"exclude": names})
     # vLLM quantizes every layer that exclude does not name
     floats = [module.name for module in matrices if not module.is_quantized]
-    unnamed = list(filterfalse(wanted.excludes, floats))
+    unnamed = [name for name in floats if not wanted.excludes(name)]
     # nothing is known of a checkpoint whose layers are all float
     if unnamed and len(floats) < len(matrices) and not config.is_fake:
         names += unnamed
         notes.append(f"exclude names {len(unnamed)} float layers, as {unnamed[0]}")
     if names != config.exclude:
         entries["exclude"] = names
+    return notes
 
 
 def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the index that matches the files; None if no new index is needed.
 
-    Args:
-        checkpoint: the checkpoint, as read before the repair.
-
-    Returns:
-        Content of the index with the stored names of the tensors. None also if files are missing or
-        damaged, since the index of the complete checkpoint is unknown.
+    None also if files are missing or damaged, since the index of the complete checkpoint is
+    unknown, and has to come with the files.
     """
     found = checkpoint.file_names
     rules = {finding.rule for finding in checkpoint.damage}
     missing = {*object_of(checkpoint.index).values()} - {*checkpoint.headers}
-    # an index of the files that can be read would hide those that are lost
-    # the complete index has to come with the files
     if missing or "file-damaged" in rules:
         return None
     if "index-json" not in rules and checkpoint.index in (None, found):
@@ -376,63 +307,33 @@ def _write(
     """Copy a checkpoint into a folder, with another configuration and index.
 
     Args:
-        checkpoint: the checkpoint.
-        config: content of config.json.
-        index: content of the index; None to keep the present one.
-        folder: an empty folder.
-    """
-    writers = _writers(checkpoint, config, index)
-    # sorted: a folder comes before its files
-    for source in sorted(checkpoint.folder.rglob("*")):
-        name = source.relative_to(checkpoint.folder)
-        target = folder / name
-        if source.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            # keys of ``writers`` have slashes, also on Windows
-            write = writers.get(name.as_posix(), partial(shutil.copyfile, source))
-            write(target)
-
-
-def _writers(
-    checkpoint: Checkpoint,
-    config: dict[str, Any],
-    index: dict[str, Any] | None,
-) -> dict[str, Callable[[Path], object]]:
-    """Return writers of changed files, by file name.
-
-    Args:
         checkpoint: the checkpoint, as read before the repair.
         config: content of config.json after the repair.
         index: content of the new index, with the stored names; None to keep the present one.
-
-    Returns:
-        Functions that write a file to a target path, by file name relative to the checkpoint's
-        folder; all other files are copied.
+        folder: an empty folder.
     """
-    writers: dict[str, Callable[[Path], object]] = {}
-    for file, header in checkpoint.headers.items():
-        # files without old names are copied byte for byte
-        if any(map(_is_old, header.tensors)):
-            writers[file] = partial(_rename, checkpoint.folder / file, header)
-    if config != checkpoint.config:
-        writers[CONFIG] = partial(_write_json, value=config)
-    names = index
-    # the names in the index have to follow those in the files
-    if not names and checkpoint.index is not None:
+    if index is None and checkpoint.index is not None:
         index_file = checkpoint.folder / INDEX
-        names = parse_json(read_text(index_file), INDEX, ConfigError).value
-    if names is not None:
-        weight_map = names["weight_map"]
-        mapped = dict(zip(map(today, weight_map), weight_map.values(), strict=True))
-        value = {**names, "weight_map": mapped}
-        writers[INDEX] = partial(_write_json, value=value)
-    return writers
-
-
-def _is_old(name: str) -> bool:
-    """Return whether a tensor has a name of an earlier generation."""
-    return today(name) != name
+        index = parse_json(read_text(index_file), INDEX, ConfigError).value
+    # sorted: a folder comes before its files
+    for source in sorted(checkpoint.folder.rglob("*")):
+        name = source.relative_to(checkpoint.folder).as_posix()
+        header = checkpoint.headers.get(name)
+        target = folder / name
+        if source.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif header is not None and any(today(old) != old for old in header.tensors):
+            _rename(source, header, target)
+        elif name == CONFIG and config != checkpoint.config:
+            _write_json(target, config)
+        # other files are copied byte for byte
+        elif name != INDEX or index is None:
+            shutil.copyfile(source, target)
+    if index is not None:
+        # the names in the index have to follow those in the files
+        files = index["weight_map"].items()
+        weight_map = {today(tensor): file for tensor, file in files}
+        _write_json(folder / INDEX, {**index, "weight_map": weight_map})
 
 
 def _write_json(target: Path, value: dict[str, Any]) -> None:
@@ -441,13 +342,7 @@ def _write_json(target: Path, value: dict[str, Any]) -> None:
 
 
 def _rename(source: Path, header: Header, target: Path) -> None:
-    """Copy a safetensors file under other tensor names; values keep their order.
-
-    Args:
-        source: the safetensors file.
-        header: header of the file.
-        target: file to write.
-    """
+    """Copy a safetensors file under the tensor names of today; values keep their order."""
     entries = dict[str, Any]()
     if header.metadata:
         entries["__metadata__"] = header.metadata

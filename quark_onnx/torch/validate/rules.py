@@ -5,6 +5,8 @@ The table in ``clients`` names the checks of the rules.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quark_onnx.torch.config.client_releases import RELEASES, release
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding, Rule
 
@@ -28,6 +30,8 @@ _CT = f"{VLLM}, {_LAYERS}/compressed_tensors; {_COMPRESSED}"
 _AWQ = f"{VLLM}, {_LAYERS}/auto_awq.py"
 _GPTQ = f"{VLLM}, {_LAYERS}/auto_gptq.py"
 _FP8 = f"{VLLM}, {_LAYERS}/fp8.py"
+_KV_CACHE = f"{VLLM}, kv_cache.py"
+_GENAI_CONFIG = f"{GENAI}, src/config.cpp"
 _GGUF = "ggml, docs/gguf.md; gguf.cpp and llama-model.cpp of llama.cpp"
 #: Instructions that several rules share.
 _AGAIN = "export the model again"
@@ -36,12 +40,9 @@ _FIX = "--fix mends it"
 
 #: Rules of the files of any checkpoint.
 _FILES = {
-    "config-json": Rule(REFUSED, "config.json is a JSON object", _COPY, _LOADER),
+    "config-json": Rule(REFUSED, "config.json is a JSON object", _COPY),
     "generation-config": Rule(
-        WARNING,
-        "generation_config.json is a JSON object",
-        "delete or replace it",
-        _LOADER,
+        WARNING, "generation_config.json is a JSON object", "delete or replace it"
     ),
     "settings-differ": Rule(
         WARNING,
@@ -60,79 +61,52 @@ _FILES = {
         REFUSED,
         "the client has the code of the model",
         "read its Python files, and let the client run them with trust_remote_code",
-        _LOADER,
     ),
     "no-weights": Rule(
-        REFUSED,
-        "the weights are *.safetensors",
-        "save the model as safetensors",
-        _LOADER,
+        REFUSED, "the weights are *.safetensors", "save the model as safetensors"
     ),
     "index-json": Rule(
-        REFUSED,
-        "the index maps tensors to files",
-        f"delete it, or {_FIX}",
-        _LOADER,
+        REFUSED, "the index maps tensors to files", f"delete it, or {_FIX}"
     ),
-    "file-missing": Rule(REFUSED, "every file of the index exists", _COPY, _LOADER),
+    "file-missing": Rule(REFUSED, "every file of the index exists", _COPY),
     "file-damaged": Rule(
         REFUSED,
         "header, types, shapes and places agree with the file",
         _COPY,
         _SAFETENSORS,
     ),
-    "tensor-missing": Rule(
-        REFUSED,
-        "every tensor of the index is in a file",
-        _AGAIN,
-        _LOADER,
-    ),
+    "tensor-missing": Rule(REFUSED, "every tensor of the index is in a file", _AGAIN),
     # clients read the files that the index names, and find the tensor nevertheless
-    "tensor-misplaced": Rule(
-        WARNING,
-        "the index says where each tensor is",
-        _FIX,
-        _LOADER,
-    ),
+    "tensor-misplaced": Rule(WARNING, "the index says where each tensor is", _FIX),
     "tensor-twice": Rule(
         WRONG,
         "a tensor is in one file",
         "remove one of them: which is read depends on the client",
-        _LOADER,
     ),
 }
 #: Rules of the model and of its tensors, in any layout.
 _MODEL = {
     # vLLM refuses float models (``strict_findings``); quantized layers keep uninitialized values
     "layers-missing": Rule(
-        WRONG,
-        "there are as many layers as num_hidden_layers says",
-        _AGAIN,
-        _LOADER,
+        WRONG, "there are as many layers as num_hidden_layers says", _AGAIN
     ),
     "weight-shape": Rule(
         REFUSED,
         "weights are as large as config.json says",
         "put the right config.json there",
-        _LOADER,
     ),
     "size-missing": Rule(
         REFUSED,
         "config.json says how large the model is",
         "take the key from the float model's config.json",
-        _LOADER,
     ),
     "weights-missing": Rule(
-        WRONG,
-        "no layer of the model is without its weights",
-        _AGAIN,
-        _LOADER,
+        WRONG, "no layer of the model is without its weights", _AGAIN
     ),
     "head-missing": Rule(
         WRONG,
         "without tie_word_embeddings there is lm_head.weight",
         "write it, or tie it in config.json",
-        _LOADER,
     ),
     # clients read the embedding in its place, which is the same in most files
     "head-tied": Rule(
@@ -140,7 +114,6 @@ _MODEL = {
         "with tie_word_embeddings there is no lm_head.weight",
         "remove it, or write tie_word_embeddings: false if it differs from the"
         " embedding",
-        _LOADER,
     ),
     "head-quantized": Rule(
         REFUSED,
@@ -148,12 +121,7 @@ _MODEL = {
         "exclude lm_head and export again",
         f"{_QUARK}; {_LOADER}",
     ),
-    "scale-alone": Rule(
-        REFUSED,
-        "scales come with the weight they belong to",
-        _AGAIN,
-        _LOADER,
-    ),
+    "scale-alone": Rule(REFUSED, "scales come with the weight they belong to", _AGAIN),
     "scale-value": Rule(
         WRONG,
         "scales are numbers, and more than 0",
@@ -166,12 +134,7 @@ _MODEL = {
         _FIX,
         f"{_SCHEMES}; amd/Quark#44",
     ),
-    "scale-missing": Rule(
-        WRONG,
-        "each quantized weight has its scales",
-        _AGAIN,
-        _LOADER,
-    ),
+    "scale-missing": Rule(WRONG, "each quantized weight has its scales", _AGAIN),
     "tensor-shape": Rule(
         REFUSED,
         "weights and scales have the shapes of their scheme",
@@ -186,22 +149,17 @@ _MODEL = {
         f"{_SCHEMES}; {_CT}",
     ),
     "tensor-unknown": Rule(
-        REFUSED,
-        "a layer has no other tensors than its scheme says",
-        _AGAIN,
-        _LOADER,
+        REFUSED, "a layer has no other tensors than its scheme says", _AGAIN
     ),
     "excluded-quantized": Rule(
         REFUSED,
         "what the configuration excludes is float",
         "remove the layer from the excluded, or export again",
-        _LOADER,
     ),
     "float-included": Rule(
         WRONG,
         "what the configuration does not exclude is quantized",
         f"exclude the layer; {_FIX} for quark",
-        _LOADER,
     ),
     "group-divides": Rule(
         REFUSED,
@@ -221,14 +179,12 @@ _MODEL = {
         REFUSED,
         "values in config.json have the types that they should have",
         "correct it",
-        _LOADER,
     ),
     # codes would be taken for weights, and scales have no parameter
     "undeclared": Rule(
         REFUSED,
         "quantized tensors need a quantization_config",
         "put the config.json of the export there",
-        _LOADER,
     ),
     "method": Rule(
         REFUSED,
@@ -238,35 +194,32 @@ _MODEL = {
     ),
     # the client may load the checkpoint; nothing is known here
     "method-unchecked": Rule(
-        WARNING,
-        "there are rules for the layout",
-        "try to load it",
-        "this package",
+        WARNING, "there are rules for the layout", "try to load it", "this package"
     ),
     # 1.0 is a usable scale for most models, hence a warning
     "kv-scales-missing": Rule(
         WARNING,
         "a quantized KV cache has scales for keys and values",
         "calibrate the KV cache",
-        f"{VLLM}, kv_cache.py",
+        _KV_CACHE,
     ),
     "kv-scales-one": Rule(
         WARNING,
         "scales of the KV cache come from data",
         "calibrate the KV cache: all are 1.0",
-        f"{VLLM}, kv_cache.py",
+        _KV_CACHE,
     ),
     "kv-scales-equal": Rule(
         WARNING,
         "scales of the KV cache differ among layers",
         "calibrate the KV cache",
-        f"{VLLM}, kv_cache.py",
+        _KV_CACHE,
     ),
     "attention-scales-missing": Rule(
         WARNING,
         "quantized attention has scales for queries and probabilities",
         _AGAIN,
-        f"{VLLM}, kv_cache.py",
+        _KV_CACHE,
     ),
 }
 #: Rules of vLLM for AMD Quark's layout, and for names and rows in any layout.
@@ -293,43 +246,29 @@ _QUARK_VLLM = {
         f"{VLLM}, vllm/model_executor/models/utils.py, WeightsMapper",
     ),
     "quark-export": Rule(
-        REFUSED,
-        "export has the list kv_cache_group, and pack_method",
-        _FIX,
-        _QUARK,
+        REFUSED, "export has the list kv_cache_group, and pack_method", _FIX
     ),
-    "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
+    "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX),
     # amd-quark reads shell patterns, vLLM exact names and regular expressions
     "quark-exclude-glob": Rule(
-        WRONG,
-        "exclude has exact names and patterns that begin with re:",
-        _FIX,
-        _QUARK,
+        WRONG, "exclude has exact names and patterns that begin with re:", _FIX
     ),
-    "quark-layer-types": Rule(
-        REFUSED,
-        "layer_type_quant_config is an object",
-        _FIX,
-        _QUARK,
-    ),
+    "quark-layer-types": Rule(REFUSED, "layer_type_quant_config is an object", _FIX),
     "quark-layer-types-ignored": Rule(
         WRONG,
         "layer_type_quant_config is empty: it is not obeyed",
         "name the layers in layer_quant_config",
-        _QUARK,
     ),
     # an entry without a layer changes nothing; mostly it is a typing error
     "quark-pattern": Rule(
         WARNING,
         "names in layer_quant_config match layers",
         "correct or remove the name",
-        _QUARK,
     ),
     "quark-shards-differ": Rule(
         REFUSED,
         "layers that are fused have equal configurations",
         "give q, k, v and gate, up the same scheme",
-        _QUARK,
     ),
     # one scale stands for all of a fused layer, and the others are lost
     "nvfp4-scales-differ": Rule(
@@ -342,31 +281,26 @@ _QUARK_VLLM = {
         WRONG,
         "all experts have the configuration of their module",
         "give all experts one scheme",
-        _QUARK,
     ),
     "shards-excluded": Rule(
         REFUSED,
         "layers that are fused are all excluded or none",
         "exclude all of q, k, v or gate, up",
-        _QUARK,
     ),
     "quark-outputs": Rule(
         REFUSED,
         "no output or bias is quantized but those of the KV cache",
         "export without them",
-        _QUARK,
     ),
     "quark-kv": Rule(
         REFUSED,
         "layer_quant_config says how to quantize the KV cache: fp8_e4m3, per tensor",
         _AGAIN,
-        _QUARK,
     ),
     "quark-scheme": Rule(
         REFUSED,
         "there is a scheme for the layer's types",
         "choose a scheme that the client has",
-        _QUARK,
     ),
     "quark-fake": Rule(
         WRONG,
@@ -383,48 +317,29 @@ _QUARK_TRANSFORMERS = {
         f"{_FIX} where the value is plain",
         f"{_QUARK}; {_QCONFIG}",
     ),
-    "quark-export-keys": Rule(
-        REFUSED,
-        "export has no keys but its five",
-        _FIX,
-        _QCONFIG,
-    ),
+    "quark-export-keys": Rule(REFUSED, "export has no keys but its five", _FIX),
     "quark-layer-class": Rule(
         REFUSED,
         "layer types are Linear, Conv2d or ConvTranspose2d",
         "name layers instead",
-        _QCONFIG,
     ),
     "quark-observer": Rule(
-        REFUSED,
-        "observer_cls is known and goes with qscheme",
-        _FIX,
-        _QCONFIG,
+        REFUSED, "observer_cls is known and goes with qscheme", _FIX
     ),
     "quark-integer": Rule(
-        REFUSED,
-        "integers have round_method, scale_type and symmetric",
-        _FIX,
-        _QCONFIG,
+        REFUSED, "integers have round_method, scale_type and symmetric", _FIX
     ),
     "quark-type": Rule(
-        REFUSED,
-        "dtype and qscheme are known",
-        "choose a scheme that amd-quark has",
-        _QCONFIG,
+        REFUSED, "dtype and qscheme are known", "choose a scheme that amd-quark has"
     ),
     # the model runs, with probabilities in float
     "quark-softmax": Rule(
         WARNING,
         "probabilities of attention are float: softmax_quant_spec is not obeyed",
         "use vLLM",
-        _QCONFIG,
     ),
     "quark-algorithm": Rule(
-        REFUSED,
-        "names in algo_config are known",
-        "write algo_config: null",
-        _QCONFIG,
+        REFUSED, "names in algo_config are known", "write algo_config: null"
     ),
     "quark-weight": Rule(
         REFUSED,
@@ -440,34 +355,23 @@ _QUARK_TRANSFORMERS = {
         "weights have one stage: the scales of a second are not loaded, which"
         " gives NaN",
         "use vLLM",
-        _QCONFIG,
     ),
     "quark-mixture": Rule(
         WRONG,
         "there are no experts: those of an export are not found again",
         "use vLLM",
-        _QCONFIG,
     ),
 }
 #: Rules of compressed-tensors, AutoAWQ, GPTQ and native fp8.
 _OTHER = {
     "ct-groups": Rule(
-        REFUSED,
-        "config_groups map names to targets and weights",
-        _AGAIN,
-        _CT,
+        REFUSED, "config_groups map names to targets and weights", _AGAIN
     ),
     "ct-format": Rule(
-        REFUSED,
-        "format is known",
-        "name one of those of compressed-tensors",
-        _CT,
+        REFUSED, "format is known", "name one of those of compressed-tensors"
     ),
     "ct-arguments": Rule(
-        REFUSED,
-        "num_bits, type, strategy, group_size and dynamic go together",
-        _AGAIN,
-        _CT,
+        REFUSED, "num_bits, type, strategy, group_size and dynamic go together", _AGAIN
     ),
     "ct-attention": Rule(
         REFUSED,
@@ -480,7 +384,6 @@ _OTHER = {
         REFUSED,
         "there is a scheme for the types of weights and activations",
         "choose another scheme",
-        _CT,
     ),
     "ct-cache": Rule(
         REFUSED,
@@ -505,10 +408,7 @@ _OTHER = {
         " compressors/nvfp4/base.py",
     ),
     "ct-sparsity": Rule(
-        REFUSED,
-        "there is no sparsity_config",
-        "save the model without it",
-        _CT,
+        REFUSED, "there is no sparsity_config", "save the model without it"
     ),
     "awq-config": Rule(
         REFUSED,
@@ -517,10 +417,7 @@ _OTHER = {
         _AWQ,
     ),
     "awq-experts": Rule(
-        REFUSED,
-        "experts have groups",
-        "choose a group size other than -1",
-        _AWQ,
+        REFUSED, "experts have groups", "choose a group size other than -1", _AWQ
     ),
     "awq-version": Rule(
         WRONG,
@@ -567,51 +464,35 @@ _LLAMA_CPP = {
         "the model is a *.gguf file",
         "write one: quark-onnx llm gguf DIR -o model.gguf, from a folder of float"
         " weights",
-        _GGUF,
     ),
     "gguf-damaged": Rule(
-        REFUSED,
-        "magic, version, metadata and places agree with the file",
-        _COPY,
-        _GGUF,
+        REFUSED, "magic, version, metadata and places agree with the file", _COPY
     ),
     "gguf-architecture": Rule(
-        REFUSED,
-        "general.architecture is known",
-        "update llama.cpp or convert again",
-        _GGUF,
+        REFUSED, "general.architecture is known", "update llama.cpp or convert again"
     ),
     "gguf-key": Rule(
-        REFUSED,
-        "the metadata that the architecture needs is there",
-        "convert it again",
-        _GGUF,
+        REFUSED, "the metadata that the architecture needs is there", "convert it again"
     ),
     "gguf-type": Rule(
         REFUSED,
         "types of tensors are known and their blocks fill rows",
         "quantize it again",
-        _GGUF,
     ),
     "gguf-place": Rule(
         REFUSED,
         "tensors follow each other, aligned, within the file",
         "convert it again",
-        _GGUF,
     ),
     "gguf-tensor-missing": Rule(
-        REFUSED,
-        "no tensor of the architecture is missing",
-        "convert it again",
-        _GGUF,
+        REFUSED, "no tensor of the architecture is missing", "convert it again"
     ),
     "gguf-tensor-unknown": Rule(
         REFUSED,
         "there are no tensors but those of the architecture",
         "convert it again",
-        _GGUF,
     ),
-    "gguf-parts": Rule(REFUSED, "all parts of a divided model are there", _COPY, _GGUF),
+    "gguf-parts": Rule(REFUSED, "all parts of a divided model are there", _COPY),
     "gguf-unchecked": Rule(
         WARNING,
         "the package gguf knows types and architectures",
@@ -625,13 +506,11 @@ _ONNXRUNTIME_GENAI = {
         REFUSED,
         "the model is a folder with genai_config.json",
         "write one: quark-onnx llm oga DIR -o OUT",
-        f"{GENAI}, src/config.cpp",
     ),
     "genai-config": Rule(
         REFUSED,
         "genai_config.json is a JSON object that names the file of the decoder",
         "write the folder again",
-        f"{GENAI}, src/config.cpp",
     ),
     "genai-file": Rule(
         REFUSED,
@@ -643,19 +522,27 @@ _ONNXRUNTIME_GENAI = {
         WARNING,
         "the configuration loads no libraries",
         "make sure where the library comes from: it is run",
-        f"{GENAI}, src/config.cpp",
     ),
 }
 
+
+def _from(source: str, rules: dict[str, Rule]) -> dict[str, Rule]:
+    """Return rules with a source; rules with a source of their own keep that."""
+    return {
+        name: replace(rule, source=rule.source or source)
+        for name, rule in rules.items()
+    }
+
+
 #: All rules by name; a test breaks each of them.
 RULES: dict[str, Rule] = {
-    **_FILES,
-    **_MODEL,
-    **_QUARK_VLLM,
-    **_QUARK_TRANSFORMERS,
-    **_OTHER,
-    **_LLAMA_CPP,
-    **_ONNXRUNTIME_GENAI,
+    **_from(_LOADER, _FILES),
+    **_from(_LOADER, _MODEL),
+    **_from(_QUARK, _QUARK_VLLM),
+    **_from(_QCONFIG, _QUARK_TRANSFORMERS),
+    **_from(_CT, _OTHER),
+    **_from(_GGUF, _LLAMA_CPP),
+    **_from(_GENAI_CONFIG, _ONNXRUNTIME_GENAI),
 }
 
 

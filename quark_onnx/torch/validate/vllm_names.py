@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.torch.validate.checkpoint import Checkpoint
@@ -53,8 +54,7 @@ _KNOWN = {
 _OF_ATTENTION = {
     "attn": re.compile("([qkv]|prob)_scale"),
     **dict.fromkeys(
-        ("self_attn", "attention"),
-        re.compile("([qkv]|kv)_scale|[qkv]_zero_point"),
+        ("self_attn", "attention"), re.compile("([qkv]|kv)_scale|[qkv]_zero_point")
     ),
 }
 #: Layouts in which vLLM finds the scale of probabilities; other tensors of that name have their
@@ -76,12 +76,17 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     known = re.compile(rf"{pattern}|.*rotary_emb")
     unknown = list[str]()
     for module in checkpoint.modules.values():
-        if _is_unknown(checkpoint, module, known):
+        # loaders skip a bias without a parameter, as GPTQ files have for every layer
+        is_bias = set(module.tensors) == {"bias"}
+        is_known = known.fullmatch(module.name) and not _is_beyond(checkpoint, module)
+        if not is_bias and not is_known:
             unknown.append(module.name)
         elif module.last in _OF_ATTENTION:
             yield from _attention_findings(checkpoint, module)
-    # a wrong name occurs in every block, and is reported once
-    for names in grouped_by(unknown, _without_numbers).values():
+    # a wrong name occurs in every block and expert, and is reported once; look-around keeps the
+    # dots for the next match, as numbers may follow each other
+    same_names = grouped_by(unknown, partial(re.sub, r"(?<=\.)\d+(?=\.)", "N"))
+    for names in same_names.values():
         text = "it has no such layer"
         if len(names) > 1:
             text += f" ({len(names)} are called so)"
@@ -90,37 +95,9 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken("vllm-names", names[0], text)
 
 
-def _is_unknown(
-    checkpoint: Checkpoint,
-    module: Module,
-    known: re.Pattern[str],
-) -> bool:
-    """Return whether a loader has no layer of a name.
-
-    Args:
-        checkpoint: the checkpoint.
-        module: the layer.
-        known: expression that matches the names of the family.
-    """
-    # loaders skip a bias without a parameter, as GPTQ files have for every layer
-    if set(module.tensors) == {"bias"}:
-        return False
-    return not known.fullmatch(module.name) or _is_beyond(checkpoint, module.name)
-
-
-def _without_numbers(name: str) -> str:
-    """Return a layer name without the numbers of block and expert.
-
-    >>> _without_numbers("model.layers.3.mlp.gate")
-    'model.layers.N.mlp.gate'
-    """
-    # look-around keeps the dots for the next match, as numbers may follow each other
-    return re.sub(r"(?<=\.)\d+(?=\.)", "N", name)
-
-
-def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
+def _is_beyond(checkpoint: Checkpoint, module: Module) -> bool:
     """Return whether a layer's block has a number that the model does not have."""
-    layer = _LAYER.match(name)
+    layer = _LAYER.match(module.name)
     count = checkpoint.config.get("num_hidden_layers")
     # numbers of blocks begin with 0
     return layer is not None and type(count) is int and int(layer[1]) >= count
@@ -128,12 +105,11 @@ def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
 
 def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
     """Yield tensors of an attention module, except KV cache scales."""
-    prefixes = ("prob_output_",) if checkpoint.method in _PROBABILITIES else ()
+    # other layouts have no rule of their own for scales of probabilities
+    has_rule = checkpoint.method in _PROBABILITIES
     for end, tensor in module.tensors.items():
-        known = _OF_ATTENTION[module.last].fullmatch(end)
-        # startswith(()) is never true: without a rule of their own, scales of probabilities are
-        # unknown
-        if not known and not end.startswith(prefixes):
+        is_probability = has_rule and end.startswith("prob_output_")
+        if not is_probability and not _OF_ATTENTION[module.last].fullmatch(end):
             place = f"{module.name}.{end}"
             yield broken("tensor-unknown", place, f"{tensor}, which attention lacks")
 
@@ -142,36 +118,37 @@ def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield layers whose outputs Llama 4's loader reorders wrongly or in part."""
     # ``permute_qk_weight_for_rotary`` in llama4.py interleaves the rows of queries and keys for the
     # rotary embedding: rows of weight, weight_packed and weight_scale, but of no other tensor
-    if checkpoint.config.get("model_type") in ("llama4", "llama4_text"):
-        for module in checkpoint.linears:
-            # the vision tower is loaded without it
-            if module.last in _HEADS and module.name.startswith(_LANGUAGE_MODEL):
-                yield from _reordered_findings(checkpoint, module)
-
-
-def _reordered_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
-    """Yield a layer with packed rows or zero points, reordered wrongly by the loader."""
-    # eight outputs share an int32, which the loader takes for one row
-    packed = checkpoint.method == "quark" and module.has_type("I32")
-    zeros = _has_zero_points(module)
-    if packed or zeros or "qweight" in module.tensors:
-        text = f"its weight is {module.weight}"
-        if zeros:
-            text += ", with zero points"
-        yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)
-    else:
-        yield from _reordered_scale_findings(checkpoint, module)
+    if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
+        return
+    for module in checkpoint.linears:
+        # the vision tower is loaded without it
+        if module.last not in _HEADS or not module.name.startswith(_LANGUAGE_MODEL):
+            continue
+        # eight outputs share an int32, which the loader takes for one row
+        packed = checkpoint.method == "quark" and module.matrix.dtype == "I32"
+        # a single zero point holds for all rows, in any order
+        zeros = any(
+            "zero" in name and tensor.count > 1
+            for name, tensor in module.tensors.items()
+        )
+        if packed or zeros or "qweight" in module.tensors:
+            text = f"its weight is {module.weight}"
+            if zeros:
+                text += ", with zero points"
+            severity = REFUSED if packed else WRONG
+            yield broken("vllm-order", module.name, text, severity)
+        else:
+            yield from _reordered_scale_findings(checkpoint, module)
 
 
 def _reordered_scale_findings(
-    checkpoint: Checkpoint,
-    module: Module,
+    checkpoint: Checkpoint, module: Module
 ) -> Iterator[Finding]:
     """Yield a layer whose scales are for blocks of rows that the loader tears apart."""
-    weight, heads = module.weight, checkpoint.text_config.get(_HEADS[module.last])
-    if weight is None or not is_positive(heads):
+    heads = checkpoint.text_config.get(_HEADS[module.last])
+    if not is_positive(heads):
         return
-    rows = weight.shape[0]
+    rows = module.matrix.shape[0]
     # reordered as if each row of it were one of the weight; the reshape fails if it does not fill
     # pairs of rows in each head
     scale = module.tensors.get("weight_scale")
@@ -188,12 +165,3 @@ def _reordered_scale_findings(
     if several and block and block[0] % head:
         text = f"its scales are for blocks of {block[0]} rows, and a head has {head}"
         yield broken("vllm-order", module.name, text, WRONG)
-
-
-def _has_zero_points(module: Module) -> bool:
-    """Return whether a layer has per-channel or per-group zero points."""
-    return any(
-        # a single zero point holds for all rows, in any order
-        "zero" in name and tensor.count > 1
-        for name, tensor in module.tensors.items()
-    )

@@ -17,16 +17,18 @@ import pytest
 
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
-from quark_onnx.torch.validate.compressed import scheme_in_vllm as compressed_scheme
-from quark_onnx.torch.validate.compressed import slots_of as slots_of_group
-from quark_onnx.torch.validate.compressed_groups import GroupsInVllm
+from quark_onnx.torch.validate.compressed import GroupsInVllm
+from quark_onnx.torch.validate.compressed_schemes import (
+    scheme_in_vllm as compressed_scheme,
+)
+from quark_onnx.torch.validate.compressed_schemes import slots_of as slots_of_group
 from quark_onnx.torch.validate.header import Tensor
+from quark_onnx.torch.validate.layer_checks import slot_findings
 from quark_onnx.torch.validate.modules import Module, fused_parts
 from quark_onnx.torch.validate.native_fp8 import ExcludedInVllm
 from quark_onnx.torch.validate.packed import SkippedInVllm
 from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.quark_schemes import scheme_in_vllm, slots_of
-from quark_onnx.torch.validate.slots import slot_findings
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import (
     FP8,

@@ -20,7 +20,7 @@ from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.checkpoint import read
 from quark_onnx.torch.validate.clients import findings_of
-from quark_onnx.torch.validate.compressed_groups import GroupsInTransformers
+from quark_onnx.torch.validate.compressed import GroupsInTransformers
 from tests.quark_onnx.torch.validate import drafts
 from tests.torch_models import llama, made, saved, tokens
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.torch.validate import Validation, validate
-from quark_onnx.torch.validate.gguf_header import read_gguf
+from quark_onnx.torch.validate.llama_cpp import read_gguf
 from tests.quark_onnx.torch.validate import drafts
 
 gguf = pytest.importorskip("gguf")

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.torch.models.names import NamesInTransformers
-from quark_onnx.torch.validate.gptq_settings import SettingsInVllm
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.name_patterns import Expressions, NameParts, is_regular
 from quark_onnx.torch.validate.native_fp8 import ExcludedInVllm
+from quark_onnx.torch.validate.packed import SettingsInVllm
 from quark_onnx.torch.validate.quark_config import QuarkConfig, overrides_in_vllm
 from tests.quark_onnx.torch.validate.scaled import checkpoint_of, drafts
 

@@ -104,7 +104,7 @@ def test_only_a_part_of_many_scales_is_read(
     size = 2 * sum(
         draft.tensors[name][1][0] * draft.tensors[name][1][1] for name in names
     )
-    place = "quark_onnx.torch.validate.scale_values._MOST_BYTES"
+    place = "quark_onnx.torch.validate.model._MOST_BYTES"
     monkeypatch.setattr(place, size // 2)
     assert [*found_values(validate(folder, "vllm"))] == names[::2]
 
