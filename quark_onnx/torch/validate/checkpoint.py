@@ -24,6 +24,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files in which GPTQModel and AutoAWQ write the settings of a quantization.
 SETTINGS = ("quantize_config.json", "quant_config.json")
+NO_FILE = "there is no such file"
 #: Ends of the names of classes with a head over the vocabulary.
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Findings that leave tensors unknown.
@@ -224,14 +225,14 @@ def read(folder: Path) -> Checkpoint:
             f"{folder} holds neither {CONFIG} nor *.safetensors: it is no Hugging Face checkpoint"
         )
     damage = list[Finding]()
-    config = _read_json(folder / CONFIG, "config-json", damage)
+    config = _read_object(folder / CONFIG, "config-json", damage)
     # optional: clients generate with defaults of their own without the file
     if (folder / "generation_config.json").is_file():
-        _read_json(folder / "generation_config.json", "generation-config", damage)
+        _read_object(folder / "generation_config.json", "generation-config", damage)
     settings = dict[str, dict[str, Any]]()
     for name in SETTINGS:
         if (folder / name).is_file():
-            settings[name] = _read_json(folder / name, "settings-differ", damage)
+            settings[name] = _read_object(folder / name, "settings-differ", damage)
     index = _read_index(folder, damage)
     headers = dict[str, Header]()
     for file in _weights(files, index):
@@ -260,23 +261,27 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
     ]
 
 
-def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
-    """Return the JSON object of a file; an empty object and a finding if it has none."""
+def read_json(file: Path) -> tuple[Any, str]:
+    """Return the value of a JSON file, and the problem of a file that cannot be read, or ""."""
     try:
-        found = parse_json(read_text(file), file.name, ValueError).value
-    # "there is no such file" says more than the error of the operating system
+        return parse_json(read_text(file), file.name, ValueError).value, ""
+    # the text says more than the error of the operating system
     except FileNotFoundError:
-        problem = "there is no such file"
+        return None, NO_FILE
     except OSError as error:
-        problem = f"it cannot be read: {error.strerror}"
+        return None, f"it cannot be read: {error.strerror}"
     except ValueError as error:
-        problem = str(error)
-    else:
-        if isinstance(found, dict):
-            return found
+        return None, str(error)
+
+
+def _read_object(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty object and a finding if it has none."""
+    found, problem = read_json(file)
+    if not problem and not isinstance(found, dict):
         problem = f"it holds a {type(found).__name__} where an object should be"
-    damage.append(broken(rule, file.name, problem))
-    return {}
+    if problem:
+        damage.append(broken(rule, file.name, problem))
+    return object_of(found)
 
 
 def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
@@ -286,7 +291,7 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
     # a file that is no JSON has its finding already; only a sound file without weight_map needs
     # another
     before = len(damage)
-    found = _read_json(folder / INDEX, "index-json", damage).get("weight_map")
+    found = _read_object(folder / INDEX, "index-json", damage).get("weight_map")
     if found and isinstance(found, dict) and is_names([*found.values()]):
         return found
     if len(damage) == before:

@@ -126,7 +126,8 @@ class Groups:
 
     def group(self, module: Module) -> Group:
         """Return the group of a layer without its place; empty for a float layer."""
-        return (self.of(module) or ("", {}))[1]
+        _, group = self.of(module) or ("", {})
+        return group
 
 
 class GroupsInVllm(Groups):
@@ -355,7 +356,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _rows_of_blocks(groups: Groups, module: Module) -> object:
     """Return the number of outputs of the blocks of a layer; None if it has no blocks."""
     arguments = object_of(arguments_of(groups.group(module).get("weights")))
-    blocks = object_of(arguments).get("block_structure")
+    blocks = arguments.get("block_structure")
     return blocks and blocks[0]
 
 

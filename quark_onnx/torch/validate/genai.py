@@ -10,10 +10,9 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.json_file import parse_json
-from calibrators.limits import read_text
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import leaves
+from quark_onnx.torch.validate.checkpoint import NO_FILE, read_json
 from quark_onnx.torch.validate.fields import object_of, strings_of
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
@@ -29,18 +28,13 @@ def findings(folder: Path) -> Iterator[Finding]:
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; name that of {CONFIG}")
-    try:
-        config = parse_json(read_text(folder / CONFIG), CONFIG, ValueError).value
+    config, problem = read_json(folder / CONFIG)
     # a folder of another kind gets a rule of its own, with the command that writes such a folder
-    except FileNotFoundError:
+    if problem == NO_FILE:
         yield broken("genai-none", str(folder), f"there is no {CONFIG}")
         return
-    except OSError as error:
-        text = f"it cannot be read: {error.strerror}"
-        yield broken("genai-config", CONFIG, text)
-        return
-    except ValueError as error:
-        yield broken("genai-config", CONFIG, str(error))
+    if problem:
+        yield broken("genai-config", CONFIG, problem)
         return
     outside = [name for name in _values(config, "filename") if leaves(folder, name)]
     for file in outside:

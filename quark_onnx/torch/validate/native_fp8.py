@@ -13,7 +13,6 @@ from quark_onnx.torch.validate.fields import (
     FieldCheck,
     field_findings,
     is_positive,
-    meets,
     name_list_findings,
     one_of,
     strings_of,
@@ -78,7 +77,8 @@ def _config_findings(entries: dict[str, Any]) -> Iterator[Finding]:
     )
     # inputs of weights in blocks get their scales at runtime, a scale for each block
     block = entries.get("weight_block_size")
-    if block and _is_block(block) and meets(entries, {"activation_scheme": "static"}):
+    is_static = entries.get("activation_scheme") == "static"
+    if is_static and block and _is_block(block):
         place = f"{QUANTIZATION}.activation_scheme"
         yield broken("fp8-config", place, "static, with weight_block_size")
     for key in ("ignored_layers", "modules_to_not_convert"):
