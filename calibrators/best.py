@@ -91,7 +91,6 @@ def _least(
 
     Args:
         statistic: histograms of the samples, grouped by magnitude.
-        row: index of the row.
         candidates: intervals of the row, shape (candidates,).
         grid: integer codes.
     """

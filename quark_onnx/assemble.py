@@ -202,7 +202,6 @@ class Assembler:
 
         Args:
             pairs: the graph with pairs, which is changed.
-            planned: the settings, and the plans of bodies.
             data: the samples that fused operators are run on.
         """
         config, notes = planned.config, list[str]()
@@ -229,12 +228,7 @@ class Assembler:
     def _candidate(
         self, planned: Planned, graph: Graph, resolved: ResolvedPlan, data: RunData
     ) -> Assembled:
-        """Return the result of a float graph, as one of two to choose from.
-
-        Args:
-            planned: the settings, and the plans of bodies.
-            resolved: its plan and scales.
-        """
+        """Return the result of a float graph, as one of two to choose from."""
         plan, params = resolved
         pairs = _with_pairs(graph, plan, params, planned.config)
         made = self._completed(pairs, graph, plan, planned, data)
@@ -301,8 +295,6 @@ class Assembler:
         """Return the result with corrected biases if they raise the minimum output SQNR.
 
         Args:
-            planned: the settings, and the float graph.
-            resolved: its plan and scales.
             data: the data of the run; the first few samples that are held out decide.
         """
         # Means over padded borders and through saturation are approximations, which only the

@@ -243,7 +243,6 @@ def _mixed(  # noqa: PLR0913
     """Return the plan and the ranges in which nodes have the formats that a target needs.
 
     Args:
-        job: the model and the settings.
         settings: the target, and the formats to choose between.
         planned: the plan in the format of the configuration.
         progress: as for ``quantize_static``.

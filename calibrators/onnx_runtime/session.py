@@ -441,7 +441,6 @@ def _open_held(
 
     Args:
         model: the model, which fits into a protobuf message without the held tensors.
-        settings: options of the session.
         what: names the model in errors.
     """
     isolation = current()
@@ -464,7 +463,6 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     onnxruntime takes their paths relative to one folder.
 
     Args:
-        settings: options of the session.
         what: names the model in errors.
     """
     light = onnx.ModelProto()

@@ -172,7 +172,6 @@ def _split(
 
     Args:
         shapes: shapes of the arrays by name.
-        inputs: the model's inputs.
         path: the file, for messages.
 
     Raises:
@@ -243,7 +242,6 @@ def _rows(
 
     Args:
         shapes: shapes of the arrays by name.
-        inputs: the model's inputs.
         path: the file, for messages.
 
     Raises:

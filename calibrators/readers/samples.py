@@ -340,7 +340,6 @@ def _cast(
     """Return an array in the element type of an input.
 
     Args:
-        array: the given array.
         want: the type of the input; None leaves the type unchecked.
         place: names sample and input in messages.
 

@@ -297,7 +297,6 @@ def _scope(
     Args:
         model: the body as a model; an empty model for the main graph.
         watched: the tensors to measure in the graph itself.
-        insides: the bodies of the graph's nodes.
         borrowed: names that a body captures from outer graphs, constants included.
     """
     scopes = list[Scope]()
@@ -362,7 +361,6 @@ def _parts(
     """Return observations whose statistics merge exactly to the given observation.
 
     Args:
-        graph: the graph of the tensor.
         observation: the observation of the result of a Concat, or of any other tensor.
         wanted: the required observations, among which the parts have to be.
 
@@ -396,7 +394,6 @@ def _statistics(
     """Return the statistic of every observation, measured now or before.
 
     Args:
-        graph: the graph of the tensors.
         wanted: the required observations.
         found: the measured statistics, in the order of ``_watched``; one is consumed for each
             observation that was measured.
@@ -437,9 +434,7 @@ def _ranges(
     """Return the statistics by use, in the order of the scope's observations.
 
     Args:
-        graph: the graph of the plan.
         plan: the plan; not changed.
-        insides: the bodies of the graph's nodes.
         found: the measured statistics, of the graph first and then of the bodies; consumed.
         known: statistics known before the run; None for none.
 
@@ -490,7 +485,6 @@ def _unfit(statistic: Statistic, entry: Quantize) -> str:
     """Return why a statistic gives no scale; empty if it does.
 
     Args:
-        statistic: the statistic of all samples.
         entry: the decision for the tensor, possibly with a minimum range of the user.
     """
     if not statistic.lo.size:

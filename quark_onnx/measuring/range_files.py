@@ -152,7 +152,6 @@ def _ends(
     """Return the range of every tensor with a per-tensor statistic.
 
     Args:
-        calibration: the measured statistics.
         calibrator: computes ranges for int8 without -128; tensors without the statistic that it
             needs are left out.
 

@@ -149,7 +149,6 @@ def _check_crossing(
     """Check the tensors that cross the cut.
 
     Args:
-        graph: the whole model.
         crossing: tensors that the first part computes and the second one reads.
         tensors: the tensors that the user names; empty for a cut after the last layers.
 

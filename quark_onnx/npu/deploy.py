@@ -252,7 +252,6 @@ def _in_types(sample: Sample, kinds: Mapping[str, int]) -> Sample:
     """Return a sample with some arrays converted.
 
     Args:
-        sample: arrays by name.
         kinds: types of the arrays to convert, as ``TensorProto.DataType``, by name.
     """
     converted = dict(sample)
@@ -358,7 +357,6 @@ def _write(
 
     Args:
         folder: an empty folder.
-        bundle: the reports and settings.
         model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
     """

@@ -118,7 +118,6 @@ def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
     """Limit the block size to the padded length of the axis.
 
     Args:
-        spec: quantization of the weight.
         length: size of the axis along which blocks run.
 
     Returns:
@@ -150,7 +149,6 @@ def _by_channel(
 
     Args:
         spec: the requested quantization in blocks; formats of 8 bits or more are kept.
-        shape: shape of the weight.
         axis: axis of the output channels; None for a scale per tensor.
     """
     # Symmetric codes save the zero points, and the solvers of blocks have no block to solve.

@@ -175,8 +175,6 @@ class PlanBuilder(Plan):
         """Return a decision whose scales serve one output channel each, where they must.
 
         Args:
-            tensor: name of the weight.
-            axes: its axes.
             entry: the decision with scales as integer kernels take them, or with blocks.
         """
         spec, shape = entry.spec, tuple(self.graph.initializers[tensor].dims)
@@ -311,9 +309,7 @@ class PlanBuilder(Plan):
 
         Args:
             node: the node that moves the values.
-            result: name of the result.
             source: name of the tensor that holds the values before.
-            origin: decision at the root of the source.
         """
         # A format of the user's choice for the result excludes the scale of the source.
         if self._is_separate(result):
@@ -341,7 +337,6 @@ class PlanBuilder(Plan):
         Args:
             node: the node that moves the values.
             result: name of the result; unchanged if it has a decision.
-            origin: decision at the root of the source.
         """
         if Use(result) not in self.entries and self.specs[node].static:
             self._put(node, result, Quantize(origin.spec, self._channels(result)))
@@ -581,7 +576,6 @@ def _may_share(origin: Quantize, present: Entry | None) -> bool:
     """Return whether a result can have the scale of its source.
 
     Args:
-        origin: decision at the root of the source.
         present: decision for the result, None if there is none.
     """
     # A dynamic scale belongs to one product, and is not shared.

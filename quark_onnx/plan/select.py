@@ -99,9 +99,7 @@ def _configured(graph: Graph, node: Node, config: QConfig) -> NodeSpec:
     """Return the settings of a node without overrides.
 
     Args:
-        graph: the model.
         node: the node; one that gathers rows of a table gets the settings of tables.
-        config: the user's configuration.
     """
     # Rows of a table reach the following layers unsummed: tables have settings of their own.
     if looks_up(graph, node):
@@ -124,8 +122,6 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     """Return the nodes that stay float, with the reason.
 
     Args:
-        graph: the model.
-        config: the user's configuration.
         strict: one of ``op_types``, and every pattern of ``nodes``, must match.
 
     Raises:
@@ -179,8 +175,6 @@ def _settled(spec: NodeSpec, config: QConfig, measured: bool) -> NodeSpec:
 
     Args:
         spec: the settings of a node after all overrides.
-        config: the user's configuration.
-        measured: activations can be measured.
     """
     activation = spec.activation
     weight = spec.weight
@@ -240,7 +234,6 @@ def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
     """Return the nodes whose names match a pattern, pattern by pattern.
 
     Args:
-        graph: the model.
         patterns: names, globs, or regular expressions after "re:".
         strict: every pattern must match a node, of a body at least.
 
@@ -269,7 +262,6 @@ def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]
     """Return the nodes of operator types, type by type.
 
     Args:
-        graph: the model.
         strict: every type must occur, in a body at least.
 
     Raises:
@@ -297,7 +289,6 @@ def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
     """Return the nodes between the two ends of an override.
 
     Args:
-        graph: the model.
         override: the override; one without ``between`` matches no node here.
         strict: both ends must exist, and a node must lie between.
 
@@ -346,7 +337,6 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 
     Args:
         pattern: a name, a glob, or ``"re:"`` with a regular expression.
-        names: names of nodes.
 
     Raises:
         ConfigError: the regular expression is not valid.
@@ -375,7 +365,6 @@ def _between(
     """Return the nodes on the paths from ``starts`` to ``ends``.
 
     Args:
-        graph: the model.
         starts: names of nodes, or of tensors, which stand for their readers.
         ends: names of nodes, or of tensors, which stand for their producers.
         strict: every name must stand for a node.
@@ -400,8 +389,6 @@ def _nodes_at(
     """Return nodes by name, or the readers or the producer of a tensor by its name.
 
     Args:
-        graph: the model.
-        names: names of nodes or tensors.
         strict: every name must stand for a node.
         reading: a tensor stands for its readers, otherwise for its producer.
 
@@ -425,7 +412,6 @@ def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
     """Return the readers of a tensor, or its producer, if there is one.
 
     Args:
-        graph: the model.
         reading: return the readers, for which a tensor stands as a start.
     """
     if reading:
@@ -437,7 +423,6 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
     """Return the error for a start or an end of ``between`` that stands for no node.
 
     Args:
-        graph: the model.
         name: the start, if ``reading``, or the end.
         reading: the name was to be that of a node, or of a tensor that a node reads.
     """

@@ -109,7 +109,6 @@ def _apply_rule(plan: PlanBuilder, node: Node, *, movers: bool) -> None:
     """Let the rule of a node decide, or keep the node float.
 
     Args:
-        plan: the plan under construction.
         node: the node; the nodes before it are decided.
         movers: request the input of an operator that only moves values.
     """

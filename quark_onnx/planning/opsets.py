@@ -207,9 +207,6 @@ def _is_at_every_opset(entry: Quantize) -> bool:
 def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
     """Raise an error for a format that no domain has at the highest opset allowed.
 
-    Args:
-        entries: the quantized tensors.
-
     Raises:
         ConfigError: the first such format needs a higher opset.
     """
@@ -230,7 +227,6 @@ def _first_raised(
     """Return the graph at the first of some opsets that leaves its outputs unchanged.
 
     Args:
-        opsets: the opsets to try, in order.
         sample: a sample for the comparison; None for none.
 
     Returns:

@@ -199,11 +199,7 @@ class PreprocessingCheck:
             return list(self._found(session))
 
     def _found(self, session: Session) -> Iterator[Finding]:
-        """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures.
-
-        Args:
-            session: session on the float model.
-        """
+        """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures."""
         if self._given is not None and self._pictures() is not None:
             # The float model runs on further samples only where pictures have alternatives to
             # compare.
@@ -274,9 +270,7 @@ class PreprocessingCheck:
         """Yield findings on the scaling and the order of channels of pictures.
 
         Args:
-            session: session on the float model.
             name: the input with the pictures.
-            axis: its channel axis.
             images: the pictures of every sample, channels on axis 1.
         """
         pictures = Pictures(self._feeds, name, axis, images, scaling_of(images))
@@ -298,7 +292,6 @@ class PreprocessingCheck:
         """Yield a finding from the responses of the first layers, or from the outputs.
 
         Args:
-            session: session on the float model.
             alternatives: the preprocessings to compare with the given one.
         """
         layers = FirstLayers(self._model)
@@ -334,7 +327,6 @@ class PreprocessingCheck:
         """Return a finding from the evidence in the outputs, if there are enough.
 
         Args:
-            session: session on the float model.
             alternatives: the preprocessings that the responses of the first layers leave.
             distance: from the data of the training; None without a BatchNormalization.
         """
@@ -352,9 +344,6 @@ class PreprocessingCheck:
     def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
         """Return the ratios of responses to biases on the first rows of an alternative.
 
-        Args:
-            layers: the first layers.
-
         Returns:
             A ratio per layer with a bias and without a BatchNormalization.
         """
@@ -370,7 +359,6 @@ class PreprocessingCheck:
         """Return alternatives whose responses are as near to the biases as the given ones.
 
         Args:
-            layers: the first layers.
             alternatives: the alternatives; those without another scaling are kept.
         """
         near = list[Alternative]()
@@ -390,10 +378,7 @@ class PreprocessingCheck:
         """Return a scaling with influential biases in a detector's first layers.
 
         Args:
-            session: session on the float model.
-            layers: the first layers.
             responses: their responses to the given inputs, which are far larger than the biases.
-            alternatives: the preprocessings to try.
 
         Returns:
             The first one whose responses fit the biases and which keeps the detections; None
@@ -427,7 +412,6 @@ class PreprocessingCheck:
         """Return a preprocessing with significantly more evidence in the outputs.
 
         Args:
-            session: session on the float model.
             alternatives: the preprocessings to try; those with fewer changes first.
 
         Returns:
@@ -534,7 +518,6 @@ def _batch_norm_finding(
     The finding names the alternative that agrees.
 
     Args:
-        layers: the first layers.
         alternatives: the preprocessings to compare; those with two changes are skipped.
         distance: distance of the given data, as from ``FirstLayers.batch_norm_distance``.
         few: number of leading samples to compare on.

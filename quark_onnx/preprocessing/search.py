@@ -110,7 +110,6 @@ class PreprocessingSearch:
 
         Args:
             alternatives: the alternatives; a scaling comes before its pair with the other order.
-            count: number of samples.
         """
         promising: list[TriedAlternative] = []
         hopeless: list[Alternative] = []
@@ -130,7 +129,6 @@ class PreprocessingSearch:
         """Return whether an alternative has too little evidence on the first samples.
 
         Args:
-            count: number of samples.
             trial: the alternative, with its evidence on them.
         """
         found = trial[1]
@@ -182,7 +180,6 @@ def _equals(
     """Return the other alternatives with evidence as strong as the best's.
 
     Args:
-        best: the chosen alternative.
         tried: all trials on the same rows, with that of ``best``.
     """
     equals = list[Alternative]()

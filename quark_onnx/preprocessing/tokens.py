@@ -87,7 +87,6 @@ def _embedding_in(
     """Return the input of token identifiers, and the embedding table, of a graph without bodies.
 
     Args:
-        graph: the graph of a model, or a body.
         constants: constants that its nodes can read, by name.
         inputs: names of the inputs of the model.
 

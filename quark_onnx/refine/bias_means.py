@@ -221,7 +221,6 @@ def _means_of(
     """Return channel means of the inputs of layers, known or by a run of the float model.
 
     Args:
-        samples: the samples to average over.
         known: means over these samples, returned if they include every layer; empty for none.
     """
     tensors = {place.node.input(0) for place in places}
@@ -249,7 +248,6 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
     Args:
         graph: the graph; changed in place.
         spatial: the channels are axis 1; otherwise they are the last axis.
-        channels: number of channels.
 
     Returns:
         The name of the result. Rows of a matrix count as positions of one batch element.

@@ -279,7 +279,6 @@ def _levels(entry: Quantize, scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
     """Return the representable values of a planned constant.
 
     Args:
-        entry: the entry of the plan.
         zero: the zero points, in the shape of the scales.
     """
     zeros = zero.astype(np.float32)
@@ -392,7 +391,6 @@ class RowCollector:
 
         Args:
             width: number of values of a row, inputs and targets together.
-            groups: number of groups of the layer.
             seed: seed of the sampled positions.
         """
         rest, held = self._parts
@@ -562,9 +560,6 @@ class RowCollector:
     def _mean(self, groups: int) -> Doubles:
         """Return the float input means: the channel mean at every kernel tap.
 
-        Args:
-            groups: number of groups of the layer.
-
         Returns:
             (groups, inputs), with the inputs of a group in the order of the flattened weight.
         """
@@ -626,7 +621,6 @@ class RowCollector:
 
         Args:
             x: the stored input of the layer on the sample.
-            index: index of the sample.
 
         Yields:
             (groups, rows, inputs), as stored: in codes, or in float.

@@ -346,7 +346,6 @@ def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
     """Return a description of the change of the outputs.
 
     Args:
-        graph: the rewritten graph.
         sample: the sample on which both are compared.
     """
     errors = measure(reference.remembering, open_session(graph.to_model()), [sample])

@@ -190,7 +190,6 @@ class _Run:
 
         Args:
             place: the layer. Layers come in graph order, as inference does not go back.
-            optimizers: optimizers, applied in order.
 
         Returns:
             The losses before and after, and the number of outputs that each optimizer changed.

@@ -44,7 +44,6 @@ def _project(node: Node, plan: PlanBuilder, x: str, place: int, bias: str) -> No
 
     Args:
         node: the attention.
-        x: name of the input.
         place: position of the projection weight among the inputs.
         bias: name of the bias; empty if there is none.
     """

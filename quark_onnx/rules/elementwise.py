@@ -180,7 +180,6 @@ def _with_float_operands(
     """Quantize the operands except some, where the engine has float, and the result.
 
     Args:
-        node: the operator.
         kept: names of the operands that stay float.
         reason: why they stay float.
     """
@@ -204,7 +203,6 @@ def _operands(
     """Quantize operands and the result, unless an operand is a mask.
 
     Args:
-        node: the operator.
         operands: names of the operands, of which none may be a mask.
         quantized: names of the operands to quantize; None for all.
     """

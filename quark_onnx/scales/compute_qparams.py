@@ -135,7 +135,6 @@ def _computed(
     """Return scale and zero point from the range of a tensor, measured or known.
 
     Args:
-        ranges: the statistics of the measured activations.
         entry: the decision for the use, without a scale given by the user.
         zeros: gets the use if its range is zero alone.
     """
@@ -223,8 +222,6 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
     """Return whether float16 cannot store the greatest scale: too large, or too small.
 
     Args:
-        ranges: the statistics of the measured activations.
-        use: the use of the tensor.
         entry: its decision; False for scales stored in float32.
     """
     if entry.spec.scale != "float16":
@@ -251,7 +248,6 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
 
     Args:
         use: the use of the tensor; a constant if the entry has blocks.
-        entry: its decision.
         found: the range per tensor, per channel, or per row of ``entry.rows``.
     """
     params = params_for(found, entry.spec.grid, entry.axis)
@@ -302,10 +298,6 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
 
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     """Return the range of a tensor, within the ends that the user gives.
-
-    Args:
-        ranges: the statistics of the measured activations.
-        entry: its decision.
 
     Returns:
         Arrays of one value per tensor, or of one per channel or row of ``entry.rows``.
@@ -367,10 +359,6 @@ def _snapped(
 def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     """Return the range of a tensor, known, measured or of a constant, before the user's ends.
 
-    Args:
-        ranges: the statistics of the measured activations.
-        entry: its decision.
-
     Returns:
         Arrays of one value per tensor, or of one per channel or row of ``entry.rows``; zeros if
         the user gives both ends.
@@ -425,7 +413,6 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
     Args:
         use: the use of the bias, a constant.
         params: the scales of the products, one or one per output.
-        dtype: the type of the codes.
     """
     bias = graph.constant(use.tensor)
     assert bias is not None
@@ -580,9 +567,6 @@ def _set_scales(  # noqa: PLR0913
 def _holds_zeros(graph: Graph, root: Use, weight: Entry | None) -> NDArray[np.bool_]:
     """Return which channels of a constant weight hold zeros alone, such as pruned ones.
 
-    Args:
-        weight: its decision.
-
     Returns:
         (channels,), or (); False for a weight whose scales obey further rules.
     """
@@ -650,10 +634,6 @@ def _own_weight(
 
 def _multiplying(graph: Graph, node: Node, bias: str, weight: str) -> Node | None:
     """Return the node that multiplies by a weight: a reader of the bias, or the MatMul before it.
-
-    Args:
-        bias: name of the bias.
-        weight: name of the weight.
 
     Returns:
         The node; None if the reader adds the bias to something else.

@@ -89,7 +89,6 @@ def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
     Args:
         node: the Softmax, LogSoftmax or Exp.
         plan: the plan; changed in place.
-        ranges: the calibrated ranges.
 
     Returns:
         Notes for the report.
@@ -130,7 +129,6 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
 
     Args:
         node: a node of any operator; those that select detections, and Concat, have reasons.
-        ranges: the calibrated ranges.
     """
     if node.kind in _DECODING:
         return "it selects detections"
@@ -164,7 +162,6 @@ def _magnitudes(node: Node, plan: Plan, ranges: Ranges) -> dict[str, float]:
 
     Args:
         plan: the plan; known bounds precede measured ranges.
-        ranges: the calibrated ranges.
 
     Returns:
         The magnitudes in the order of the inputs; inputs without a known range are left out.

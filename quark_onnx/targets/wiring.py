@@ -173,7 +173,6 @@ def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
     0 <= i <= 15, o >= 7 and o <= i + 14; the reference's bound of 31 on 14 + i - o cannot bind.
 
     Args:
-        name: name of the node.
         i: key of the input.
         o: key of the result.
     """
@@ -194,8 +193,6 @@ def _elementwise(
     """Return the constraints of an Add, Sub or Mul of two tensors with positions.
 
     Args:
-        kind: the operator.
-        name: name of the node.
         inputs: keys of the operands.
         o: key of the result.
         gates: keys of the inputs of hard sigmoids.

@@ -379,7 +379,6 @@ def _writes_wide_codes(graph: GraphProto, constants: Mapping[str, TensorProto]) 
     """Return whether a graph quantizes an activation to 16 bits, without its bodies.
 
     Args:
-        graph: the graph of a model, or a body.
         constants: constants that its nodes can read, by name.
     """
     for proto in graph.node:

@@ -446,7 +446,6 @@ class _Search:
         """Return the goal of a model, computed from outputs on samples.
 
         Args:
-            trial: the quantized model.
             samples: one of the sample lists of this search.
 
         Returns:
@@ -650,10 +649,6 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
 
 def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str]:
     """Return the measured price of raised nodes, and a warning where floats are faster.
-
-    Args:
-        found: the findings.
-        settings: the optimizer.
 
     Returns:
         The notes; empty without measured runtimes.

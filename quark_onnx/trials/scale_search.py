@@ -348,7 +348,6 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
     Args:
         descent: the measured errors.
         start: the scales before all moves; not changed.
-        limits: constraints of the target.
     """
     moves = list[_Move]()
     scales = dict(start)
@@ -379,7 +378,6 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
     Args:
         moves: the moves, in graph order.
         start: the scales before all moves; not changed.
-        limits: constraints of the target.
     """
     scales = start
     for move in moves:
@@ -438,7 +436,6 @@ def _checked(
         probe: measures the output error of the model.
         moves: the promising moves, in graph order.
         start: the scales before all moves.
-        limits: constraints of the target.
 
     Returns:
         The scales of every use; empty if every set makes the outputs worse by more than chance.

@@ -278,7 +278,6 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
     """Return the rounded tensor for ``reader``; an output keeps its name.
 
     Args:
-        quantized: the graph with Q/DQ pairs.
         tensor: name of the tensor in the float graph.
         reader: the Concat of the float graph that reads the tensor; None for an output.
     """

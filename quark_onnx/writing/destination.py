@@ -92,7 +92,6 @@ def _require_free(folder: Path, files: Sequence[str], target: Path) -> None:
     """Check that an output with external data replaces no other file.
 
     Args:
-        folder: the folder of the input model.
         files: external data files of the input model, relative to the folder.
 
     Raises:

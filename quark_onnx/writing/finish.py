@@ -649,7 +649,6 @@ def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     """Return the error of onnx's check; None if a model passes, or is too large for it.
 
     Args:
-        model: the model, or its file.
         full: infer shapes, too.
     """
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:

@@ -177,7 +177,6 @@ def _fused(
     """Return a copy with fusions at ``places`` (None for all), bodies included.
 
     Args:
-        graph: the graph with Q/DQ pairs.
         places: the fusions to make; None for all.
         before: names of nodes to skip.
         where: prefix of node names, distinct for each body.

@@ -517,8 +517,6 @@ class _Writer:
 
         Args:
             source: name of the input of QuantizeLinear.
-            scale: the scale and zero point.
-            dtype: the type of the codes.
 
         Returns:
             The ends of the storage type, or the least and greatest code of a constant.
@@ -532,11 +530,6 @@ class _Writer:
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
         """Write the real value of a code, per channel or block, as a constant.
-
-        Args:
-            use: the use of the tensor.
-            scale: the scale and zero point.
-            code: the integer code.
 
         Returns:
             The name of the constant, float32, in a shape that broadcasts against the tensor.
@@ -677,8 +670,6 @@ class _Writer:
 
         Args:
             op_type: ExtendedQuantizeLinear or ExtendedDequantizeLinear.
-            source: name of the input.
-            result: name of the output.
             use: the use of the tensor, from which the name of the node is derived.
             dtype: the 16-bit type.
         """
@@ -724,7 +715,6 @@ class _Writer:
 
         Args:
             source: name of the float value.
-            use: the use of the tensor.
             entry: the decision for the tensor, with the axis of the blocks.
             dtype: the block format of ``entry``.
             result: name of the rounded value; empty for a new name.
@@ -801,7 +791,6 @@ class _Writer:
         Args:
             tensor: name of the float constant.
             use: the use of the constant, from which the name of the codes is derived.
-            scale: the scale, zero point and grid.
             entry: the decision for the constant, with the arrangement of its codes.
 
         Returns:
@@ -906,7 +895,6 @@ class _Writer:
 
         Args:
             root: the use that owns the scale.
-            params: its scale and zero point.
 
         Returns:
             The name of the float32 scale; of the Cast's output for a float16 scale.
@@ -924,7 +912,6 @@ class _Writer:
         """Write a scale or a zero point, large for blocked formats.
 
         Args:
-            name: the wanted name.
             array: the values, a number or an array of any rank.
 
         Returns:
@@ -947,9 +934,7 @@ class _Writer:
         """Append a QuantizeLinear or DequantizeLinear node, in a domain that has the format.
 
         Args:
-            op_type: "QuantizeLinear" or "DequantizeLinear".
             inputs: names of the value, of the scale, and of the zero point if there is one.
-            output: name of the output.
             use: the use of the tensor, from which the name of the node is derived.
             scale: format, axis and block size.
         """
@@ -1075,7 +1060,6 @@ def _least_opset(dtype: Scaled, params: QParams) -> int:
     """Return the first opset whose DequantizeLinear supports a format.
 
     Args:
-        dtype: the type of the codes.
         params: scale and zero point; axis and block size need later opsets.
     """
     if params.block_size:

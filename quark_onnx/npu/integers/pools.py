@@ -168,7 +168,6 @@ def _mean(
     """Return the average over some axes, exactly or with the engine's factor.
 
     Args:
-        call: the node.
         axes: axes to average over, counted from the front.
         keepdims: keep the axes with a size of 1.
         factor: R, k and n of ``engine_factor``.
