@@ -105,11 +105,11 @@ def calibrate(  # noqa: PLR0913
     watched = _watched(graph, wanted, known)
     # Bodies have no keys: their tensors are measured in each run.
     if begun is not None and not insides:
-        first = begun.known(watched)
+        begun_statistics = begun.known(watched)
         # All or nothing: one missing tensor needs a run over the first samples anyway.
-        if len(first) == len(watched):
-            run = _Rest(begun.calibration.samples, samples, progress, receive)
-            found = run.collect(extended or graph, watched, first, executor)
+        if len(begun_statistics) == len(watched):
+            rest = _Rest(begun.calibration.samples, samples, progress, receive)
+            found = rest.collect(extended or graph, watched, begun_statistics, executor)
             return _ranges(graph, plan, (), iter(found))
     if keyed is not None:
         # Duplicates among the plans are merged by ``richer``.
@@ -201,7 +201,7 @@ class _Rest:
             following = next(self._samples, None)
             if following is None:
                 return totals
-            found = collect(
+            statistics = collect(
                 graph.to_model,
                 watched,
                 chain([following], self._samples),
@@ -210,8 +210,8 @@ class _Rest:
                 progress=lambda done: self._update(self._first + done),
                 receive=self._received if self._receive is not None else None,
             )
-        for total, more in zip(totals, found, strict=True):
-            total.merge(more)
+        for total, statistic in zip(totals, statistics, strict=True):
+            total.merge(statistic)
         return totals
 
     def _update(self, done: int) -> None:
@@ -257,26 +257,28 @@ def calibrate_each(
     """
     wanted = [_wanted(graph, plan) for plan in plans]
     # Plans of one graph mostly want the same observations, each of which is measured once.
-    every = list(dict.fromkeys(list(chain.from_iterable(wanted))))
-    known = {} if keyed is None else keyed.known(every)
+    observations = list(dict.fromkeys(chain.from_iterable(wanted)))
+    known = {} if keyed is None else keyed.known(observations)
     watched = list(
         dict.fromkeys(
-            [value for group in wanted for value in _watched(graph, group, known)]
+            observation
+            for group in wanted
+            for observation in _watched(graph, group, known)
         ),
     )
     if keyed is not None:
         watched = keyed.richer(watched)
-    found = list[Statistic]()
+    statistics = list[Statistic]()
     if watched:
         if keyed is not None:
             samples = keyed.measured(samples)
         with data_errors():
-            found = collect(graph.to_model, watched, samples, progress=progress)
+            statistics = collect(graph.to_model, watched, samples, progress=progress)
     if keyed is not None:
-        keyed.keep(watched, found)
-        known = keyed.known(every)
+        keyed.keep(watched, statistics)
+        known = keyed.known(observations)
     else:
-        known = dict(zip(watched, found, strict=True))
+        known = dict(zip(watched, statistics, strict=True))
     return [_ranges(graph, plan, (), iter(()), known) for plan in plans]
 
 
@@ -307,7 +309,7 @@ def _scope(
             _scope(shapeless(inside), observed, inside.insides, body.borrowed)
         )
     # Captured constants are copies in the body, and need no value from outside.
-    inputs = frozenset([value.name for value in model.graph.input])
+    inputs = frozenset(value.name for value in model.graph.input)
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
 
@@ -346,11 +348,11 @@ def _watched(
     Returns:
         The observations to measure, in the order of ``wanted``.
     """
-    watched = list[Observation]()
-    for observation in [value for value in wanted if value not in known]:
-        if not _parts(graph, observation, wanted):
-            watched.append(observation)
-    return watched
+    return [
+        observation
+        for observation in wanted
+        if observation not in known and not _parts(graph, observation, wanted)
+    ]
 
 
 def _parts(
@@ -361,11 +363,10 @@ def _parts(
     """Return observations whose statistics merge exactly to the given observation.
 
     Args:
-        observation: the observation of the result of a Concat, or of any other tensor.
         wanted: the required observations, among which the parts have to be.
 
     Returns:
-        An observation for every input of the Concat; empty if the observation must be measured
+        An observation for every input of a Concat; empty if the observation must be measured
         directly.
     """
     node = graph.producer(observation.tensor)
@@ -380,9 +381,7 @@ def _parts(
     ):
         return []
     parts = [replace(observation, tensor=name) for name in node.inputs]
-    if [part for part in parts if part not in wanted]:
-        return []
-    return parts
+    return parts if all(part in wanted for part in parts) else []
 
 
 def _statistics(
@@ -405,7 +404,7 @@ def _statistics(
         known[observation] = next(found)
     # A Concat may join the results of others: parts are computed before the whole.
     # An explicit stack, because chains of Concat may exceed the recursion limit.
-    todo = [value for value in wanted if value not in known]
+    todo = [observation for observation in wanted if observation not in known]
     while todo:
         observation = todo.pop()
         parts = _parts(graph, observation, wanted)
@@ -421,7 +420,8 @@ def _statistics(
 
 def unmeasured(graph: Graph, plan: Plan) -> list[str]:
     """Return the tensors whose ranges depend on calibration data."""
-    return list(dict.fromkeys(each.tensor for each in _wanted(graph, plan)))
+    wanted = _wanted(graph, plan)
+    return list(dict.fromkeys(observation.tensor for observation in wanted))
 
 
 def _ranges(
@@ -464,21 +464,17 @@ def _ranges(
         if not inside.played:
             bodies.append(inside)
             continue
-        own = _ranges(inside.graph, inside.plan, inside.insides, found)
-        measured = replace(
-            inside,
-            plan=own.plan,
-            ranges=own.ranges,
-            insides=own.insides,
+        body = _ranges(inside.graph, inside.plan, inside.insides, found)
+        bodies.append(
+            replace(inside, plan=body.plan, ranges=body.ranges, insides=body.insides)
         )
-        bodies.append(measured)
     return Calibrated(changed.build(), ranges, bodies)
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
     """Return whether calibration has to measure the range of a use."""
-    known = entry.given is not None and entry.given.known
-    return entry.spec.measured and not known and not graph.is_constant(use.tensor)
+    is_given = entry.given is not None and entry.given.known
+    return entry.spec.measured and not is_given and not graph.is_constant(use.tensor)
 
 
 def _unfit(statistic: Statistic, entry: Quantize) -> str:
@@ -583,9 +579,9 @@ class _Reservoir:
             self._kept[index] = sample
         else:
             # Sample number n replaces a kept one with probability most / n.
-            place = self._draws.randrange(self._seen)
-            if place < self._most:
-                self._kept.pop(sorted(self._kept)[place])
+            drawn = self._draws.randrange(self._seen)
+            if drawn < self._most:
+                self._kept.pop(sorted(self._kept)[drawn])
                 self._kept[index] = sample
         self._bound()
 
@@ -687,10 +683,10 @@ class HoldOut:
             outputs: outputs of the calibrated graph.
         """
         positions = set(self._reservoir.positions)
-        for old in self._outputs.keys() - positions:
-            del self._outputs[old]
-        known = [*self._outputs.values(), outputs]
-        if position in positions and _array_bytes(known) <= _VERDICT_BYTES:
+        for dropped in self._outputs.keys() - positions:
+            del self._outputs[dropped]
+        kept = [*self._outputs.values(), outputs]
+        if position in positions and _array_bytes(kept) <= _VERDICT_BYTES:
             self._outputs[position] = outputs
 
     def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:

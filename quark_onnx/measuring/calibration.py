@@ -86,12 +86,13 @@ class Calibration:
     @property
     def kinds(self) -> list[str]:
         """Return the kinds of statistics."""
-        statistics = [
-            statistic
-            for entry in self._tensors.values()
-            for statistic in entry.statistics
-        ]
-        return sorted(set(map(kind_of, statistics)))
+        return sorted(
+            {
+                kind_of(statistic)
+                for entry in self._tensors.values()
+                for statistic in entry.statistics
+            }
+        )
 
     def find(self, key: str, axis: int | None, wanted: Statistic) -> Statistic | None:
         """Return the statistic of a tensor; None without a measurement.
@@ -122,7 +123,9 @@ class Calibration:
             return
         entry = self._tensors.setdefault((key, axis), Measured(name, axis))
         # Statistics that the new one implies would only take space.
-        kept = [each for each in entry.statistics if derived(statistic, each) is None]
+        kept = [
+            known for known in entry.statistics if derived(statistic, known) is None
+        ]
         entry.statistics = [*kept, statistic]
 
     def save(self, path: str | Path) -> None:
@@ -253,7 +256,7 @@ class Keyed:
         """
         found = {}
         for observation in observations:
-            store, key = self._place(observation)
+            store, key = self._store_and_key(observation)
             wanted = observation.calibrator.statistic()
             statistic = store.find(key, observation.axis, wanted)
             if statistic is not None:
@@ -272,15 +275,13 @@ class Keyed:
         """
         if not self._rich:
             return list(observations)
-        found = dict[Observation, None]()
+        rich = dict[Observation, None]()
         for observation in observations:
             # A moving average depends on the order of the samples, and follows from no histogram.
-            moving = isinstance(observation.calibrator.statistic(), MovingExtremes)
-            rich = observation
-            if not moving:
-                rich = replace(observation, calibrator=Everything())
-            found[rich] = None
-        return list(found)
+            if not isinstance(observation.calibrator.statistic(), MovingExtremes):
+                observation = replace(observation, calibrator=Everything())
+            rich[observation] = None
+        return list(rich)
 
     def keep(
         self,
@@ -294,7 +295,7 @@ class Keyed:
             statistics: a statistic for each observation.
         """
         for observation, statistic in zip(observations, statistics, strict=True):
-            store, key = self._place(observation)
+            store, key = self._store_and_key(observation)
             store.add(observation.tensor, key, observation.axis, statistic)
 
     def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
@@ -311,7 +312,7 @@ class Keyed:
             self.calibration.digests[sample_key(sample)] = None
             yield sample
 
-    def _place(self, observation: Observation) -> tuple[Calibration, str]:
+    def _store_and_key(self, observation: Observation) -> tuple[Calibration, str]:
         key = self._keys.get(observation.tensor)
         if key is None:
             return self._others, observation.tensor

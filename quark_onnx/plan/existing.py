@@ -66,7 +66,7 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         )
     # Tensors next to quantized nodes have the scale of their first quantizer, and a second pair
     # would round the values again.
-    touched = dict.fromkeys([value.name for value in quantizing])
+    touched = dict.fromkeys(node.name for node in quantizing)
     for node in quantizing:
         for neighbour in (*graph.leaders(node), *graph.followers(node)):
             touched[neighbour.name] = None

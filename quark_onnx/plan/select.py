@@ -7,9 +7,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quark_onnx.common.containers import (
-    excluding,
-)
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.wording import counted
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
@@ -132,13 +129,13 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     if config.op_types:
         if strict:
             _check_any_type(graph, config.op_types)
-        others = excluding(graph.nodes, graph.nodes_of(config.op_types))
+        chosen = set(graph.nodes_of(config.op_types))
+        others = [node for node in graph.nodes if node not in chosen]
         excluded |= dict.fromkeys(others, _OTHER_TYPE)
     if config.nodes:
         wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
-        excluded |= dict.fromkeys(
-            [node for node in graph.nodes if node not in wanted], _OTHER_NODE
-        )
+        others = [node for node in graph.nodes if node not in wanted]
+        excluded |= dict.fromkeys(others, _OTHER_NODE)
     # Merged last: the reason of existing quantization replaces the other reasons.
     nodes = {node.name: node for node in graph.nodes}
     present = existing(graph, keep=config.keep_existing)
@@ -240,14 +237,14 @@ def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
     Raises:
         ConfigError: ``strict``, and a pattern matches nothing.
     """
-    names = {node.name: node for node in graph.nodes}
-    found = list[Node]()
+    nodes = {node.name: node for node in graph.nodes}
+    matched = list[Node]()
     for pattern in patterns:
-        hits = _matches(pattern, names)
-        if strict and not hits:
-            _check_matches_inside(graph, pattern, names)
-        found += [names[hit] for hit in hits]
-    return found
+        names = _matches(pattern, nodes)
+        if strict and not names:
+            _check_matches_inside(graph, pattern, nodes)
+        matched += [nodes[name] for name in names]
+    return matched
 
 
 def _check_matches_inside(graph: Graph, pattern: str, names: Iterable[str]) -> None:
@@ -267,13 +264,13 @@ def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]
     Raises:
         ConfigError: ``strict``, and a type does not occur.
     """
-    found = list[Node]()
+    matched = list[Node]()
     for op_type in op_types:
-        hits = graph.nodes_of((op_type,))
-        if strict and not hits:
+        nodes = graph.nodes_of((op_type,))
+        if strict and not nodes:
             _check_type_inside(graph, op_type)
-        found += hits
-    return found
+        matched += nodes
+    return matched
 
 
 def _check_type_inside(graph: Graph, op_type: str) -> None:
@@ -416,7 +413,8 @@ def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
     """
     if reading:
         return graph.consumers(tensor)
-    return [value for value in [graph.producer(tensor)] if value is not None]
+    producer = graph.producer(tensor)
+    return [] if producer is None else [producer]
 
 
 def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
@@ -431,7 +429,7 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
     if name in tensors:
         verb = "reads" if reading else "computes"
         return ConfigError(f"between: no node {verb} {name!r}")
-    known = {*[node.name for node in graph.nodes], *tensors}
+    known = tensors.union(node.name for node in graph.nodes)
     return ConfigError(
         f"between: {name!r} is no node or tensor of the model{nearest(name, known)}",
     )
@@ -439,4 +437,4 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
 
 def _tensors_of(nodes: Iterable[Node]) -> set[str]:
     """Return the names of the tensors that nodes read or compute."""
-    return {value for node in nodes for value in (*node.inputs, *node.outputs)}
+    return {name for node in nodes for name in (*node.inputs, *node.outputs)}

@@ -188,11 +188,8 @@ def clean(
                 )
                 # A pass that raises may have left the copy half rewritten: the others start from
                 # the original.
-                result, notes = clean(
-                    graph,
-                    [each_pass for each_pass in passes if each_pass not in [single]],
-                    rounds,
-                )
+                others = [other for other in passes if other != single]
+                result, notes = clean(graph, others, rounds)
                 return result, [*notes, f"{single.__name__} failed: {error}"]
             if count:
                 result.drop_unused()
@@ -229,11 +226,12 @@ def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool
         expected: outputs by name; further outputs of the graph are not compared.
     """
     try:
-        found = run(graph.to_model(), sample)
+        outputs = run(graph.to_model(), sample)
     except QuarkError as error:
         logger.warning("the rewritten model does not run: %s", error)
         return False
     # Only outputs with known values are compared: ``expected`` may lack random outputs.
-    if not found.keys() >= expected.keys():
-        return False
-    return all(map(agree, expected.values(), [found[key] for key in expected]))
+    return all(
+        name in outputs and agree(value, outputs[name])
+        for name, value in expected.items()
+    )

@@ -178,11 +178,10 @@ def _open(
 def _nodes_in_message(model: ModelProto, message: str) -> str:
     """Return a node of each operator that a message of onnxruntime names, in words.
 
+    The words follow a message; they are empty if it names no operator of the model.
+
     Args:
         message: the error message, with operators as "domain:type(version)".
-
-    Returns:
-        The words to append to a message; empty if it names no operator of the model.
     """
     named = dict[str, NodeProto]()
     # The first node of an operator remains.
@@ -226,11 +225,8 @@ def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
             digest.update(f"{value.shape} {value.dtype} ".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
         else:  # strings, sequences and maps
-            digest.update(
-                repr(
-                    value.tolist() if isinstance(value, np.ndarray) else value,
-                ).encode(),
-            )
+            plain = value.tolist() if isinstance(value, np.ndarray) else value
+            digest.update(repr(plain).encode())
     return digest.hexdigest()
 
 
@@ -245,7 +241,7 @@ def agree(first: Any, second: Any) -> bool:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
-            map(agree, first.values(), [second[key] for key in first]),
+            agree(value, second[key]) for key, value in first.items()
         )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))

@@ -143,10 +143,14 @@ def _computed(
         return _in_blocks(graph, use, entry, spec.dtype)
     if entry.bounds is not None and not _ranged(entry):
         return bounded.params(entry.bounds, ranges.get(use), spec.grid)
-    found = _range(graph, ranges, use, entry)
-    if not (found.lo.any() or found.hi.any()):
+    ends = _range(graph, ranges, use, entry)
+    if not (ends.lo.any() or ends.hi.any()):
         zeros.add(use)
-    return _params(graph, use, entry, found)
+    params = params_for(ends, spec.grid, entry.axis)
+    if not spec.block_size:
+        return params
+    # From one scale per row of ``entry.rows`` to the shape of the blocks in the tensor.
+    return entry.placed(params, tuple(graph.initializers[use.tensor].dims))
 
 
 def _ranged(entry: Quantize) -> bool:
@@ -175,12 +179,10 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> Plan:
     plan = changed.build()
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
-            found = _bias_params(graph, plan, params, use, entry)
-            params.table[use] = (
-                found
-                if entry.dtype == INT32
-                else _widened(graph, use, found, entry.dtype)
-            )
+            bias = _bias_params(graph, plan, params, use, entry)
+            if entry.dtype != INT32:
+                bias = _widened(graph, use, bias, entry.dtype)
+            params.table[use] = bias
     return plan
 
 
@@ -228,11 +230,8 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
         return False
     # Unlimited by float16, whose limit is in question.
     plain = replace(entry, spec=entry.spec.with_(scale="float32"))
-    greatest = params_for(
-        _range(graph, ranges, use, plain),
-        plain.spec.grid,
-        0,
-    ).scale.max(initial=0)
+    ends = _range(graph, ranges, use, plain)
+    greatest = params_for(ends, plain.spec.grid, 0).scale.max(initial=0)
     return not _LEAST_HALF <= greatest <= entry.spec.grid.scales[1]
 
 
@@ -241,20 +240,6 @@ def _all_codes(spec: QuantizationSpec) -> bool:
     return spec.codes.bits in BITS and not (
         spec.pow2 or spec.narrow or spec.reduce_range
     )
-
-
-def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
-    """Return scale and zero point for a range.
-
-    Args:
-        use: the use of the tensor; a constant if the entry has blocks.
-        found: the range per tensor, per channel, or per row of ``entry.rows``.
-    """
-    params = params_for(found, entry.spec.grid, entry.axis)
-    if not entry.spec.block_size:
-        return params
-    # From one scale per row of ``entry.rows`` to the shape of the blocks in the tensor.
-    return entry.placed(params, tuple(graph.initializers[use.tensor].dims))
 
 
 def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
@@ -266,10 +251,8 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
     """
     given, grid = entry.given, entry.spec.grid
     assert given is not None
-    scale, zero = (
-        np.asarray(given.scale, np.float32),
-        np.asarray(given.zero_point, np.int64),
-    )
+    scale = np.asarray(given.scale, np.float32)
+    zero = np.asarray(given.zero_point, np.int64)
     if zero.min() < grid.qmin or zero.max() > grid.qmax:
         raise ConfigError(
             f"zero_point of {use} is {short(given.zero_point)}; {entry.spec.dtype.name}"
@@ -305,11 +288,11 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     Raises:
         ConfigError: a range is given for an axis of unknown size.
     """
-    found = _found_range(graph, ranges, use, entry)
+    ends = _range_before_user(graph, ranges, use, entry)
     if entry.given is None:
-        return found
+        return ends
     # The user may give one end, or limits of both; the data gives the rest.
-    low, high = entry.given.bounds(found.lo, found.hi)
+    low, high = entry.given.bounds(ends.lo, ends.hi)
     if entry.given.snapped and not graph.is_constant(use.tensor):
         low, high = _snapped(low, high, entry.spec.grid)
     shape = graph.shape(use.tensor)
@@ -356,7 +339,9 @@ def _snapped(
     )
 
 
-def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+def _range_before_user(
+    graph: Graph, ranges: Ranges, use: Use, entry: Quantize
+) -> Range:
     """Return the range of a tensor, known, measured or of a constant, before the user's ends.
 
     Returns:
@@ -464,9 +449,9 @@ def _make_room(
     unset = room.biased & (room.least < w.scale)
     unset &= _holds_zeros(graph, root, weight)
     if room.low.any() or unset.any():
-        own = _own_weight(graph, plan, use, entry, root)
-        if own is not None:
-            _set_scales(plan, params, root, own, room, unset)
+        changed = _weight_to_raise(graph, plan, use, entry, root)
+        if changed is not None:
+            _set_scales(plan, params, root, changed, room, unset)
         elif room.low.any():
             plan.entries[use] = Keep(
                 "its scale would be that of a weight which is computed or has other"
@@ -536,7 +521,7 @@ def _set_scales(  # noqa: PLR0913
     plan: PlanBuilder,
     params: Params,
     root: Use,
-    own: Use,
+    changed: Use,
     room: _Room,
     unset: NDArray[np.bool_],
 ) -> None:
@@ -545,10 +530,9 @@ def _set_scales(  # noqa: PLR0913
     Args:
         params: the scales; changed in place.
         root: the use that owned the scales.
-        own: the use of the weight whose scales change.
-        room: the scales that the bias needs.
+        changed: the use of the weight whose scales change.
     """
-    w, weight = params.table[root], plan.entries[own]
+    w, weight = params.table[root], plan.entries[changed]
     pow2 = isinstance(weight, Quantize) and weight.spec.pow2
     least = np.maximum(room.least, SMALLEST_SCALE)
     least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
@@ -558,7 +542,7 @@ def _set_scales(  # noqa: PLR0913
     if isinstance(weight, Quantize) and weight.spec.scale == "float16":
         rounded = round_scale(raised.astype(np.float64), weight.spec.grid)
         raised = rounded.astype(np.float32)
-    params.table[own] = w.with_scale(raised)
+    params.table[changed] = w.with_scale(raised)
     if room.low.any():
         count = params.raised.get(root.tensor, 0) + int(room.low.sum())
         params.raised[root.tensor] = count
@@ -586,7 +570,7 @@ def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:
     return all(entry.w.tensor not in reader.inputs for reader in readers)
 
 
-def _own_weight(
+def _weight_to_raise(
     graph: Graph,
     plan: PlanBuilder,
     use: Use,
@@ -626,27 +610,24 @@ def _own_weight(
     if reader is None:
         return None
     # The weight is then stored twice, with both scales.
-    own = Use(root.tensor, reader.name)
-    plan.entries[own] = plan.entries[root]
-    plan.entries[use] = replace(entry, w=own)
-    return own
+    second = Use(root.tensor, reader.name)
+    plan.entries[second] = plan.entries[root]
+    plan.entries[use] = replace(entry, w=second)
+    return second
 
 
 def _multiplying(graph: Graph, node: Node, bias: str, weight: str) -> Node | None:
     """Return the node that multiplies by a weight: a reader of the bias, or the MatMul before it.
 
-    Returns:
-        The node; None if the reader adds the bias to something else.
+    None if the reader adds the bias to something else.
     """
     if weight in node.inputs:
         return node
-    before = [graph.producer(name) for name in node.inputs if name != bias]
-    products = [
-        each
-        for each in [value for value in before if value is not None]
-        if weight in each.inputs
-    ]
-    return products[0] if products else None
+    for name in node.inputs:
+        product = graph.producer(name) if name != bias else None
+        if product is not None and weight in product.inputs:
+            return product
+    return None
 
 
 def _up(scale: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -75,12 +75,12 @@ def _roots(
     roots: list[Use] = []
     for name in node.inputs:
         root = plan.root(plan.use(name, node))
-        part = plan.entries.get(root)
+        joined = plan.entries.get(root)
         # A result that hands its scale to an input has no range of its own.
-        if not isinstance(part, Quantize) or root not in table or root == result:
+        if not isinstance(joined, Quantize) or root not in table or root == result:
             return []
         # Codes of another grid could not be copied.
-        if part.axis is not None or part.spec.grid != entry.spec.grid:
+        if joined.axis is not None or joined.spec.grid != entry.spec.grid:
             return []
         roots.append(root)
     return roots
