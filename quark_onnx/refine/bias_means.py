@@ -160,14 +160,11 @@ def correct_biases(  # noqa: PLR0913
         )
         return graph
     corrected = graph.copy()
-    for place in (place for place in places if _key(place.node) in means):
-        shift = _shift(
-            graph,
-            plan,
-            params,
-            place,
-            means[_key(place.node)],
-        )
+    for place in places:
+        mean = means.get(_key(place.node))
+        if mean is None:
+            continue
+        shift = _shift(graph, plan, params, place, mean)
         bias = graph.constant(place.bias)
         assert bias is not None
         # A sample with infinite values in the input of a layer has no mean; its bias stays.
@@ -258,10 +255,8 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
             f"{tensor}_rows",
             np.array([1, -1, channels], np.int64),
         )
-        rows, columns = (
-            graph.fresh(f"{tensor}_as_rows"),
-            graph.fresh(f"{tensor}_as_columns"),
-        )
+        rows = graph.fresh(f"{tensor}_as_rows")
+        columns = graph.fresh(f"{tensor}_as_columns")
         graph.add("Reshape", [tensor, shape], [rows])
         graph.add("Transpose", [rows], [columns], perm=[0, 2, 1])
         tensor = columns

@@ -74,13 +74,12 @@ class TensorErrors:
             return False
         scales = np.array([before.max(), after.max()], np.float64)
         zero_point = np.asarray(self._params.table[use].zero_point, np.float64).max()
-        errors = row.errors(scales, np.full(2, zero_point))
-        first, second = errors
+        error_before, error_after = row.errors(scales, np.full(2, zero_point))
         grown = scales[1] / scales[0]
         if grown > 1:
             rounding = grown**2 - 1
-            return bool(second > first * (1 + _ROUNDING * rounding))
-        return bool(second > first * _CLIPPING)
+            return bool(error_after > error_before * (1 + _ROUNDING * rounding))
+        return bool(error_after > error_before * _CLIPPING)
 
     def _row(self, use: Use) -> HistogramRow | None:
         """Return the values of a use; None where no histogram of them is known."""
