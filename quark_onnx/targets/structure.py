@@ -67,12 +67,11 @@ def structure_findings(
         )
     yield from _attributes(graph)
     yield from _shared(graph)
-    given = {value.name for value in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     # Names of the file, in which IR version 3 lists every initializer as an input.
-    for name in [
-        tensor.name for tensor in model.graph.initializer if tensor.name in given
-    ]:
-        yield Finding("G7", "", f"{name!r} is both")
+    for tensor in model.graph.initializer:
+        if tensor.name in inputs:
+            yield Finding("G7", "", f"{tensor.name!r} is both")
     for node in graph.nodes_of(_FATAL):
         yield Finding(
             "G8",
@@ -99,7 +98,7 @@ def convolution_findings(graph: Graph, target: Target) -> Iterator[Finding]:
 def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
     # ONNX graphs are in SSA form: a name is defined once.
-    known = {*graph.initializers, *[value.name for value in graph.inputs]}
+    known = {*graph.initializers, *(value.name for value in graph.inputs)}
     for node in graph.nodes:
         for name in node.results:
             if name in known:
@@ -108,11 +107,13 @@ def _names(graph: Graph) -> Iterator[Finding]:
             known.add(name)
     for node in graph.nodes:
         # Second pass: a reader before the producer is a matter of order, not of existence.
-        for name in [read for read in node.reads if read not in known]:
-            text = f"nothing computes {name!r}, which it reads"
-            yield Finding("G9", node.name, text)
-    for name in [output.name for output in graph.outputs if output.name not in known]:
-        yield Finding("G9", "", f"nothing computes the output {name!r}")
+        for name in node.reads:
+            if name not in known:
+                text = f"nothing computes {name!r}, which it reads"
+                yield Finding("G9", node.name, text)
+    for output in graph.outputs:
+        if output.name not in known:
+            yield Finding("G9", "", f"nothing computes the output {output.name!r}")
 
 
 def _shapes(graph: Graph) -> Iterator[Finding]:

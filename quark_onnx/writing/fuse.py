@@ -231,14 +231,13 @@ def _slow(graph: Graph) -> list[str]:
         and graph.elem_type(node.inputs[0]) == TensorProto.INT8
         for node in graph.nodes
     )
-    operators = counted(signed, "operator multiplies", "operators multiply")
-    slow = (
-        f"{operators} int8 activations, for which onnxruntime has no"
-        " fast kernel on x86 processors"
-    )
     if not signed:
         return []
-    return [f"{slow}: uint8 ones (A8W8) run several times faster there"]
+    operators = counted(signed, "operator multiplies", "operators multiply")
+    return [
+        f"{operators} int8 activations, for which onnxruntime has no fast kernel on x86"
+        " processors: uint8 ones (A8W8) run several times faster there"
+    ]
 
 
 class Agreement:
@@ -292,15 +291,15 @@ class Agreement:
         The deviation is measured against the pairs with onnxruntime's optimizations, or with
         slightly changed scales.
         """
-        found = [
+        agreements = [
             self._agreement(open_session(self._nudged(share), optimize=False))
             for share in (NUDGE, -NUDGE)
         ]
         try:
-            found.append(self._agreement(open_session(self._graph.to_model())))
+            agreements.append(self._agreement(open_session(self._graph.to_model())))
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("onnxruntime cannot optimize the Q/DQ pairs: %s", error)
-        return min(found)
+        return min(agreements)
 
     def _nudged(self, share: float) -> ModelProto:
         """Return the pairs with scales alternately raised and lowered by ``share``.
@@ -314,19 +313,14 @@ class Agreement:
             for node in nudged.nodes
             if node.op_type in ("QuantizeLinear", "DequantizeLinear")
         ]
-        for place, name in enumerate(dict.fromkeys(node.inputs[1] for node in pairs)):
+        for number, name in enumerate(dict.fromkeys(node.inputs[1] for node in pairs)):
             scale = nudged.constant(name)
             if scale is not None:
                 # 1 and -1 alternately within a scale and from scale to scale, so that changes do
                 # not add up.
-                up = (np.arange(scale.size).reshape(scale.shape) + place) % 2 * 2 - 1
-                nudged.replace_uses(
-                    name,
-                    nudged.add_constant(
-                        name,
-                        (scale * (1 + share * up)).astype(scale.dtype),
-                    ),
-                )
+                up = (np.arange(scale.size).reshape(scale.shape) + number) % 2 * 2 - 1
+                changed = (scale * (1 + share * up)).astype(scale.dtype)
+                nudged.replace_uses(name, nudged.add_constant(name, changed))
         return nudged.to_model()
 
     def _agreement(self, session: Any) -> float:

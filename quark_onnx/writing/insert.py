@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 import calibrators
 from calibrators import Grid, QParams, quantize
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
@@ -146,10 +147,9 @@ class _Writer:
     def write_all(self) -> None:
         """Write every entry of the plan."""
         # In the order of the plan, so that equal plans give equal files.
-        own: dict[str, list[Use]] = {}
-        for use in self.plan.entries:
-            own.setdefault(use.tensor, []).append(use)
-        for tensor, uses in own.items():
+        for tensor, uses in grouped_by(
+            self.plan.entries, lambda use: use.tensor
+        ).items():
             # The shared pair first, which pairs of single readers may follow.
             self._write(tensor, sorted(uses, key=lambda use: use.node is not None))
         for node, use in self._clipped_codes:
@@ -207,7 +207,7 @@ class _Writer:
         else:
             return False
         uses = [self.plan.use(name, producer) for name in factors]
-        return all(map(self._eight_bits, map(self.plan.entry, [*uses, use])))
+        return all(self._eight_bits(self.plan.entry(member)) for member in [*uses, use])
 
     @staticmethod
     def _eight_bits(entry: Entry) -> bool:
@@ -224,9 +224,7 @@ class _Writer:
             return True
         uses = [Use(tensor)]
         uses += [self.plan.use(tensor, node) for node in self.graph.consumers(tensor)]
-        return bool(
-            [use for use in map(self.plan.entry, uses) if isinstance(use, Keep)]
-        )
+        return any(isinstance(self.plan.entry(use), Keep) for use in uses)
 
     def _saturates(self, node: Node, use: Use) -> bool:
         """Return whether QuantizeLinear saturates at the bounds of a Relu or Clip.
@@ -272,8 +270,8 @@ class _Writer:
             result = self._form(source, use, tensor if is_renamed else "")
             if use.node is None:
                 quantized = result
-            for place, node in enumerate(readers[use]):
-                if place and self._dedicated(use):
+            for index, node in enumerate(readers[use]):
+                if index and self._dedicated(use):
                     result = self._form(source, use, "")
                 self.graph.replace_input(node, tensor, result)
 
@@ -351,28 +349,22 @@ class _Writer:
         return self._moved(codes, entry.layout.restoring(stored))
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
-        """Return the consumers of the tensor for every use.
-
-        Args:
-            uses: the uses of the tensor with an entry.
+        """Return the consumers of the tensor for every use with an entry.
 
         Returns:
             For the shared use, every consumer without an entry of its own; for any other use, the
             named consumer, or an empty list if the graph has no such node.
         """
         # A reader with an entry of its own does not read the shared pair.
-        own = {use.node for use in uses}
-        everybody = [
-            node for node in self.graph.consumers(tensor) if node.name not in own
-        ]
+        named = {use.node for use in uses}
         readers = dict[Use, list[Node]]()
         for use in uses:
             if use.node is None:
-                readers[use] = everybody
+                consumers = self.graph.consumers(tensor)
+                readers[use] = [node for node in consumers if node.name not in named]
             else:
-                readers[use] = [
-                    value for value in [self._nodes.get(use.node)] if value is not None
-                ]
+                reader = self._nodes.get(use.node)
+                readers[use] = [] if reader is None else [reader]
         return readers
 
     def _release(self, tensor: str, uses: list[Use]) -> str:
@@ -388,11 +380,9 @@ class _Writer:
             output.
         """
         producer = self.graph.producer(tensor)
-        quantized = uses[0].node is None and isinstance(
-            self.plan.entry(uses[0]),
-            Quantize,
-        )
-        if producer is None or not quantized or not self.graph.is_output(tensor):
+        entry = self.plan.entry(uses[0])
+        is_quantized = uses[0].node is None and isinstance(entry, Quantize)
+        if producer is None or not is_quantized or not self.graph.is_output(tensor):
             return tensor
         name = self.graph.fresh(f"{tensor}_QuantizeLinear_Input")
         self.graph.set_output(producer, producer.outputs.index(tensor), name)
@@ -416,14 +406,10 @@ class _Writer:
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         # The names of onnxruntime's quantizer.
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
-        apart = (
-            is_small(scale.dtype) or scale.params.axis is not None
-        )  # unsupported by operators on codes
+        # Operators on codes do not support these.
+        apart = is_small(scale.dtype) or scale.params.axis is not None
         # The dequantized value gets another name, because Min, which follows, writes the result.
-        if apart:
-            plain = self.graph.fresh(f"{use_name(use)}_plain")
-        else:
-            plain = result
+        plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         # Before QuantizeLinear, whose own saturation may reach codes outside the grid.
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
@@ -433,26 +419,11 @@ class _Writer:
             scale.dtype,
             scale.params,
         ):
-            source = self._apart(
-                source,
-                use,
-                scale,
-                self.graph.fresh(f"{use_name(use)}_float"),
-            )
-        self._node(
-            "QuantizeLinear",
-            [source, scale.scale, scale.zero_point],
-            codes,
-            use,
-            scale,
-        )
-        self._node(
-            "DequantizeLinear",
-            [codes, scale.scale, scale.zero_point],
-            plain,
-            use,
-            scale,
-        )
+            float_name = self.graph.fresh(f"{use_name(use)}_float")
+            source = self._apart(source, use, scale, float_name)
+        qparams = [scale.scale, scale.zero_point]
+        self._node("QuantizeLinear", [source, *qparams], codes, use, scale)
+        self._node("DequantizeLinear", [codes, *qparams], plain, use, scale)
         if not apart:
             return result
         return self._apart(plain, use, scale, result)
@@ -572,23 +543,16 @@ class _Writer:
         """
         # Layers that read one tensor share its codes.
         if source not in self._dynamics:
-            parts = [
-                self.graph.fresh(f"{source}_{part}")
-                for part in ("quantized", "scale", "zero_point")
+            codes = [
+                self.graph.fresh(f"{source}_{suffix}")
+                for suffix in ("quantized", "scale", "zero_point")
             ]
             result = self.graph.fresh(f"{source}{DEQUANTIZED}")
-            self.graph.add(
-                "DynamicQuantizeLinear",
-                [source],
-                parts,
-                name=f"{source}_DynamicQuantizeLinear",
-            )
-            self.graph.add(
-                "DequantizeLinear",
-                parts,
-                [result],
-                name=f"{source}_DequantizeLinear",
-            )
+            for op_type, inputs, outputs in (
+                ("DynamicQuantizeLinear", [source], codes),
+                ("DequantizeLinear", codes, [result]),
+            ):
+                self.graph.add(op_type, inputs, outputs, name=f"{source}_{op_type}")
             self._dynamics[source] = result
         return self._dynamics[source]
 
@@ -622,10 +586,8 @@ class _Writer:
             if spec.saturate:
                 # Greater values would be stored as infinity.
                 array = array.clip(-dtype.largest, dtype.largest)
-            narrow = self.graph.add_constant(
-                f"{stem}_{dtype.name}",
-                array.astype(dtype.numpy),
-            )
+            halves = array.astype(dtype.numpy)
+            narrow = self.graph.add_constant(f"{stem}_{dtype.name}", halves)
         else:
             narrow = self.graph.fresh(f"{stem}_{dtype.name}")
             if spec.saturate:
@@ -771,19 +733,12 @@ class _Writer:
             del inputs[2]
         self._node("DequantizeLinear", inputs, result, use, scale)
         result = self._restored(result, tensor, entry)
-        if not isinstance(entry, Quantize) or not from_readers(
-            self.plan,
-            use,
-            scale.dtype,
-            scale.params,
+        if isinstance(entry, Quantize) and from_readers(
+            self.plan, use, scale.dtype, scale.params
         ):
-            return result
-        return self._apart(
-            result,
-            use,
-            scale,
-            self.graph.fresh(f"{use_name(use)}_float"),
-        )
+            float_name = self.graph.fresh(f"{use_name(use)}_float")
+            return self._apart(result, use, scale, float_name)
+        return result
 
     def _codes(self, tensor: str, use: Use, scale: _Scale, entry: Entry) -> str:
         """Store the codes of a constant, those of an earlier insertion if known.
@@ -809,9 +764,9 @@ class _Writer:
         )
         # The search and the acceptance of biases insert pairs several times; weights are encoded
         # once.
-        known = self.params.encoded.find(name, encoding)
-        if known is not None:
-            self.graph.initializers[name] = known
+        encoded = self.params.encoded.find(name, encoding)
+        if encoded is not None:
+            self.graph.initializers[name] = encoded
             return name
         array = self.graph.constant(tensor)
         assert array is not None
@@ -918,8 +873,7 @@ class _Writer:
             The name in the graph.
         """
         # Typed fields are written value by value, which is slow for the many scales of blocks.
-        plain = array.ndim <= 1 and array.dtype in _PLAIN
-        if plain:
+        if array.ndim <= 1 and array.dtype in _PLAIN:
             return add_parameter(self.graph, name, array)
         return self.graph.add_constant(name, array)
 
@@ -943,20 +897,17 @@ class _Writer:
         attributes = {} if params.axis is None else {"axis": params.axis}
         if params.block_size:
             attributes["block_size"] = params.block_size
-        known = dtype.read and (
-            dtype.emitted or self.graph.is_constant(inputs[0])
-        )  # both nodes of a pair, or neither
+        # Both nodes of a pair, or neither.
+        is_known = dtype.read and (dtype.emitted or self.graph.is_constant(inputs[0]))
         # onnxruntime 1.20 refuses an int32 zero point other than 0, which 1.32 subtracts.
-        known &= not (dtype is INT32 and params.zero_point.any())
+        is_known &= not (dtype is INT32 and params.zero_point.any())
         domain = ""
         if isinstance(dtype, Float4):
             # The functions have no zero point.
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
-            attributes.setdefault(
-                "axis",
-                0,
-            )  # onnx's evaluator ignores defaults of function attributes
-        elif not known or self._is_extended(dtype, params):
+            # onnx's evaluator ignores defaults of function attributes.
+            attributes.setdefault("axis", 0)
+        elif not is_known or self._is_extended(dtype, params):
             op_type, domain = f"Extended{op_type}", DOMAIN
         elif self._is_contributed(dtype, params):
             domain = CONTRIB

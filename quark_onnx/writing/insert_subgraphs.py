@@ -50,9 +50,7 @@ def quantize_insides(
             lower=config.form != "operators",
         )
         deeper = quantize_insides(result, inside.insides, config)
-        count = len(
-            [value for value in plan.entries.values() if isinstance(value, Quantize)]
-        )
+        count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         # An unchanged body stays byte for byte.
         if count or deeper:
             put_back(graph, body, result)
