@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, filterfalse
-from operator import attrgetter
 from pathlib import Path
 
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import (
-    without,
-)
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.files.half_precision import upcast_to_float32
@@ -121,7 +116,7 @@ def _places(
     """Return the paths of the two models, which must differ."""
     places = [destination(model, first), destination(model, second)]
     # Compared as absolute paths: a relative and an absolute path may name one file.
-    written = list(map(Path.absolute, [place for place in places if place is not None]))
+    written = [place.absolute() for place in places if place is not None]
     if len(set(written)) < len(written):
         raise ConfigError(
             f"both models would be written to {places[0]}; give two names",
@@ -131,14 +126,15 @@ def _places(
 
 def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:
     """Return the tensors that nodes before the cut compute, and nodes after it read."""
-    names = _read_by(tail)
-    computed = list(
-        chain.from_iterable(
-            map(attrgetter("outputs"), [node for node in graph.nodes if node in front])
-        )
-    )
+    read = _read_by(tail)
     # In graph order, in which a caller passes the tensors from one model to the other.
-    return tuple([value for value in computed if value in names])
+    return tuple(
+        name
+        for node in graph.nodes
+        if node in front
+        for name in node.outputs
+        if name in read
+    )
 
 
 def _check_crossing(
@@ -156,14 +152,14 @@ def _check_crossing(
         ConfigError: a tensor crosses that is not named, or that is no tensor.
     """
     # A skip connection around the named tensors crosses the cut as well.
-    missing = [value for value in crossing if value not in tensors]
+    missing = [name for name in crossing if name not in tensors]
     if tensors and missing:
         raise ConfigError(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
             " name it as well",
         )
     # Sequences and optional values have no element type, and no ValueInfoProto of a tensor.
-    untyped = list(filterfalse(graph.elem_type, crossing))
+    untyped = [name for name in crossing if not graph.elem_type(name)]
     if untyped:
         raise ConfigError(
             f"the cut goes through {untyped[0]!r}, which is no tensor; cut in front of it"
@@ -192,11 +188,10 @@ def _split(
     still_read = [value for value in graph.fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
     # A tensor at the cut that is an output of the model, too, is declared once.
-    added = without(
-        {value.name: value for value in cut_values}, [value.name for value in early]
-    )
+    declared = {value.name for value in early}
+    added = [value for value in cut_values if value.name not in declared]
     return [
-        _part(graph, front, graph.fed, [*early, *added.values()]),
+        _part(graph, front, graph.fed, [*early, *added]),
         _part(graph, tail, [*still_read, *cut_values], late),
     ]
 
@@ -216,7 +211,7 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
 
 def _read_by(nodes: Iterable[Node]) -> set[str]:
     """Return the tensors that nodes or their bodies read."""
-    return set(chain.from_iterable(map(attrgetter("reads"), nodes)))
+    return {name for node in nodes for name in node.reads}
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -269,12 +264,12 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
     for part in parts:
         wide_part = upcast_to_float32(part, graph.store)[0]
         # The first part adds its outputs to ``known``, from which the second one reads.
-        asked = {
+        inputs = {
             value.name: known[value.name]
             for value in wide_part.graph.input
             if value.name in known
         }
-        known |= Reference(wide_part).outputs(asked)
+        known |= Reference(wide_part).outputs(inputs)
     for name, value in expected.items():
         if not agree(value, known[name]):
             raise ModelError(

@@ -59,7 +59,7 @@ def doubts_of(
         placements: placement of each node.
         numbers: number of each node's partition.
     """
-    inside = [node for node, found in placements.items() if found.device == NPU]
+    inside = [node for node, placed in placements.items() if placed.device == NPU]
     if not inside:
         return ()
     return (

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from html import escape
-from itertools import starmap
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quark_onnx.common.containers import grouped
 from quark_onnx.common.wording import counted
 from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
 from quark_onnx.npu.preflight import Group, Preflight
@@ -98,7 +97,7 @@ def write_bundle_page(found: Bundle, path: Path, name: str = "model") -> None:
 
 
 def _header(found: Preflight, name: str) -> str:
-    outside = sum(each.device not in (NPU, ABORT) for each in found.placements)
+    outside = sum(placed.device not in (NPU, ABORT) for placed in found.placements)
     share = percentage(found.share)
     if found.doubts:
         share = f"{percentage(found.least_share)} to {share}"
@@ -118,7 +117,7 @@ def _header(found: Preflight, name: str) -> str:
         '<p class="note">A forecast from documentation, published sources and logs; nothing'
         " was run on a processor.</p>"
     )
-    actions = list(starmap(_action, found.actions))
+    actions = [_action(mend, effect) for mend, effect in found.actions]
     judged = verdict(found.band, found.sentence, actions)
     return (
         "<header>\n<h1>What the NPU will"
@@ -165,7 +164,7 @@ class _Box:
     @property
     def device(self) -> str:
         """Device of the partition; a crash at any node decides."""
-        devices = set(map(attrgetter("device"), self.placements))
+        devices = {placed.device for placed in self.placements}
         for device in (ABORT, NPU):
             if device in devices:
                 return device
@@ -174,11 +173,11 @@ class _Box:
     @property
     def lines(self) -> tuple[str, str]:
         """The two lines of text in the box: device and size, and the operators."""
-        kinds = list[str]()
-        op_types = Counter(map(attrgetter("op_type"), self.placements))
-        for kind, count in op_types.most_common(3):
-            kinds.append(f"{count} {kind}" if count > 1 else kind)
-        what = ", ".join(kinds)
+        op_types = Counter(placed.op_type for placed in self.placements)
+        what = ", ".join(
+            f"{count} {kind}" if count > 1 else kind
+            for kind, count in op_types.most_common(3)
+        )
         more = ""
         # Fewer operations would show as 0.00 GOPs.
         if self.operations >= 5e6:
@@ -190,31 +189,21 @@ class _Box:
 def _boxes(found: Preflight) -> list[_Box]:
     """Arrange the partitions in rows, with consumers below their producers."""
     # Longest-path layering: each pass moves a consumer below its lowest producer.
-    rows = dict[int, int]()
-    for number in dict.fromkeys(found.pieces):
-        rows[number] = 0
+    rows = dict.fromkeys(found.pieces, 0)
     # A path has at most as many boxes as there are, so that further passes move nothing.
     for _ in rows:
         moved = False
-        for first, second in found.links:
-            if rows[second] <= rows[first]:
-                rows[second], moved = rows[first] + 1, True
+        for producer, consumer in found.links:
+            if rows[consumer] <= rows[producer]:
+                rows[consumer], moved = rows[producer] + 1, True
         if not moved:
             break
-    members = dict[int, list[int]]()
-    for place, number in enumerate(found.pieces):
-        members.setdefault(number, []).append(place)
+    members = grouped((number, index) for index, number in enumerate(found.pieces))
     boxes = []
-    for number, places in members.items():
-        placements = tuple([found.placements[place] for place in places])
-        boxes.append(
-            _Box(
-                number,
-                placements,
-                sum(found.operations[place] for place in places),
-                rows[number],
-            ),
-        )
+    for number, indices in members.items():
+        placements = tuple(found.placements[index] for index in indices)
+        operations = sum(found.operations[index] for index in indices)
+        boxes.append(_Box(number, placements, operations, rows[number]))
     return boxes
 
 
@@ -239,10 +228,7 @@ def _drawing(found: Preflight) -> str:
 def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
     """Return a drawing, and the number of omitted boxes."""
     # A model in hundreds of subgraphs is drawn in part.
-    rows = dict[int, list[_Box]]()
-    for box in boxes:
-        if box.row < _ROWS:
-            rows.setdefault(box.row, []).append(box)
+    rows = grouped((box.row, box) for box in boxes if box.row < _ROWS)
     # Middle of the upper edge of a box, and its width, by the number of the box.
     at = dict[int, tuple[float, float, float]]()
     parts = list[str]()
@@ -253,16 +239,17 @@ def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str,
             (canvas.width - _GAP * (len(side) - 1) - 2 * canvas.margin) / len(side),
         )
         left = (canvas.width - len(side) * width - (len(side) - 1) * _GAP) / 2
-        for place, box in enumerate(side):
-            x = left + place * (width + _GAP)
+        for column, box in enumerate(side):
+            x = left + column * (width + _GAP)
             y = row * _ROW + 2
             at[box.number] = (x + width / 2, y, width)
             parts += _drawn_box(box, x, y, width)
-    links = list[str]()
-    for first, second in found.links:
-        # Links to boxes that are not drawn are left out.
-        if first in at and second in at:
-            links.append(_link(at[first], at[second], canvas.width))
+    # Links to boxes that are not drawn are left out.
+    links = [
+        _link(at[producer], at[consumer], canvas.width)
+        for producer, consumer in found.links
+        if producer in at and consumer in at
+    ]
     height = (1 + max(rows, default=0)) * _ROW
     title = "the subgraphs of the model"
     picture = drawing(canvas.width, height, title, [*links, *parts], canvas.class_)
@@ -273,17 +260,15 @@ def _drawn_box(box: _Box, x: float, y: float, width: float) -> list[str]:
     """Return the SVG elements of a box: ground, colour, and two lines of text.
 
     Args:
-        box: the partition.
         x: left edge in pixels.
         y: upper edge in pixels.
         width: width in pixels.
     """
-    parts = list[str]()
     # The device's colour is translucent: an opaque ground hides the lines behind the box.
-    for kind in ("ground", box.device.lower()):
-        parts.append(
-            tag("rect", x=x, y=y, width=width, height=_BOX, rx=8, class_=kind),
-        )
+    parts = [
+        tag("rect", x=x, y=y, width=width, height=_BOX, rx=8, class_=kind)
+        for kind in ("ground", box.device.lower())
+    ]
     # A character is about 6.4 pixels wide; the box has margins of 8 pixels. Cut before escaping,
     # which would split entities.
     room = int((width - 16) / 6.4)
@@ -330,12 +315,12 @@ def _reasons(found: Preflight) -> str:
 
 def _row(group: Group) -> str:
     """Return a row for nodes with the same reason; their names can be unfolded."""
-    names = "".join(f"<li>{escape(each.node)}</li>" for each in group.placements)
+    names = "".join(f"<li>{escape(placed.node)}</li>" for placed in group.placements)
     count = len(group.placements)
     listed = f"<details><summary>names</summary><ul>{names}</ul></details>"
     if count == 1:
         listed = f"<br>{escape(group.placements[0].node)}"
-    sources = dict.fromkeys(escape(each.source) for each in group.placements)
+    sources = dict.fromkeys(escape(placed.source) for placed in group.placements)
     cells = (
         "crash" if group.device == ABORT else escape(group.device),
         f"{escape(group.kinds)}{listed}",

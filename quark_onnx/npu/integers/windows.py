@@ -37,11 +37,9 @@ def placed(
     pads = node.attribute("pads", [0] * 2 * rank)
     extra = node.attribute("output_padding", [0] * rank)
     auto = node.attribute("auto_pad", "NOTSET")
-    if turned:
-        # The spatial sizes alone, if the attribute holds batch and channels as well.
-        output = list(node.attribute("output_shape", ()))[-rank:]
-    else:
-        output = []
+    # The spatial sizes alone, if the attribute holds batch and channels as well.
+    output = list(node.attribute("output_shape", ()))[-rank:] if turned else []
+    ceil = bool(node.attribute("ceil_mode", 0))
     for axis in range(rank) if not output else ():
         # The reach of a dilated kernel: the distance from its first to its last tap, inclusive.
         reach, stride = (kernel[axis] - 1) * dilations[axis] + 1, strides[axis]
@@ -54,15 +52,7 @@ def placed(
                 stride * (size[axis] - 1) + extra[axis] + reach - before - after,
             )
         else:
-            output.append(
-                _count(
-                    size[axis] + before,
-                    after,
-                    reach,
-                    stride,
-                    bool(node.attribute("ceil_mode", 0)),
-                ),
-            )
+            output.append(_count(size[axis] + before, after, reach, stride, ceil))
     return window_of(node, size, tuple(output), kernel), tuple(output)
 
 
@@ -89,15 +79,10 @@ def covered(
     With ``count_include_pad`` padding counts, but not the part of a last window beyond the padding.
     """
     rank, padded = len(output), bool(node.attribute("count_include_pad", 0))
-    pads, automatic = (
-        node.attribute("pads", [0] * 2 * rank),
-        node.attribute("auto_pad", "NOTSET") in _SAME,
-    )
-    if padded:
-        # Counted padding is part of the room: the window starts at its edge.
-        seen = replace(window, pads=(0,) * rank)
-    else:
-        seen = window
+    pads = node.attribute("pads", [0] * 2 * rank)
+    automatic = node.attribute("auto_pad", "NOTSET") in _SAME
+    # Counted padding is part of the room: the window starts at its edge.
+    seen = replace(window, pads=(0,) * rank) if padded else window
     counts: NDArray[np.int64] = np.ones((1,) * rank, np.int64)
     for axis in range(rank):
         room = size[axis]
