@@ -127,12 +127,7 @@ class Assembler:
         # The first calibration samples, in memory.
         few = data.held.first if data.held else []
         corrected = correct_biases(
-            graph,
-            plan,
-            params,
-            few,
-            config.optimizers,
-            data.input_means,
+            graph, plan, params, few, config.optimizers, data.input_means
         )
         count = search(
             graph,
@@ -177,7 +172,9 @@ class Assembler:
         Args:
             notes: receives the reason why an optimizer, or ``resume``, has no effect.
         """
-        optimizers = [each for each in config.optimizers if each.stage == "layer"]
+        optimizers = [
+            optimizer for optimizer in config.optimizers if optimizer.stage == "layer"
+        ]
         if not optimizers:
             if self.resume:
                 notes.append(
@@ -185,7 +182,7 @@ class Assembler:
                 )
             return []
         if not len(data.again):
-            names = ", ".join([optimizer.name for optimizer in optimizers])
+            names = ", ".join(optimizer.name for optimizer in optimizers)
             notes.append(f"{names}: left out, there is no calibration data")
             return []
         return optimizers
@@ -254,7 +251,7 @@ class Assembler:
             progress: as for ``quantize_static``.
         """
         graph, (plan, params) = planned.graph, resolved
-        names = ", ".join([optimizer.name for optimizer in optimizers])
+        names = ", ".join(optimizer.name for optimizer in optimizers)
         cost = (
             f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
             " layer by layer"
@@ -262,7 +259,7 @@ class Assembler:
         # Of round to nearest, the result to improve on.
         plain = self._candidate(planned, graph, resolved, data)
         before = self._sqnr(plain, params, data.deciding)
-        found = refine(
+        refinement = refine(
             graph,
             plan,
             params,
@@ -277,8 +274,8 @@ class Assembler:
         after = self._sqnr(made, params, data.deciding)
         # Without held-out samples there is no evidence against the optimizers.
         if before is None or after is None or after >= before:
-            notes = [cost, *found.notes, *made.notes]
-            return replace(made, notes=notes, layers=found.layers)
+            notes = [cost, *refinement.notes, *made.notes]
+            return replace(made, notes=notes, layers=refinement.layers)
         left_out = (
             f"{names}: left out; an output has {after:.2f} dB SQNR with it on samples"
             f" held out, and {before:.2f} dB with every weight rounded to the nearest"
@@ -459,7 +456,9 @@ class Trials:
         Args:
             config: the settings, which differ from those of the plan in the formats of nodes.
         """
-        optimizers = [each for each in config.optimizers if each.stage != "layer"]
+        optimizers = [
+            optimizer for optimizer in config.optimizers if optimizer.stage != "layer"
+        ]
         return self._made(config, config.with_(optimizers=optimizers), self._data)
 
     def proxy(self, config: QConfig) -> Trial:
@@ -500,7 +499,7 @@ class Trials:
         # The statistics of bodies have no keys: their plans stay those of the base.
         insides = [] if same else late
         is_known = same and not missing(at_opset.graph, at_opset.plan, keyed)
-        found = calibrate(
+        calibrated = calibrate(
             at_opset.graph,
             at_opset.plan,
             () if is_known else self._data.again,
@@ -511,10 +510,10 @@ class Trials:
             base,
             config=config,
             graph=at_opset.graph,
-            plan=found.plan,
-            insides=base.insides if same else found.insides,
+            plan=calibrated.plan,
+            insides=base.insides if same else calibrated.insides,
             notes=[*base.notes, *at_opset.notes],
         )
         if not same:
             self._raised = planned
-        return planned, found.ranges
+        return planned, calibrated.ranges

@@ -95,10 +95,10 @@ class _Loader(yaml.SafeLoader):
     def construct_document(self, node: yaml.Node) -> Any:
         """Construct a document, unless the aliases expand too far."""
         # Aliases of aliases multiply: a file of a kilobyte may stand for billions of values.
-        known: dict[int, int] = {}
-        expanded = _expanded(node, known)
+        counts: dict[int, int] = {}
+        expanded = _expanded(node, counts)
         # Each node is written out once; the size of the file limits their number.
-        if expanded - len(known) > _VALUES:
+        if expanded - len(counts) > _VALUES:
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
@@ -108,24 +108,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_document(node)
 
 
-def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+def _expanded(node: yaml.Node, counts: dict[int, int]) -> int:
     """Return the number of values of a node with expanded aliases.
 
     A node that contains itself exceeds the limit.
 
     Args:
-        node: node of the document's tree.
-        known: numbers of values by the identity of a node; counted nodes are added.
+        counts: numbers of values by the identity of a node; counted nodes are added.
     """
-    if id(node) not in known:
+    if id(node) not in counts:
         # Provisional: a node that is met again before its count is known contains itself.
-        known[id(node)] = _ENDLESS + 1
-        parts: list[yaml.Node] = []
+        counts[id(node)] = _ENDLESS + 1
+        children: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                parts += [key, value]
+            children = [child for entry in node.value for child in entry]
         elif isinstance(node, yaml.SequenceNode):
-            parts = node.value
+            children = node.value
         # Aliases share the node: each node is counted once, so that counting costs no expansion.
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_expanded(child, counts) for child in children)
+    return counts[id(node)]

@@ -236,7 +236,7 @@ class PreprocessingCheck:
         """Return whether the output is constant although the inputs change."""
         if self._rows < FIRST or self._varies:
             return False
-        return not all(map(partial(_are_equal, self._feeds[0]), self._feeds))
+        return not all(_are_equal(self._feeds[0], feeds) for feeds in self._feeds)
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
         """Return the input with pictures, the channel axis, and the batches as NCHW.
@@ -245,15 +245,15 @@ class PreprocessingCheck:
             Name, axis in the input, and a view of every sample; None without exactly one float
             input of pictures, or if the samples have different layouts.
         """
-        found = []
+        inputs = []
         for name, value in self._feeds[0].items():
             axis = picture_axis(value.shape)
             if axis is not None and value.dtype.kind == "f":
-                found.append((name, axis))
-        if len(found) != 1:
-            return None
+                inputs.append((name, axis))
         # With two inputs of pictures, an alternative of one of them would prove nothing.
-        name, axis = found[0]
+        if len(inputs) != 1:
+            return None
+        name, axis = inputs[0]
         images = [np.moveaxis(feed[name], axis, 1) for feed in self._feeds]
         # A later sample has another layout or size of the channels.
         if any(picture_axis(image.shape) != 1 for image in images):
@@ -306,17 +306,15 @@ class PreprocessingCheck:
         finding: Finding | None = None
         if distance is not None:  # the scaling equals the training's
             # The order of channels is left, which the statistics hardly tell.
-            alternatives = [each for each in alternatives if each.scaling is None]
+            alternatives = [other for other in alternatives if other.scaling is None]
         # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
             alternatives = self._as_near(layers, alternatives, ratios)
         elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
-        yield from [
-            value
-            for value in [finding or self._by_outputs(session, alternatives, distance)]
-            if value is not None
-        ]
+        finding = finding or self._by_outputs(session, alternatives, distance)
+        if finding is not None:
+            yield finding
 
     def _by_outputs(
         self,
@@ -342,11 +340,7 @@ class PreprocessingCheck:
         return finding
 
     def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
-        """Return the ratios of responses to biases on the first rows of an alternative.
-
-        Returns:
-            A ratio per layer with a bias and without a BatchNormalization.
-        """
+        """Return the ratios of responses to biases on the first rows of an alternative."""
         few = [*other.feeds(0, self._count(_RESPONSE_ROWS))]
         return layers.ratios(layers.responses(few))
 
@@ -361,12 +355,11 @@ class PreprocessingCheck:
         Args:
             alternatives: the alternatives; those without another scaling are kept.
         """
-        near = list[Alternative]()
-        for other in alternatives:
-            same = other.scaling is None
-            if same or not farther(self._ratios(layers, other), ratios):
-                near.append(other)
-        return near
+        return [
+            other
+            for other in alternatives
+            if other.scaling is None or not farther(self._ratios(layers, other), ratios)
+        ]
 
     def _too_large(
         self,
@@ -389,11 +382,11 @@ class PreprocessingCheck:
             # The first layers are cheap, and spare most alternatives a run of the whole model.
             if not fits(self._ratios(layers, other)):
                 continue
-            found = self._fresh()
+            evidence = self._fresh()
             for feeds in other.feeds(0, self._count(_ROWS)):
-                found.add(_run(session, feeds))
+                evidence.add(_run(session, feeds))
             # Detections that vanish with the other scaling would speak for the given one.
-            if found.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
+            if evidence.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
                 return Finding(
                     other.cause,
                     "the first layers respond far beyond their biases (median"
@@ -418,7 +411,7 @@ class PreprocessingCheck:
             The finding; None if no preprocessing is significantly better.
         """
         assert self._given is not None
-        counts = list(map(self._count, _STAGES))
+        counts = [self._count(rows) for rows in _STAGES]
         search = PreprocessingSearch(
             # With labels, more rows are collected than evidence without labels needs.
             self._given.head(self._given_rows[counts[-1]]),
@@ -445,7 +438,7 @@ class PreprocessingCheck:
         Returns:
             The finding; None if no preprocessing is significantly better.
         """
-        counts = list(map(self._count, _LABELLED_STAGES))
+        counts = [self._count(rows) for rows in _LABELLED_STAGES]
         search = PreprocessingSearch(
             labelled.head(self._labelled_rows[counts[-1]]),
             # The labels are shared; hits begin anew.
@@ -466,11 +459,11 @@ class PreprocessingCheck:
         # Inputs as large as the given ones are no argument against an alternative.
         if too_large(layers.ratios(layers.responses(given))):
             return list(alternatives)
-        admissible = list[Alternative]()
-        for other in alternatives:
-            if not too_large(self._ratios(layers, other)):
-                admissible.append(other)
-        return admissible
+        return [
+            other
+            for other in alternatives
+            if not too_large(self._ratios(layers, other))
+        ]
 
     def _collapsed(self) -> bool:
         """Return whether a classifier predicts few classes, without certainty, for many rows."""
@@ -483,19 +476,15 @@ class PreprocessingCheck:
         )
 
     def _count(self, rows: int) -> int:
-        """Return the number of samples for ``rows`` rows.
+        """Return the least number of leading samples with so many rows.
 
-        Args:
-            rows: wanted number of rows.
-
-        Returns:
-            The least number of leading samples with so many rows; all samples if they have fewer.
+        All samples if they have fewer rows.
         """
         total = 0
-        for place, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             # Whole samples: a batch is never split.
             if total >= rows:
-                return place
+                return index
             total += count
         return len(self._feeds)
 
@@ -530,12 +519,12 @@ def _batch_norm_finding(
     for other in alternatives:
         if other.changes > 1:  # statistics over all channels say little about the order
             continue
-        found = layers.batch_norm_distance(layers.responses([*other.feeds(0, few)]))
-        if found is None or other_data(found):
+        deviation = layers.batch_norm_distance(layers.responses([*other.feeds(0, few)]))
+        if deviation is None or other_data(deviation):
             continue
         # Deviations of the mean in standard deviations, and of the variance in nats, are alike in
         # size.
-        total = found[0] + float(np.log(found[1]))
+        total = deviation[0] + float(np.log(deviation[1]))
         if best is None or total < best[0]:
             best = (total, other)
     if best is None:
@@ -566,9 +555,9 @@ def _rows_of(feed: Feeds, output: NDArray[Any] | None) -> int:
 
 def _are_equal(first: Feeds, second: Feeds) -> bool:
     """Return whether two samples have the same values."""
-    if first.keys() != second.keys():
-        return False
-    return all(map(np.array_equal, first.values(), [second[key] for key in first]))
+    return first.keys() == second.keys() and all(
+        np.array_equal(value, second[name]) for name, value in first.items()
+    )
 
 
 def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
@@ -578,12 +567,12 @@ def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
         feed: the sample; entries that are no inputs of the model are ignored.
     """
     names = [value.name for value in session.get_outputs()]
-    given = {
+    inputs = {
         value.name: feed[value.name]
         for value in session.get_inputs()
         if value.name in feed
     }
-    return _arrays(dict(zip(names, session.run(names, given), strict=True)))
+    return _arrays(dict(zip(names, session.run(names, inputs), strict=True)))
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
