@@ -164,11 +164,10 @@ def unpack(
         words[start : start + _CHUNK] = part
         # Flipping the sign bit and subtracting it extends it to the full byte.
         if signed:
-            place = codes.reshape(-1)[
-                start * (8 // bits) : (start + _CHUNK) * (8 // bits)
-            ]
-            place ^= half
-            place -= half
+            per_byte = 8 // bits
+            chunk = codes.reshape(-1)[start * per_byte : (start + _CHUNK) * per_byte]
+            chunk ^= half
+            chunk -= half
     if signed:
         # The bytes are two's complement already.
         codes = codes.view(np.int8)
