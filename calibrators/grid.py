@@ -167,12 +167,12 @@ class QParams:
             return flat[0].reshape(shape), flat[1].reshape(shape)
         if self.block_size:
             # The last block of a line may be cut short by the end of the tensor.
-            places = range(shape[self.axis])
+            positions = range(shape[self.axis])
             scale = np.repeat(self.scale, self.block_size, self.axis)
             zero = np.repeat(self.zero_point, self.block_size, self.axis)
             return (
-                np.take(scale, places, self.axis),
-                np.take(zero, places, self.axis),
+                np.take(scale, positions, self.axis),
+                np.take(zero, positions, self.axis),
             )
         # Per channel: (1, channels, 1, 1) for axis 1 of four.
         ones = [1] * len(shape)

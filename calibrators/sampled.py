@@ -41,9 +41,9 @@ class Sampled(Extremes):
         marks = _hashes(rows)
         if len(self.marks) == self._most(len(rows)):
             # Later hashes are mostly too great: only the others are sorted and copied.
-            places = np.flatnonzero(marks < self.marks[-1])
-            rows = rows[:, places]
-            marks = marks[places]
+            indices = np.flatnonzero(marks < self.marks[-1])
+            rows = rows[:, indices]
+            marks = marks[indices]
         self._take(np.ascontiguousarray(rows.T), marks)
 
     def merge(self, other: Extremes) -> None:
@@ -66,13 +66,13 @@ class Sampled(Extremes):
             return
         limit = self._most(vectors.shape[1])
         # np.unique sorts the hashes and drops repeated vectors.
-        hashes, places = np.unique(marks, return_index=True)
-        places = places[:limit]
+        hashes, indices = np.unique(marks, return_index=True)
+        indices = indices[:limit]
         joined = np.concatenate([self.marks, hashes[:limit]])
         if len(self.marks):
-            chosen = np.concatenate([self.vectors, vectors[places]])
+            chosen = np.concatenate([self.vectors, vectors[indices]])
         else:
-            chosen = vectors[places]
+            chosen = vectors[indices]
         # Of two equal hashes the first place wins, which is the vector that is kept already.
         hashes, order = np.unique(joined, return_index=True)
         self.marks = hashes[:limit]

@@ -175,16 +175,16 @@ def _exact(entry: Entry) -> NDArray[np.object_]:
         )
     # np.array of Python integers would choose int64, and overflow.
     numbers = np.empty(len(texts), np.object_)
-    for place, each in enumerate(texts):
+    for index, each in enumerate(texts):
         text = each.text()
         if not re.fullmatch(r"-?[0-9]{1,200}", text):
             raise each.wrong("the digits of a whole number")
-        numbers[place] = int(text)
+        numbers[index] = int(text)
     return numbers.reshape(shape)
 
 
 def _pair(entry: Entry) -> tuple[NDArray[np.float64], ...]:
-    arrays = tuple(map(_floats, entry.array()))
+    arrays = tuple(_floats(each) for each in entry.array())
     if len(arrays) != 2:
         raise entry.wrong("two arrays")
     return arrays

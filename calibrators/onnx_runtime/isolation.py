@@ -202,8 +202,8 @@ class Isolation:
         Raises:
             RuntimeCrash: the process died.
         """
-        found = self._ask_onnx("inferring shapes", "infer", model, propagate)
-        return cast("bytes", found)
+        inferred = self._ask_onnx("inferring shapes", "infer", model, propagate)
+        return cast("bytes", inferred)
 
     def check_model(self, model: bytes | Path, *, full: bool) -> None:
         """Run onnx's check on a serialized model or a file.
@@ -224,8 +224,8 @@ class Isolation:
         Raises:
             RuntimeCrash: the process died.
         """
-        found = self._ask_onnx("converting the opset", "convert", model, opset)
-        return cast("bytes", found)
+        converted = self._ask_onnx("converting the opset", "convert", model, opset)
+        return cast("bytes", converted)
 
     def _ask_onnx(self, doing: str, action: str, *arguments: Any) -> Any:
         try:
@@ -406,15 +406,8 @@ class IsolatedSession:
         """Return the seconds that each run takes in the other process, transfers not counted."""
         process = self.open()
         number = self._recipe[0]
-        found = self._ask(
-            process,
-            "running",
-            "time",
-            number,
-            dict(feeds),
-            runs,
-        )
-        return cast("list[float]", found)
+        seconds = self._ask(process, "running", "time", number, dict(feeds), runs)
+        return cast("list[float]", seconds)
 
     def open(self) -> _Process:
         """Return the process of the session; a new process opens the session again."""

@@ -117,10 +117,10 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         if receive is None or not results:
             return
         # An array of onnxruntime keeps the memory of all activations.
-        own = dict[str, Any]()
+        copies = dict[str, Any]()
         for name, value in zip(results, outputs, strict=True):
-            own[name] = np.array(value) if isinstance(value, np.ndarray) else value
-        receive(position, own)
+            copies[name] = np.array(value) if isinstance(value, np.ndarray) else value
+        receive(position, copies)
 
     return _local(session, lanes, samples, progress, done)
 
@@ -165,15 +165,11 @@ class _Watch:
         """
         model = loaded(scope.model) if named else scope.model
         extra = _additions(scope)
+        stored = any(is_stored(tensor) for tensor in initializers(model.graph))
         data: bytes | onnx.ModelProto
-        if estimate_bytes(model) < PROTOBUF_LIMIT and not any(
-            map(is_stored, initializers(model.graph)),
-        ):
+        if estimate_bytes(model) < PROTOBUF_LIMIT and not stored:
             data = _joined(model, extra)
-            if named:
-                key = _key(data, scope)
-            else:
-                key = ""
+            key = _key(data, scope) if named else ""
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)
@@ -191,14 +187,8 @@ class _Watch:
         # Without the weights, which ``data`` holds already.
         bare = onnx.ModelProto()
         bare.graph.input.extend(model.graph.input)
-        return cls(
-            replace(scope, model=bare),
-            data,
-            key,
-            threads,
-            defaults,
-            current_libraries(),
-        )
+        scope = replace(scope, model=bare)
+        return cls(scope, data, key, threads, defaults, current_libraries())
 
     def empty(self) -> list[Statistic]:
         """Return empty statistics, per observation."""
@@ -208,7 +198,7 @@ class _Watch:
         """Return empty statistics, per lane: see ``_local``."""
         cores = self.threads or os.cpu_count() or 1
         statistics = self.empty()
-        if cores == 1 or any(map(_is_ordered, statistics)):
+        if cores == 1 or any(_is_ordered(statistic) for statistic in statistics):
             return [statistics]
         return [statistics, self.empty()]
 
@@ -376,9 +366,9 @@ class _Session:
                 f"onnxruntime cannot open the model with its tensors exposed: {error}",
             ) from error
         self._readers: dict[str, list[tuple[int, int | None]]] = {}
-        for place, observation in enumerate(scope.observations):
+        for number, observation in enumerate(scope.observations):
             self._readers.setdefault(observation.tensor, []).append(
-                (place, observation.axis),
+                (number, observation.axis),
             )
         self._inputs = set(names_of(self._session.get_inputs()))
         self._results = list(results)
@@ -456,8 +446,8 @@ class _Session:
             else:
                 value = values.pop(tensor, None)
             if isinstance(value, np.ndarray) and value.dtype == np.float32:
-                for place, axis in readers:
-                    statistics[place].observe(rows(value, axis))
+                for number, axis in readers:
+                    statistics[number].observe(rows(value, axis))
         for control in self._controls:
             bodies = {
                 attribute: body

@@ -11,7 +11,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +124,14 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         UnknownOperator: onnxruntime lacks a custom operator of the model.
     """
     stored = isinstance(model, onnx.ModelProto) and any(
-        map(is_on_disk, initializers(model.graph)),
+        is_on_disk(tensor) for tensor in initializers(model.graph)
     )
     lean = lean or stored
     resting = RESTING if in_turns else ""
 
     def opened(entry: str) -> Any:
         # Entries without a name are those that were not asked for.
-        entries = dict.fromkeys(filter(None, (entry, resting)), "1")
+        entries = {name: "1" for name in (entry, resting) if name}
         settings = Settings(threads, optimize, lean, entries, current_libraries())
         return _opened(model, settings, what, stored=stored)
 
@@ -241,7 +240,7 @@ class _Session:
         feeds: Mapping[str, Any],
     ) -> bool:
         """Return whether all inputs are given, and these and the outputs are common arrays."""
-        if not all(map(_is_plain_array, feeds.values())):
+        if not all(_is_plain_array(value) for value in feeds.values()):
             return False
         # An input with a default value may be omitted, which ``run`` takes care of.
         if set(names_of(self._session.get_inputs())) != feeds.keys():
@@ -367,8 +366,9 @@ def _opened(
     if isinstance(model, onnx.ModelProto):
         if stored:
             return _open_stored(model, settings, what)
-        held = list(filter(is_held, model.graph.initializer))
-        embedded = estimate_bytes(model) - sum(map(tensor_bytes, held))
+        held = [tensor for tensor in model.graph.initializer if is_held(tensor)]
+        held_bytes = sum(tensor_bytes(tensor) for tensor in held)
+        embedded = estimate_bytes(model) - held_bytes
         if embedded > PROTOBUF_LIMIT:
             return _open_large(model, settings, what)
         if held:
@@ -447,13 +447,13 @@ def _open_held(
     if isolation is None:
         arrays = {tensor.name: held_values(tensor) for tensor in held}
         return open_source(model.SerializeToString(), settings, what, arrays=arrays)
-    places = isolation.stored(
-        {held_key(tensor): held_values(tensor) for tensor in held}
-    )
+    arrays = {held_key(tensor): held_values(tensor) for tensor in held}
+    locations = isolation.stored(arrays)
     light = onnx.ModelProto()
     light.CopyFrom(model)
-    for tensor in filter(is_held, light.graph.initializer):
-        locate(tensor, *places[held_key(tensor)])
+    for tensor in light.graph.initializer:
+        if is_held(tensor):
+            locate(tensor, *locations[held_key(tensor)])
     return _open_stored(light, settings, what)
 
 
@@ -467,11 +467,12 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     """
     light = onnx.ModelProto()
     light.CopyFrom(model)
-    stored = list(filter(is_on_disk, initializers(light.graph)))
-    for tensor in filter(is_held, initializers(light.graph)):
-        load_values(tensor)
-    inside = filterfalse(is_stored, initializers(light.graph))
-    embedded = sum(map(tensor_bytes, inside))
+    tensors = list(initializers(light.graph))
+    stored = [tensor for tensor in tensors if is_on_disk(tensor)]
+    for tensor in tensors:
+        if is_held(tensor):
+            load_values(tensor)
+    embedded = sum(tensor_bytes(tensor) for tensor in tensors if not is_stored(tensor))
     try:
         # The folder that holds all data files, of which onnxruntime takes one alone.
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
@@ -543,12 +544,13 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
 
 def loaded(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the tensors in the message; uncopied if unchanged."""
-    if not any(map(is_stored, initializers(model.graph))):
+    if not any(is_stored(tensor) for tensor in initializers(model.graph)):
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    for tensor in filter(is_stored, initializers(result.graph)):
-        load_values(tensor)
+    for tensor in initializers(result.graph):
+        if is_stored(tensor):
+            load_values(tensor)
     return result
 
 
@@ -566,17 +568,16 @@ def estimate_bytes(model: onnx.ModelProto) -> int:
 
     Unlike ``ByteSize``, this does not serialize the model.
     """
-    return sum(map(tensor_bytes, initializers(model.graph)))
+    return sum(tensor_bytes(tensor) for tensor in initializers(model.graph))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
     """Return the size of a model; of the weights alone for large models."""
     estimate = estimate_bytes(model)
-    stored = any(map(is_on_disk, initializers(model.graph)))
-    if stored or estimate > _LARGE:
+    tensors = list(initializers(model.graph))
+    if estimate > _LARGE or any(is_on_disk(tensor) for tensor in tensors):
         return estimate
-    held = filter(is_held, initializers(model.graph))
-    more = sum(map(_added_by_values, held))
+    more = sum(_added_by_values(tensor) for tensor in tensors if is_held(tensor))
     graph = model.graph.ByteSize()
     return model.ByteSize() + _field_bytes(graph + more) - _field_bytes(graph)
 

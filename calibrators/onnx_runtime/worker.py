@@ -140,12 +140,12 @@ def seconds_of_runs(
 ) -> list[float]:
     """Return the seconds that each of some runs takes, after one that does not count."""
     session.run(None, feeds)
-    found = []
+    seconds = []
     for _ in range(runs):
         start = perf_counter()
         session.run(None, feeds)
-        found.append(perf_counter() - start)
-    return found
+        seconds.append(perf_counter() - start)
+    return seconds
 
 
 def interface(session: Session) -> tuple[list[Value], list[Value]]:
@@ -153,9 +153,9 @@ def interface(session: Session) -> tuple[list[Value], list[Value]]:
     return _values(session.get_inputs()), _values(session.get_outputs())
 
 
-def _values(found: Sequence[Any]) -> list[Value]:
+def _values(values: Sequence[Any]) -> list[Value]:
     """Return plain copies of onnxruntime's ``NodeArg``, which cannot be pickled."""
-    return [Value(value.name, value.type, list(value.shape)) for value in found]
+    return [Value(value.name, value.type, list(value.shape)) for value in values]
 
 
 def send(stream: Stream, message: object) -> None:
@@ -300,8 +300,8 @@ def _infer(model: bytes, propagate: bool) -> bytes:
     """Return a serialized model with inferred shapes."""
     from onnx import shape_inference
 
-    found = shape_inference.infer_shapes(model, data_prop=propagate)
-    return found.SerializeToString()
+    inferred = shape_inference.infer_shapes(model, data_prop=propagate)
+    return inferred.SerializeToString()
 
 
 def _convert(model: bytes, opset: int) -> bytes:
@@ -309,8 +309,8 @@ def _convert(model: bytes, opset: int) -> bytes:
     import onnx
     from onnx import version_converter
 
-    found = version_converter.convert_version(onnx.load_from_string(model), opset)
-    return found.SerializeToString()
+    converted = version_converter.convert_version(onnx.load_from_string(model), opset)
+    return converted.SerializeToString()
 
 
 def _check(model: bytes | str, full: bool) -> None:

@@ -75,16 +75,13 @@ def _files_by_sample(
     if not files:
         return _pair(path, inputs)
     # A .npy file has no name for its array: which input it belongs to is clear for one input alone.
-    single = list(filter(_is_npy, files))
+    single = [file for file in files if _is_npy(file)]
     if single and len(inputs) > 1:
         raise SampleMismatch(
             f"{single[0]} holds one array, the model has {len(inputs)} inputs; "
             "use .npz files, or one sub-folder of .npy files per input",
         )
-    samples: list[Path | dict[str, Path]] = []
-    for file in files:
-        samples.append({inputs[0].name: file} if _is_npy(file) else file)
-    return samples
+    return [{inputs[0].name: file} if _is_npy(file) else file for file in files]
 
 
 def _is_npy(file: Path) -> bool:
@@ -107,9 +104,7 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
         expected = names_of(columns[inputs[0].name])
         unpaired = set(names_of(column)).symmetric_difference(expected)
         if unpaired:
-            counts = []
-            for other, files in columns.items():
-                counts.append(f"{len(files)} for {other!r}")
+            counts = [f"{len(files)} for {name!r}" for name, files in columns.items()]
             raise SampleMismatch(
                 f"{path}: {min(unpaired)} is not there for every input"
                 f" ({', '.join(counts)})",

@@ -75,7 +75,7 @@ class ImageSpec:
         for name, length in ("size", 2), ("mean", 3), ("std", 3):
             values = getattr(self, name)
             numbers = isinstance(values, Sequence | np.ndarray) and all(
-                map(_is_finite, values),
+                _is_finite(value) for value in values
             )
             self._require(numbers and len(values) == length, name, f"{length} numbers")
         for name in ("scale", "pad_value"):

@@ -169,7 +169,7 @@ def _is_interval(ends: Any) -> bool:
     """Return whether a value is a pair of numbers in rising order; NaN has no order."""
     if not isinstance(ends, Sequence | np.ndarray) or len(ends) != 2:
         return False
-    return all(map(is_number, ends)) and bool(ends[0] <= ends[1])
+    return all(is_number(end) for end in ends) and bool(ends[0] <= ends[1])
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
