@@ -2,8 +2,8 @@
 
 The check reads the outputs that calibration computes anyway. Every scaling is tried on the first
 2 rows, with the other order of channels where it is promising, and promising pairs on up to 32
-rows. Where the
-responses of the first layers fit training inputs, only scalings that fit as well are tried.
+rows. Where the responses of the first layers fit training inputs, only scalings that fit as well
+are tried.
 
 With labels of a classifier, the float model's top-1 decides, on up to 128 rows. The cost is
 independent of the amount of data.

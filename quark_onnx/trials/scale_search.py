@@ -7,11 +7,10 @@ therefore judged by the error in the results of the layers that read it (``local
 is relative to the signal and computed per sample, so that no unusually large sample decides. A
 scale moves step by step to the least error. One pass over the samples judges every scale that its
 histogram does not rule out (``tensor_errors``); a few more passes follow for scales that keep
-moving, independent of the number of layers. Finally,
-the model is run with and without the moves. If the outputs are worse by more than chance, the
-half with the greatest expected gain is tried, and so on. Outputs on a few samples vary more than
-local errors: moves that had to improve them by more than chance were rejected in most runs of a
-detector (YOLOX-nano), which lost 1 to 2 points of mAP.
+moving, independent of the number of layers. Finally, the model is run with and without the moves.
+If the outputs are worse by more than chance, the half with the greatest expected gain is tried, and
+so on. Outputs on a few samples vary more than local errors: moves that had to improve them by more
+than chance were rejected in most runs of a detector (YOLOX-nano), which lost 1 to 2 points of mAP.
 
 Power-of-two scales move by octaves, float scales by a quarter of an octave: the layers that
 read a tensor decide which calibrator would have been right. Zero points do not change, so that
