@@ -70,21 +70,11 @@ class Best:
         rows = range(len(statistic.lo))
         best = np.zeros(len(rows), np.int64)
         for row in rows:
-            best[row] = _least(
-                statistic,
-                row,
-                Range(lo[row], hi[row]),
-                grid,
-            )
+            best[row] = _least(statistic, row, Range(lo[row], hi[row]), grid)
         return Range(lo[rows, best], hi[rows, best])
 
 
-def _least(
-    statistic: GroupedHistogram,
-    row: int,
-    candidates: Range,
-    grid: Grid,
-) -> int:
+def _least(statistic: GroupedHistogram, row: int, candidates: Range, grid: Grid) -> int:
     """Return the index of the interval with the least mean relative error of a sample.
 
     The first interval clips nothing.

@@ -55,10 +55,7 @@ class GroupedHistogram(MeanExtremes):
         occupied = ((sample.lo < 0) | (sample.hi > 0)).astype(np.int64)
         self._widen(sample.exponent)
         self._add(
-            self.exponent - sample.exponent,
-            sample.positive,
-            sample.negative,
-            occupied,
+            self.exponent - sample.exponent, sample.positive, sample.negative, occupied
         )
 
     def merge(self, other: MeanExtremes) -> None:  # type: ignore[override]
@@ -86,21 +83,12 @@ class GroupedHistogram(MeanExtremes):
         # Each group has bins half as wide as the group before.
         exponent = self.exponent[part] - index
         return Histogram(
-            self.lo[part],
-            self.hi[part],
-            exponent,
-            positive[part],
-            negative[part],
+            self.lo[part], self.hi[part], exponent, positive[part], negative[part]
         )
 
     def whole(self) -> Histogram:
         """Return the histogram of the full stream."""
-        result = Histogram(
-            self.lo,
-            self.hi,
-            self.exponent,
-            nonfinite=self.nonfinite,
-        )
+        result = Histogram(self.lo, self.hi, self.exponent, nonfinite=self.nonfinite)
         result.positive = np.zeros((len(self.lo), BINS), np.int64)
         result.negative = np.zeros((len(self.lo), BINS), np.int64)
         for index, (positive, negative) in enumerate(
@@ -152,8 +140,7 @@ class GroupedHistogram(MeanExtremes):
         # Samples below the last group share its bins, coarsened by the missing octaves.
         by = np.maximum(below - last, 0)
         merged = Histogram(
-            positive=coarser(positive, by),
-            negative=coarser(negative, by),
+            positive=coarser(positive, by), negative=coarser(negative, by)
         )
         merged.tidy()
         groups = np.minimum(below, last)

@@ -56,11 +56,7 @@ class Sampled(Extremes):
         """Return the number of vectors of this length that are kept."""
         return max(1, min(self.limit, _MAX_VALUES // max(1, channels)))
 
-    def _take(
-        self,
-        vectors: NDArray[np.float32],
-        marks: NDArray[np.uint64],
-    ) -> None:
+    def _take(self, vectors: NDArray[np.float32], marks: NDArray[np.uint64]) -> None:
         """Merge vectors into the sample, and keep those with the least hashes."""
         if not vectors.size:
             return
@@ -85,22 +81,9 @@ def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     # The seed depends on the length alone, so that hashes of several processes can be merged.
     generator = np.random.default_rng(channels)
     # Odd factors keep all bits of a value in the sum modulo 2**64.
-    factors = (
-        generator.integers(
-            0,
-            1 << 63,
-            channels,
-            np.uint64,
-        )
-        * 2
-        + 1
-    )
+    factors = generator.integers(0, 1 << 63, channels, np.uint64) * 2 + 1
     marks: NDArray[np.uint64] = np.einsum(
-        "ci,c->i",
-        rows.view(np.uint32),
-        factors,
-        dtype=np.uint64,
-        casting="unsafe",
+        "ci,c->i", rows.view(np.uint32), factors, dtype=np.uint64, casting="unsafe"
     )
     # Shifts and a multiplication by 2**64 divided by the golden ratio, as in SplitMix64: high bits
     # of the sum reach low bits of the hash, and low bits reach high ones.

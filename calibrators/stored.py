@@ -118,10 +118,7 @@ def _check(entry: Entry, name: str, values: Any, rows: int) -> None:
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.object_:
         # Exact integers of any size; as text, since many JSON readers use doubles.
-        return {
-            "shape": list(value.shape),
-            "integers": [str(x) for x in value.flat],
-        }
+        return {"shape": list(value.shape), "integers": [str(x) for x in value.flat]}
     if isinstance(value, np.ndarray):
         # The type of the text is little-endian, on every machine.
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))

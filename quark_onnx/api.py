@@ -99,10 +99,7 @@ def _isolatable(function: Callable[..., Result]) -> _Quantize:
     # ``wraps`` copies the signature of the function, which lacks ``isolate``.
     signature = inspect.signature(function)
     isolate = inspect.Parameter(
-        "isolate",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation="bool",
+        "isolate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool"
     )
     wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), isolate],
@@ -528,10 +525,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
     # Written from the model: the scales there are the final ones.
     if call.cache is not None:
         write_cache(
-            call.cache,
-            result.model,
-            call.method,
-            smooth=bool(call.config.optimizers),
+            call.cache, result.model, call.method, smooth=bool(call.config.optimizers)
         )
     return result.model
 

@@ -188,12 +188,7 @@ class Assembler:
         return optimizers
 
     def _completed(
-        self,
-        pairs: Graph,
-        graph: Graph,
-        plan: Plan,
-        planned: Planned,
-        data: RunData,
+        self, pairs: Graph, graph: Graph, plan: Plan, planned: Planned, data: RunData
     ) -> Assembled:
         """Return the result of a graph with pairs: bodies, functions and operators on codes.
 
@@ -207,10 +202,7 @@ class Assembler:
         if config.form == "operators":
             before = quantized_before(graph)
             pairs, fused = fuse(
-                pairs,
-                data.judges,
-                before,
-                runs=not self.reference.unknown_operator,
+                pairs, data.judges, before, runs=not self.reference.unknown_operator
             )
             set_accuracy_level(pairs, config.accuracy_level, before)
             notes += [*fused, *read_floats(pairs, before)]
@@ -283,11 +275,7 @@ class Assembler:
         return replace(plain, notes=[cost, left_out, *plain.notes])
 
     def _with_better_biases(
-        self,
-        planned: Planned,
-        resolved: ResolvedPlan,
-        data: RunData,
-        corrected: Graph,
+        self, planned: Planned, resolved: ResolvedPlan, data: RunData, corrected: Graph
     ) -> Assembled:
         """Return the result with corrected biases if they raise the minimum output SQNR.
 

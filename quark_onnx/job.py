@@ -20,12 +20,7 @@ from calibrators.shown import short
 from quark_onnx.assemble import Assembler, RewriteTrials, Trials
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.errors import (
-    ConfigError,
-    DataError,
-    crash_behind,
-    data_errors,
-)
+from quark_onnx.common.errors import ConfigError, DataError, crash_behind, data_errors
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
@@ -69,23 +64,13 @@ from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans, give_up_late
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
-from quark_onnx.refine import (
-    InputMeans,
-    check_folder,
-    give_biases,
-    optimize_float,
-)
+from quark_onnx.refine import InputMeans, check_folder, give_biases, optimize_float
 from quark_onnx.report import Report, kept_types, summarize, verdicts
 from quark_onnx.report.verdict import VerdictCollector
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
-from quark_onnx.trials.mixed_precision import (
-    describe,
-    mix,
-    mixed_plans,
-    require_mixing,
-)
+from quark_onnx.trials.mixed_precision import describe, mix, mixed_plans, require_mixing
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 from quark_onnx.writing.finish import Finished, Judging, finish, hand_back
 from quark_onnx.writing.provenance import write_provenance
@@ -283,11 +268,7 @@ def _known_ranges(planned: Planned) -> Calibrated:
 
 
 def _finished(
-    job: Job,
-    planned: Planned,
-    ranges: Ranges,
-    data: RunData,
-    progress: bool | None,
+    job: Job, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None
 ) -> Result:
     """Finish a run, with a second attempt after a crash of onnxruntime.
 
@@ -310,8 +291,7 @@ def _finished(
         if again is None:
             raise
         logger.warning(
-            "%s; trying again with operators that move values left float",
-            crash,
+            "%s; trying again with operators that move values left float", crash
         )
     config, plan, insides, ranges, note = again
     return job.finish(
@@ -323,10 +303,7 @@ def _finished(
 
 
 def _read(
-    held: HoldOut,
-    spool: Spool,
-    length: int | None,
-    progress: bool | None,
+    held: HoldOut, spool: Spool, length: int | None, progress: bool | None
 ) -> None:
     """Read all samples.
 
@@ -529,11 +506,7 @@ class Job:
         """Return the float model, and write it, without a run: no operator can be quantized."""
         plan = make_plan(self.graph, self.config, strict=False)
         done = hand_back(
-            self.original,
-            None,
-            self.source,
-            self.target,
-            external=self.external,
+            self.original, None, self.source, self.target, external=self.external
         )
         report = self._report([plan], done, [*self.notes], RunData(), [])
         return Result(done.model, plan, report)
@@ -626,11 +599,7 @@ class Job:
         return Assembler(self.reference, self.narrowing, self.resume)
 
     def finish(
-        self,
-        planned: Planned,
-        ranges: Ranges,
-        data: RunData,
-        progress: bool | None,
+        self, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None
     ) -> Result:
         """Compute scales and codes, insert nodes, and write the file and the report.
 

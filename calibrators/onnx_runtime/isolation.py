@@ -100,8 +100,7 @@ class Isolation:
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def stored(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
+        self, arrays: Mapping[str, NDArray[Any]]
     ) -> Mapping[str, tuple[Path, int, int]]:
         """Return file, offset and length of arrays, which are written once for all sessions.
 
@@ -168,9 +167,7 @@ class Isolation:
         else:
             path = Path(source).absolute()
         session = IsolatedSession(
-            self,
-            (number, str(path), isinstance(source, bytes), settings),
-            what,
+            self, (number, str(path), isinstance(source, bytes), settings), what
         )
         # At the exit of the interpreter the worker removes the whole folder.
         weakref.finalize(session, self._discard, number, temporary).atexit = False
@@ -342,10 +339,7 @@ class IsolatedSession:
     """A session in another process, with the used methods of ``onnxruntime.InferenceSession``."""
 
     def __init__(
-        self,
-        isolation: Isolation,
-        recipe: tuple[int, str, bool, Settings],
-        what: str,
+        self, isolation: Isolation, recipe: tuple[int, str, bool, Settings], what: str
     ) -> None:
         """Create a session.
 
@@ -374,11 +368,7 @@ class IsolatedSession:
         """Return the outputs of the model."""
         return self._interface[1]
 
-    def run(
-        self,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs.
 
         Args:
@@ -389,20 +379,9 @@ class IsolatedSession:
             RuntimeCrash: the process died.
         """
         process = self.open()
-        return self._ask(
-            process,
-            "running",
-            "run",
-            self._recipe[0],
-            names,
-            dict(feeds),
-        )
+        return self._ask(process, "running", "run", self._recipe[0], names, dict(feeds))
 
-    def seconds(
-        self,
-        feeds: Mapping[str, Any],
-        runs: int,
-    ) -> list[float]:
+    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes in the other process, transfers not counted."""
         process = self.open()
         number = self._recipe[0]
@@ -419,13 +398,7 @@ class IsolatedSession:
                 self._process = process
             return process
 
-    def _ask(
-        self,
-        process: _Process,
-        doing: str,
-        action: str,
-        *arguments: Any,
-    ) -> Any:
+    def _ask(self, process: _Process, doing: str, action: str, *arguments: Any) -> Any:
         try:
             return process.ask(action, arguments)
         except _Died as death:

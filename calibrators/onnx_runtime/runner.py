@@ -107,9 +107,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         return watch.sharded(samples, executor, progress)
     lanes = watch.lanes()
     session = _Session.on(
-        watch,
-        max(1, (threads or os.cpu_count() or 1) // len(lanes)),
-        results,
+        watch, max(1, (threads or os.cpu_count() or 1) // len(lanes)), results
     )
     del watch
 
@@ -152,13 +150,7 @@ class _Watch:
     libraries: tuple[str, ...]
 
     @classmethod
-    def on(
-        cls,
-        scope: Scope,
-        threads: int,
-        *,
-        named: bool = True,
-    ) -> _Watch:
+    def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
         """Prepare a scope; ``named``: compute the key by which workers recognize the watch.
 
         Workers may be other processes, which cannot read the arrays of held tensors.
@@ -203,10 +195,7 @@ class _Watch:
         return [statistics, self.empty()]
 
     def sharded(
-        self,
-        samples: Iterable[Sample],
-        executor: Executor,
-        progress: Progress | None,
+        self, samples: Iterable[Sample], executor: Executor, progress: Progress | None
     ) -> list[Statistic]:
         """Distribute the samples over the workers of an executor, a few at a time."""
         total = self.empty()
@@ -310,23 +299,14 @@ def _local(
 
 
 def _submit(
-    executor: Executor,
-    watch: _Watch,
-    shard: list[Sample],
-    first: int,
+    executor: Executor, watch: _Watch, shard: list[Sample], first: int
 ) -> Future[list[Statistic]]:
     """Submit a few samples to an executor.
 
     A thread must see whether sessions are isolated; a process is isolated already.
     """
     if isinstance(executor, ThreadPoolExecutor):
-        return executor.submit(
-            copy_context().run,
-            _observe_shard,
-            watch,
-            shard,
-            first,
-        )
+        return executor.submit(copy_context().run, _observe_shard, watch, shard, first)
     return executor.submit(_observe_shard, watch, shard, first)
 
 
@@ -357,9 +337,7 @@ class _Session:
         """
         try:
             self._session = open_session(
-                model,
-                threads=threads,
-                what="the float model with its tensors exposed",
+                model, threads=threads, what="the float model with its tensors exposed"
             )
         except Exception as error:  # onnxruntime raises several unrelated types
             raise CalibrationError(
@@ -373,8 +351,7 @@ class _Session:
         self._inputs = set(names_of(self._session.get_inputs()))
         self._results = list(results)
         self._needed = set().union(
-            *(control.reads for control in scope.controls),
-            results,
+            *(control.reads for control in scope.controls), results
         )
         types = {value.name: value.type for value in self._session.get_outputs()}
         self._outputs = []
@@ -397,22 +374,14 @@ class _Session:
         self._defaults: Mapping[str, NDArray[Any]] = {}
 
     @classmethod
-    def on(
-        cls,
-        watch: _Watch,
-        threads: int,
-        results: Sequence[str] = (),
-    ) -> _Session:
+    def on(cls, watch: _Watch, threads: int, results: Sequence[str] = ()) -> _Session:
         """Open a session on a watch."""
         session = cls(watch.scope, watch.model, threads, results)
         session._defaults = watch.defaults
         return session
 
     def observe(
-        self,
-        sample: Mapping[str, Any],
-        index: int,
-        statistics: list[Any],
+        self, sample: Mapping[str, Any], index: int, statistics: list[Any]
     ) -> list[Any]:
         """Run one batch, update the statistics of the observed tensors, and return ``results``.
 
@@ -547,11 +516,7 @@ class _Body:
 _open: dict[str, _Session] = {}
 
 
-def _observe_shard(
-    watch: _Watch,
-    shard: list[Sample],
-    first: int,
-) -> list[Statistic]:
+def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Statistic]:
     """Observe samples in a worker, which opens a session once per process and model."""
     session = _open.get(watch.key)
     if session is None:

@@ -143,8 +143,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug(
-                "without saturation onnxruntime does not load the model: %s",
-                error,
+                "without saturation onnxruntime does not load the model: %s", error
             )
             integers = False
     return opened(DEFINED if integers is False else "")
@@ -173,8 +172,7 @@ class _Session:
         # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
         self._session = interruptible(
-            lambda: native_session(source, options),
-            lambda: stop(True),
+            lambda: native_session(source, options), lambda: stop(True)
         )
         # Loading leaves copies of the weights behind.
         if trims:
@@ -194,11 +192,7 @@ class _Session:
                 safe[name] = value.copy()
         return safe
 
-    def run(
-        self,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs; a signal handler that raises ends the run."""
         import onnxruntime as ort
 
@@ -209,11 +203,7 @@ class _Session:
             lambda: setattr(options, "terminate", True),
         )
 
-    def run_uncopied(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run_uncopied(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
         """Compute outputs as ``run`` does, without a copy of each where possible.
 
         onnxruntime copies the outputs into new arrays, whose memory the system has to clear: for
@@ -234,11 +224,7 @@ class _Session:
         )
         return [value.numpy() for value in values]
 
-    def _is_plain(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, Any],
-    ) -> bool:
+    def _is_plain(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Return whether all inputs are given, and these and the outputs are common arrays."""
         if not all(_is_plain_array(value) for value in feeds.values()):
             return False
@@ -248,16 +234,11 @@ class _Session:
         types = {value.name: value.type for value in self._session.get_outputs()}
         return {types.get(name) for name in names}.issubset(_PLAIN_TYPES)
 
-    def seconds(
-        self,
-        feeds: Mapping[str, Any],
-        runs: int,
-    ) -> list[float]:
+    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes."""
         given = self._safe(feeds)
         return interruptible(
-            lambda: seconds_of_runs(self._session, given, runs),
-            lambda: None,
+            lambda: seconds_of_runs(self._session, given, runs), lambda: None
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -304,15 +285,9 @@ class _Unsaturated:
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Compute outputs, by the second session if the first one fails."""
-        return self._attempt(
-            lambda session: session.run(*arguments, **options),
-        )
+        return self._attempt(lambda session: session.run(*arguments, **options))
 
-    def run_uncopied(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run_uncopied(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
         """Compute outputs without copies, by the second session if the first one fails."""
         return self._attempt(lambda session: run_uncopied(session, names, feeds))
 
@@ -330,8 +305,7 @@ class _Unsaturated:
             if reopen is None:
                 raise
             logger.debug(
-                "without saturation onnxruntime does not run the model: %s",
-                error,
+                "without saturation onnxruntime does not run the model: %s", error
             )
         self._session = reopen()
         return run(self._session)
@@ -340,11 +314,7 @@ class _Unsaturated:
         return getattr(self._session, name)
 
 
-def run_uncopied(
-    session: Any,
-    names: Sequence[str],
-    feeds: Mapping[str, Any],
-) -> Any:
+def run_uncopied(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
     """Compute the outputs of a session, without a copy of each where possible."""
     if isinstance(session, _Session | _Unsaturated):
         return session.run_uncopied(names, feeds)
@@ -374,11 +344,7 @@ def _opened(
         if held:
             return _open_held(model, held, settings, what)
         model = model.SerializeToString()
-    return open_source(
-        str(model) if isinstance(model, Path) else model,
-        settings,
-        what,
-    )
+    return open_source(str(model) if isinstance(model, Path) else model, settings, what)
 
 
 def open_source(
@@ -488,9 +454,7 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
         "session.model_external_initializers_file_folder_path": root,
     }
     return open_source(
-        light.SerializeToString(),
-        settings._replace(entries=entries),
-        what,
+        light.SerializeToString(), settings._replace(entries=entries), what
     )
 
 

@@ -72,10 +72,7 @@ class Session(Protocol):
         """Return the outputs, with the attributes of ``Value``."""
 
     def run(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
-        /,
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], /
     ) -> Sequence[Any]:
         """Return the outputs on some inputs."""
 
@@ -134,9 +131,7 @@ def native_session(source: str | bytes, options: Any) -> Any:
 
 
 def seconds_of_runs(
-    session: Session,
-    feeds: Mapping[str, Any],
-    runs: int,
+    session: Session, feeds: Mapping[str, Any], runs: int
 ) -> list[float]:
     """Return the seconds that each of some runs takes, after one that does not count."""
     session.run(None, feeds)
@@ -169,10 +164,7 @@ def send(stream: Stream, message: object) -> None:
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
     sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
-    _write(
-        stream,
-        _HEADER.pack(len(body), len(arrays)) + sizes + body,
-    )
+    _write(stream, _HEADER.pack(len(body), len(arrays)) + sizes + body)
     for array in arrays:
         _write(stream, array)
 
@@ -250,12 +242,7 @@ class _Server:
         for number in numbers:
             self._sessions.pop(number, None)
 
-    def answer(
-        self,
-        ticket: int,
-        action: str,
-        arguments: tuple[Any, ...],
-    ) -> None:
+    def answer(self, ticket: int, action: str, arguments: tuple[Any, ...]) -> None:
         """Run an action, and send the result or the error."""
         try:
             answer = (ticket, True, self._actions[action](*arguments))
@@ -265,11 +252,7 @@ class _Server:
             send(self._answers, answer)
 
     def _open(
-        self,
-        number: int,
-        source: str,
-        whole: bool,
-        settings: Settings,
+        self, number: int, source: str, whole: bool, settings: Settings
     ) -> tuple[list[Value], list[Value]]:
         """Open a file; ``whole``: from memory, as if there were no file."""
         model: str | bytes = source
@@ -280,19 +263,11 @@ class _Server:
         return interface(session)
 
     def _run(
-        self,
-        number: int,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
+        self, number: int, names: Sequence[str] | None, feeds: Mapping[str, Any]
     ) -> Any:
         return self._sessions[number].run(names, feeds)
 
-    def _time(
-        self,
-        number: int,
-        feeds: Mapping[str, Any],
-        runs: int,
-    ) -> list[float]:
+    def _time(self, number: int, feeds: Mapping[str, Any], runs: int) -> list[float]:
         return seconds_of_runs(self._sessions[number], feeds, runs)
 
 
@@ -336,8 +311,7 @@ def _leave_no_core() -> None:
         import resource
 
         resource.setrlimit(
-            resource.RLIMIT_CORE,
-            (0, resource.getrlimit(resource.RLIMIT_CORE)[1]),
+            resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
         )
     except (ImportError, ValueError, OSError):  # Windows; a limit of the system
         pass

@@ -11,12 +11,7 @@ import numpy as np
 
 from calibrators.errors import DataError, SampleMismatch
 from calibrators.names import names_of
-from calibrators.readers.archives import (
-    Header,
-    read_headers,
-    require_size,
-    stream_rows,
-)
+from calibrators.readers.archives import Header, read_headers, require_size, stream_rows
 from calibrators.readers.samples import Array, InputSpec, Sample, is_empty, splittable
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -67,8 +62,7 @@ def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
 
 
 def _files_by_sample(
-    path: Path,
-    inputs: Sequence[InputSpec],
+    path: Path, inputs: Sequence[InputSpec]
 ) -> Sequence[Path | dict[str, Path]]:
     """Return the file of each sample: a .npz, or a .npy per input."""
     files = find_files(path, ARRAY_SUFFIXES)
@@ -157,9 +151,7 @@ def _is_streamed(headers: Sequence[Header]) -> bool:
 
 
 def _split(
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Sequence[InputSpec],
-    path: Path,
+    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path
 ) -> tuple[int, bool] | None:
     """Return the number of samples in arrays, and whether samples are batches.
 
@@ -190,8 +182,7 @@ def _ranks(inputs: Sequence[InputSpec]) -> dict[str, int]:
 
 
 def _read_npy(
-    files: Mapping[str, Path],
-    inputs: Sequence[InputSpec],
+    files: Mapping[str, Path], inputs: Sequence[InputSpec]
 ) -> Iterator[Sample]:
     # The maps live no longer than the expressions they stand in: Windows cannot delete a file that
     # is mapped.
@@ -227,9 +218,7 @@ def _check_magic(path: Path, start: bytes) -> None:
 
 
 def _rows(
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Sequence[InputSpec],
-    path: Path,
+    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path
 ) -> Sequence[Any]:
     """Return the indices of the samples in arrays.
 
@@ -264,8 +253,7 @@ def _rows(
 
 
 def _are_empty(
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Sequence[InputSpec],
+    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec]
 ) -> bool:
     """Return whether a file has an empty batch of each input: no sample, and nothing to report."""
     if shapes.keys() != set(names_of(inputs)):

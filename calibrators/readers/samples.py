@@ -141,8 +141,7 @@ def name_arrays(
             )
         if name not in names:
             raise SampleMismatch(
-                f"sample {index}: the model has no input"
-                f" {name!r}{nearest(name, names)}",
+                f"sample {index}: the model has no input {name!r}{nearest(name, names)}"
             )
     for name in names:
         if name not in arrays:
@@ -177,10 +176,7 @@ def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
 
 
 def split(
-    sample: Sample,
-    inputs: Sequence[InputSpec],
-    *,
-    stacked: bool = False,
+    sample: Sample, inputs: Sequence[InputSpec], *, stacked: bool = False
 ) -> Iterator[Sample]:
     """Yield the N samples of a batch of N, if splittable; otherwise the sample unchanged."""
     count = _batch_size(sample, inputs) if splittable(inputs, stacked=stacked) else 1
@@ -239,12 +235,7 @@ def conform(
     return conformed
 
 
-def _conform(
-    array: Array,
-    spec: InputSpec,
-    place: str,
-    layout: Layout | None,
-) -> Array:
+def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:
     """Check the array of one input, and convert its type and layout; see ``conform``."""
     array = _cast(array, spec.dtype, place)
     given = array
@@ -263,8 +254,7 @@ def _conform(
         )
     if is_empty(array.shape, spec):
         raise SampleMismatch(
-            f"{place}: got shape {_dims(array.shape)}, a batch of nothing; leave"
-            " it out",
+            f"{place}: got shape {_dims(array.shape)}, a batch of nothing; leave it out"
         )
     _check_values(array, spec, place)
     return array
@@ -332,11 +322,7 @@ def _is_masked(value: Any) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _cast(
-    array: Array,
-    want: np.dtype[Any] | None,
-    place: str,
-) -> Array:
+def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
     """Return an array in the element type of an input.
 
     Args:
@@ -381,8 +367,7 @@ def _text(array: Array, place: str) -> Array:
     for item in array.flat:
         if not isinstance(item, str):
             raise SampleMismatch(
-                f"{place}: got {item!r} of type {type(item).__name__}, expected"
-                " strings",
+                f"{place}: got {item!r} of type {type(item).__name__}, expected strings"
             )
     return array
 

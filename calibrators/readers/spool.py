@@ -30,10 +30,7 @@ class Spool:
     """
 
     def __init__(
-        self,
-        samples: Iterable[Mapping[str, Any]] = (),
-        *,
-        memory: int = MEMORY,
+        self, samples: Iterable[Mapping[str, Any]] = (), *, memory: int = MEMORY
     ) -> None:
         """Store samples, of which ``memory`` bytes of arrays stay in memory."""
         self._left = memory
@@ -109,8 +106,7 @@ class Spool:
         return self
 
     def __exit__(
-        self,
-        *error: type[BaseException] | BaseException | TracebackType | None,
+        self, *error: type[BaseException] | BaseException | TracebackType | None
     ) -> None:
         self.close()
 

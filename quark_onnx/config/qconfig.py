@@ -33,12 +33,7 @@ from quark_onnx.config.spec import (
     spec_of,
 )
 from quark_onnx.config.tensors import TensorOverride, tensor_override_of
-from quark_onnx.config.text import (
-    changed_settings,
-    format_call,
-    name_tuple,
-    parse_call,
-)
+from quark_onnx.config.text import changed_settings, format_call, name_tuple, parse_call
 from quark_onnx.config.yaml_file import read_yaml
 from quark_onnx.dtypes import INT8, UINT8
 
@@ -94,39 +89,23 @@ _REQUIREMENTS = (
     ),
     Requirement("form", one_of(*FORMS), f"one of: {', '.join(FORMS)}"),
     *(Requirement(name, is_flag, "true or false") for name in _SWITCHES),
-    Requirement(
-        "tensors",
-        instance_of(list, tuple),
-        "a list of TensorOverride",
-    ),
+    Requirement("tensors", instance_of(list, tuple), "a list of TensorOverride"),
     Requirement(
         "bias",
         one_of(True, False, *_BIASES),
         f"true, false or one of: {', '.join(_BIASES)}",
     ),
     Requirement("search", whole(0), "a number of samples, 0 or more"),
-    Requirement(
-        "accuracy_level",
-        whole(0, 4),
-        "a whole number from 0 to 4",
-    ),
+    Requirement("accuracy_level", whole(0, 4), "a whole number from 0 to 4"),
     Requirement(
         "max_opset",
         optional(whole(_LEAST_OPSET)),
         f"an opset, {_LEAST_OPSET} or higher",
     ),
     Requirement("min_sqnr", optional(_is_bound), "a number of decibels"),
-    Requirement(
-        "target",
-        instance_of(str),
-        "the name of a target, or empty",
-    ),
+    Requirement("target", instance_of(str), "the name of a target, or empty"),
 )
-_OVERRIDES = Requirement(
-    "overrides",
-    instance_of(list, tuple),
-    "a list of Override",
-)
+_OVERRIDES = Requirement("overrides", instance_of(list, tuple), "a list of Override")
 #: Rules for shared exponents that AMD's operator has, by the kind of tensor; "auto" chooses one.
 _VENDOR_EXPONENTS = {
     "activation": ("auto", "floor"),
@@ -292,14 +271,10 @@ class QConfig:
     """
 
     activation: QuantizationSpec | None = QuantizationSpec(
-        UINT8,
-        symmetric=False,
-        calibrator=Best(),
+        UINT8, symmetric=False, calibrator=Best()
     )
     weight: QuantizationSpec | None = QuantizationSpec(
-        INT8,
-        per_channel=True,
-        narrow=True,
+        INT8, per_channel=True, narrow=True
     )
     bias: bool | str = True
     embedding: QuantizationSpec | str | None = AUTO
@@ -545,10 +520,7 @@ class QConfig:
             return None
         if self.weight.dtype.scaled and self.weight.dtype.bits < INT8.bits:
             return QuantizationSpec(
-                INT8,
-                per_channel=True,
-                narrow=True,
-                scale=self.weight.scale,
+                INT8, per_channel=True, narrow=True, scale=self.weight.scale
             )
         return self.weight
 

@@ -298,9 +298,7 @@ def _has_no_codes(spec: QuantizationSpec) -> bool:
 
 
 _BLOCK_SIZE = Requirement(
-    "block_size",
-    whole(0),
-    "a number of values, or 0 for no blocks",
+    "block_size", whole(0), "a number of values, or 0 for no blocks"
 )
 _CONTRADICTIONS_OF_ZERO_POINTS = (
     Contradiction(
@@ -409,9 +407,7 @@ def check_granularity(
 
 
 def spec_of(
-    data: object,
-    base: QuantizationSpec | None,
-    where: str,
+    data: object, base: QuantizationSpec | None, where: str
 ) -> QuantizationSpec | None:
     """Return a spec from changes to ``base``, or from just the name of a number format.
 

@@ -131,10 +131,7 @@ class TensorOverride:
 
     def __post_init__(self) -> None:
         for name in ("tensors", "readers"):
-            names = name_tuple(
-                getattr(self, name),
-                f"{name} of an override of tensors",
-            )
+            names = name_tuple(getattr(self, name), f"{name} of an override of tensors")
             object.__setattr__(self, name, names)
         if not self.tensors:
             raise ConfigError("an override of tensors names none; give tensors")
@@ -323,9 +320,7 @@ class TensorOverride:
             )
 
     def bounds(
-        self,
-        low: NDArray[np.float64],
-        high: NDArray[np.float64],
+        self, low: NDArray[np.float64], high: NDArray[np.float64]
     ) -> tuple[Any, Any]:
         """Return the range with given ends instead of measured ones.
 

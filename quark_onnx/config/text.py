@@ -38,10 +38,7 @@ def name_tuple(value: Any, where: str) -> tuple[str, ...]:
 
 
 def parse_call(
-    text: str,
-    what: str,
-    *,
-    words: bool = True,
+    text: str, what: str, *, words: bool = True
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings in a text.
 

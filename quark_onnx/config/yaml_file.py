@@ -13,13 +13,7 @@ from quark_onnx.common.errors import ConfigError
 
 #: Exceptions of PyYAML for a file that is no YAML. ValueError: it is no UTF-8 text; RecursionError:
 #: brackets nested too deeply; the others: a value that its tag does not fit (``!!bool maybe``).
-_NO_YAML = (
-    yaml.YAMLError,
-    ValueError,
-    RecursionError,
-    LookupError,
-    AttributeError,
-)
+_NO_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError)
 #: Most bytes of a file: five times a file with an override for each of 10,000 nodes.
 _BYTES = 1 << 22
 #: Most values that aliases add to those written out: a hundred times those of the largest in use.
@@ -64,10 +58,7 @@ class _Loader(yaml.SafeLoader):
         # The scanner compares each bracket with all open ones: 100,000 take 10 seconds.
         if self.flow_level >= _DEEPEST:
             raise yaml.scanner.ScannerError(
-                None,
-                None,
-                f"more than {_DEEPEST} brackets are open",
-                self.get_mark(),
+                None, None, f"more than {_DEEPEST} brackets are open", self.get_mark()
             )
         super().fetch_flow_collection_start(TokenClass)
 
@@ -84,10 +75,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"{short(key)} is given twice",
-                    node.start_mark,
+                    None, None, f"{short(key)} is given twice", node.start_mark
                 )
             seen.add(key)
         return node

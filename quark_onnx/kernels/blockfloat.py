@@ -208,10 +208,7 @@ def mx(  # noqa: PLR0913  the attributes of the operator
 
 
 def better_mx(
-    x: ArrayLike,
-    axis: int,
-    element: str,
-    block_size: int = 32,
+    x: ArrayLike, axis: int, element: str, block_size: int = 32
 ) -> NDArray[np.float32]:
     """Quantize constants to microscaling with the better of two scales for each block.
 
@@ -301,11 +298,7 @@ def emax_of(element: MiniFloat | None) -> int:
     return 0 if element is None else element.emax
 
 
-def _shared(
-    blocks: Floats,
-    element: MiniFloat | None,
-    rule: str,
-) -> NDArray[np.int64]:
+def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.int64]:
     """Return the exponents of the scales of blocks, keeping the last axis with length 1."""
     exponent = _exponent(blocks)
     emax = emax_of(element)
@@ -345,11 +338,7 @@ def _mantissa_bits(bit_width: int) -> int:
     return bit_width - EXPONENT_AND_SIGN
 
 
-def _blocks(
-    x: ArrayLike,
-    axis: int,
-    block_size: int,
-) -> tuple[Floats, tuple[int, ...]]:
+def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int, ...]]:
     """Return the values as (..., blocks, block_size), and their shape with ``axis`` last.
 
     The last block is padded with zeros.
@@ -369,11 +358,7 @@ def _blocks(
     return padded.reshape(*moved.shape[:-1], count, block_size), moved.shape
 
 
-def _restored(
-    blocks: Floats,
-    shape: tuple[int, ...],
-    axis: int,
-) -> NDArray[np.float32]:
+def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.float32]:
     """Return blocks as float32 in the shape of the tensor, without the padding.
 
     Args:

@@ -32,11 +32,7 @@ class Compensation:
     """The error compensation of GPTQ for a Hessian."""
 
     def __init__(
-        self,
-        gram: Doubles,
-        *,
-        damping: float = 0.01,
-        act_order: bool = True,
+        self, gram: Doubles, *, damping: float = 0.01, act_order: bool = True
     ) -> None:
         """Compute Hinv.
 
@@ -145,19 +141,13 @@ def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
     return Q
 
 
-def _inverse_root(
-    gram: Doubles,
-    order: NDArray[np.int64],
-    damping: float,
-) -> Doubles:
+def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
     """Return the upper Cholesky factors of the inverse damped Hessians, with columns in order.
 
     Inputs that are always zero get a one on the diagonal: their weights have no effect.
     """
     permuted = np.take_along_axis(
-        np.take_along_axis(gram, order[:, :, None], 1),
-        order[:, None, :],
-        2,
+        np.take_along_axis(gram, order[:, :, None], 1), order[:, None, :], 2
     )
     index = np.arange(permuted.shape[1])
     diagonal = permuted[:, index, index]
@@ -193,11 +183,7 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
             raise np.linalg.LinAlgError("the products of the inputs are not finite")
 
 
-def _factor(
-    base: Doubles,
-    index: NDArray[np.int64],
-    share: float,
-) -> Doubles:
+def _factor(base: Doubles, index: NDArray[np.int64], share: float) -> Doubles:
     """Return Hinv, (groups, inputs, inputs), for a share of damping.
 
     Args:

@@ -48,11 +48,7 @@ class Rotation:
         """Number of channels."""
         return prod(len(factor) for factor in self.factors)
 
-    def turn(
-        self,
-        array: NDArray[np.floating],
-        axis: int = -1,
-    ) -> Floats:
+    def turn(self, array: NDArray[np.floating], axis: int = -1) -> Floats:
         """Multiply every vector along an axis by the matrix, in float64; the shape stays.
 
         An axis of several times the size is rotated part by part.
@@ -274,12 +270,7 @@ def _williamson(order: int) -> Floats | None:
             a, b, c, d = (row[(index[:, None] - index) % m] for row in rows)
             # Williamson's array: symmetric circulants commute, which makes its rows orthogonal.
             return np.block(
-                [
-                    [a, b, c, d],
-                    [-b, a, -d, c],
-                    [-c, d, a, -b],
-                    [-d, -c, b, a],
-                ],
+                [[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]]
             )
     return None
 

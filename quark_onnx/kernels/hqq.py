@@ -169,9 +169,7 @@ def quantize_hqq(
 
 
 def half_quadratic(
-    blocks: Float32,
-    bits: int,
-    settings: HalfQuadratic | None = None,
+    blocks: Float32, bits: int, settings: HalfQuadratic | None = None
 ) -> QParams:
     """Return scale and integer zero point of each block, asymmetric.
 
@@ -247,11 +245,7 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
 
 
 def _tight(
-    values: Float32,
-    scale: Float32,
-    zero: Float32,
-    bits: int,
-    free: NDArray[np.bool_],
+    values: Float32, scale: Float32, zero: Float32, bits: int, free: NDArray[np.bool_]
 ) -> tuple[Float32, Float32]:
     """Return scales and float zero points for codes that span the rows completely.
 

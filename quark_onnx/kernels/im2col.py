@@ -44,10 +44,7 @@ class Window:
 
     @lru_cache(maxsize=64)  # noqa: B019  (windows and tables are small)
     def seen(
-        self,
-        axis: int,
-        size: int,
-        output: int,
+        self, axis: int, size: int, output: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the inputs along an axis for each tap, and a mask of valid ones.
 
@@ -130,11 +127,7 @@ def _planes(x: NDArray[T]) -> NDArray[T]:
     return planes
 
 
-def places_of(
-    count: int,
-    wanted: int,
-    seeds: Sequence[int],
-) -> NDArray[np.int64]:
+def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64]:
     """Return distinct random places out of ``count``, for each seed; (seeds, places).
 
     One is drawn from each of equally many stretches, so that they are evenly distributed.
@@ -154,9 +147,7 @@ def places_of(
 
 
 def at_places(
-    ys: Sequence[NDArray[T]],
-    places: NDArray[np.int64],
-    groups: int,
+    ys: Sequence[NDArray[T]], places: NDArray[np.int64], groups: int
 ) -> NDArray[T]:
     """Return outputs of a convolution at places, (tensors, groups, places, channels / groups).
 
@@ -176,10 +167,7 @@ def at_places(
     return rows.swapaxes(2, 3)
 
 
-def rows_at(
-    xs: Sequence[NDArray[T]],
-    places: NDArray[np.int64],
-) -> NDArray[T]:
+def rows_at(xs: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
     """Return rows of tensors along the last axis, (tensors, 1, places, values)."""
     # Leading axes are flattened: each place is a row of the last axis.
     rows = [

@@ -111,9 +111,7 @@ def to_integer(v: Floats, rounding: int = HALF_EVEN) -> Floats:
 
 
 def round_to(
-    x: ArrayLike,
-    format: MiniFloat,
-    rounding: int = HALF_EVEN,
+    x: ArrayLike, format: MiniFloat, rounding: int = HALF_EVEN
 ) -> NDArray[np.float32]:
     """Round to the values of ``format``; larger values saturate, NaN stays NaN.
 

@@ -119,11 +119,7 @@ class NBitsWeight:
 
 
 def quantize_nbits(
-    weight: NDArray[Any],
-    bits: int = 4,
-    block_size: int = 32,
-    *,
-    symmetric: bool = True,
+    weight: NDArray[Any], bits: int = 4, block_size: int = 32, *, symmetric: bool = True
 ) -> NBitsWeight:
     """Quantize a weight matrix by RTN.
 
@@ -199,8 +195,7 @@ def from_codes(
         )
     if zero_points is not None and zero_points.shape != scales.shape:
         raise PlanError(
-            f"zero points {zero_points.shape} and scales {scales.shape} differ in"
-            " shape",
+            f"zero points {zero_points.shape} and scales {scales.shape} differ in shape"
         )
     _check_sizes(bits, codes.shape[2])
     if zero_points is not None:
@@ -257,17 +252,12 @@ def zero_points_of(weight: NBitsWeight) -> Float32:
     if weight.zero_points.dtype == np.float32:
         return weight.zero_points.astype(np.float32)
     return unpack(
-        weight.zero_points.astype(np.uint8),
-        weight.bits,
-        weight.scales.shape[1],
+        weight.zero_points.astype(np.uint8), weight.bits, weight.scales.shape[1]
     ).astype(np.float32)
 
 
 def round_to_nearest(
-    blocks: Float32,
-    bits: int,
-    *,
-    symmetric: bool,
+    blocks: Float32, bits: int, *, symmetric: bool
 ) -> tuple[NDArray[np.uint8], QParams]:
     """Return the codes of blocks and the better of two scales for each (see the module).
 
@@ -338,11 +328,7 @@ def _reals(codes: Float32, params: QParams) -> Float32:
     return reals
 
 
-def squared_error(
-    blocks: Float32,
-    real: Float32,
-    unit: Float32,
-) -> NDArray[np.float32]:
+def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.float32]:
     """Return the sum of squared differences of each block, multiplied by ``unit`` first.
 
     >>> squared_error(np.float32([[1, 2]]), np.float32([[1, 4]]), np.float32([0.5]))
@@ -354,8 +340,7 @@ def squared_error(
 
 
 def slabs(
-    weight: NDArray[Any],
-    block_size: int,
+    weight: NDArray[Any], block_size: int
 ) -> Iterator[tuple[tuple[slice, slice], Float32]]:
     """Yield the blocks of a matrix (K, N), some at a time.
 

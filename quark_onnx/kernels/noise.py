@@ -175,9 +175,7 @@ class Term:
         u = logarithm[self.source]
         v = logarithm[self.target]
         noise, by_input, by_output = self._weights(
-            u.reshape(self.energy.shape),
-            v.reshape(self.matter.shape),
-            rounding,
+            u.reshape(self.energy.shape), v.reshape(self.matter.shape), rounding
         )
         by_input = by_input.ravel()
         by_output = by_output.ravel()
@@ -196,10 +194,7 @@ class Term:
         return noise
 
     def _weights(
-        self,
-        u: Doubles,
-        v: Doubles,
-        rounding: Rounding,
+        self, u: Doubles, v: Doubles, rounding: Rounding
     ) -> tuple[float, Doubles, Doubles]:
         """Return the noise of the weights, and its gradients by inputs and by outputs."""
         top = self._top
@@ -251,9 +246,7 @@ class Term:
 
 
 def total_noise(
-    terms: Sequence[Term],
-    logarithm: Doubles,
-    rounding: Rounding,
+    terms: Sequence[Term], logarithm: Doubles, rounding: Rounding
 ) -> tuple[float, Doubles]:
     """Return the noise of all layers at the logarithms of the factors, and its gradient."""
     gradient = np.zeros(logarithm.size)
@@ -262,9 +255,7 @@ def total_noise(
 
 
 def minimize_noise(
-    terms: Sequence[Term],
-    fixed: NDArray[np.bool_],
-    rounding: Rounding,
+    terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding
 ) -> tuple[Doubles, float, float]:
     """Return the logarithms with the least total noise, and the noise before and after.
 

@@ -25,10 +25,7 @@ def slabs(count: int, size: int) -> list[slice]:
     return [slice(start, min(count, start + size)) for start in range(0, count, size)]
 
 
-def side_by_side(
-    work: Callable[[T], R],
-    items: Sequence[T],
-) -> Iterator[R]:
+def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield the results of work on items in order, computed on all cores, few in memory."""
     cores = os.cpu_count() or 1
     if len(items) == 1:

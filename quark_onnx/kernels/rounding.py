@@ -97,13 +97,7 @@ class Part:
             device.put(self.norm),
         )
 
-    def gradient(
-        self,
-        weight: Any,
-        bias: Any,
-        size: int,
-        turn: int,
-    ) -> tuple[Any, Any]:
+    def gradient(self, weight: Any, bias: Any, size: int, turn: int) -> tuple[Any, Any]:
         """Return the gradient of half the squared error on the next rows, by weight and bias.
 
         ``share`` converts it to the gradient of the mean square: to multiply an existing factor by

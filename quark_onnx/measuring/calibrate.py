@@ -330,16 +330,13 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
                 calibrator = bounded.calibrator_for(entry.spec)
             # Uses with one calibrator and axis share an observation.
             wanted.setdefault(
-                Observation(use.tensor, calibrator, entry.axis),
-                [],
+                Observation(use.tensor, calibrator, entry.axis), []
             ).append(use)
     return wanted
 
 
 def _watched(
-    graph: Graph,
-    wanted: Collection[Observation],
-    known: Collection[Observation] = (),
+    graph: Graph, wanted: Collection[Observation], known: Collection[Observation] = ()
 ) -> list[Observation]:
     """Return the required observations without known statistics.
 
@@ -356,9 +353,7 @@ def _watched(
 
 
 def _parts(
-    graph: Graph,
-    observation: Observation,
-    wanted: Collection[Observation],
+    graph: Graph, observation: Observation, wanted: Collection[Observation]
 ) -> list[Observation]:
     """Return observations whose statistics merge exactly to the given observation.
 

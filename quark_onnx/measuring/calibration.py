@@ -8,13 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from calibrators import (
-    Grid,
-    GroupedHistogram,
-    MovingExtremes,
-    Range,
-    Statistic,
-)
+from calibrators import Grid, GroupedHistogram, MovingExtremes, Range, Statistic
 from calibrators.derived import derived
 from calibrators.json_file import Entry
 from calibrators.onnx_runtime.control_flow import Observation
@@ -231,11 +225,7 @@ class Keyed:
     """
 
     def __init__(
-        self,
-        calibration: Calibration,
-        keys: Mapping[str, str],
-        *,
-        rich: bool = True,
+        self, calibration: Calibration, keys: Mapping[str, str], *, rich: bool = True
     ) -> None:
         self.calibration = calibration
         self._keys = keys
@@ -284,9 +274,7 @@ class Keyed:
         return list(rich)
 
     def keep(
-        self,
-        observations: Sequence[Observation],
-        statistics: Sequence[Statistic],
+        self, observations: Sequence[Observation], statistics: Sequence[Statistic]
     ) -> None:
         """Store new statistics.
 

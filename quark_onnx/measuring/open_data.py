@@ -112,8 +112,7 @@ def reader_for(
             # A partial of open_reader holds a folder and options, and lacks the model's inputs.
             opening = data if isinstance(data, partial) else partial(open_reader, data)
             reader = opening(
-                input_specs(graph, config),
-                constants=frozenset(graph.initializers),
+                input_specs(graph, config), constants=frozenset(graph.initializers)
             )
         # Reading the model has checked the sizes that depend on no open dimension.
         if not all(graph.has_static_shape(value.name) for value in graph.inputs):

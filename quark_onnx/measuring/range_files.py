@@ -102,10 +102,7 @@ def load_ranges(path: str | Path) -> Calibration | GivenRanges:
 
 
 def save_ranges(
-    calibration: Calibration,
-    path: str | Path,
-    kind: str,
-    calibrator: Calibrator,
+    calibration: Calibration, path: str | Path, kind: str, calibrator: Calibrator
 ) -> None:
     """Write a file of ranges in a format of ``FORMATS``.
 
@@ -146,8 +143,7 @@ def save_ranges(
 
 
 def _ends(
-    calibration: Calibration,
-    calibrator: Calibrator,
+    calibration: Calibration, calibrator: Calibrator
 ) -> dict[str, tuple[float, float]]:
     """Return the range of every tensor with a per-tensor statistic.
 

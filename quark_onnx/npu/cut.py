@@ -109,9 +109,7 @@ def cut(
 
 
 def _places(
-    model: str | Path | ModelProto,
-    first: str | Path | None,
-    second: str | Path | None,
+    model: str | Path | ModelProto, first: str | Path | None, second: str | Path | None
 ) -> list[Path | None]:
     """Return the paths of the two models, which must differ."""
     places = [destination(model, first), destination(model, second)]
@@ -138,9 +136,7 @@ def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str
 
 
 def _check_crossing(
-    graph: Graph,
-    crossing: Sequence[str],
-    tensors: Sequence[str],
+    graph: Graph, crossing: Sequence[str], tensors: Sequence[str]
 ) -> None:
     """Check the tensors that cross the cut.
 
@@ -168,10 +164,7 @@ def _check_crossing(
 
 
 def _split(
-    graph: Graph,
-    front: set[Node],
-    tail: Sequence[Node],
-    crossing: Sequence[str],
+    graph: Graph, front: set[Node], tail: Sequence[Node], crossing: Sequence[str]
 ) -> list[ModelProto]:
     """Return the models of the nodes before and after the cut."""
     early = list[ValueInfoProto]()

@@ -22,12 +22,7 @@ from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
-from quark_onnx.common.errors import (
-    ConfigError,
-    ModelError,
-    data_errors,
-    system_reason,
-)
+from quark_onnx.common.errors import ConfigError, ModelError, data_errors, system_reason
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import upcast_to_float32
@@ -337,10 +332,7 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
 
 
 def _write(
-    folder: Path,
-    bundle: Bundle,
-    model: ModelProto,
-    samples: Sequence[Sample],
+    folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]
 ) -> None:
     """Write all files of a bundle, the checksums last.
 
@@ -447,9 +439,7 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(
-                    file,
-                    np.asanyarray(array),
-                    allow_pickle=False,
+                    file, np.asanyarray(array), allow_pickle=False
                 )
 
 

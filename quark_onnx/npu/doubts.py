@@ -48,9 +48,7 @@ class Doubt:
 
 
 def doubts_of(
-    case: Case,
-    placements: Mapping[Node, NodePlacement],
-    numbers: Mapping[Node, int],
+    case: Case, placements: Mapping[Node, NodePlacement], numbers: Mapping[Node, int]
 ) -> tuple[Doubt, ...]:
     """Return the doubts about a forecast.
 

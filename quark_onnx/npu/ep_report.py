@@ -125,10 +125,7 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
 
 
 def _summed(
-    rows: Entry,
-    device_key: str,
-    count_key: str,
-    total: str = "",
+    rows: Entry, device_key: str, count_key: str, total: str = ""
 ) -> dict[str, int]:
     """Add up counts by device; a device may have several rows, under older names.
 

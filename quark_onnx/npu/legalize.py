@@ -137,9 +137,7 @@ def legalize(
 
 
 def _channels_last(
-    graph: Graph,
-    reference: Reference,
-    sample: Sample,
+    graph: Graph, reference: Reference, sample: Sample
 ) -> tuple[Graph, list[str], Sample]:
     """Put the channels of inputs and outputs last, and transpose the sample.
 

@@ -280,9 +280,7 @@ def _drawn_box(box: _Box, x: float, y: float, width: float) -> list[str]:
 
 
 def _link(
-    first: tuple[float, float, float],
-    second: tuple[float, float, float],
-    right: float,
+    first: tuple[float, float, float], second: tuple[float, float, float], right: float
 ) -> str:
     """Return a line between boxes; a line across rows runs along the right edge."""
     (x0, y0, width0), (x1, y1, width1) = first, second

@@ -43,9 +43,7 @@ _BOUNDS_OPSET = 11
 #: Maximum rank of tensors that the engine can move.
 _RANK = 4
 #: Coordinate transformations of a Resize by its mode, as the converter of X1 takes them.
-_PLACES = frozenset(
-    {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"},
-)
+_PLACES = frozenset({"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"})
 _PLACES_OF_RESIZE = {"linear": _PLACES, "nearest": _PLACES | {"tf_half_pixel_for_nn"}}
 _INTEGER = ("XINT8", "A8W8")
 #: Formats of models with Q/DQ pairs; a BF16 model is given in float32.
@@ -514,12 +512,7 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
             reason = "its weight is an input of the model, too"
             mend = _LEGALIZE
         return placement(
-            node,
-            CPU,
-            reason,
-            mend,
-            "measured",
-            f"{_ONNXSIM}; 1bit-MONSTER#1468",
+            node, CPU, reason, mend, "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468"
         )
     # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
     float_weight = case.quantized and case.graph.is_constant(node.input(1))
@@ -595,11 +588,7 @@ def _odd(case: Case, node: Node) -> bool:
 
 
 _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] = (
-    (
-        frozenset({"Conv", "GlobalAveragePool"}),
-        "it is not on images",
-        _not_on_images,
-    ),
+    (frozenset({"Conv", "GlobalAveragePool"}), "it is not on images", _not_on_images),
     (
         frozenset({"ConvTranspose"}),
         "it has output padding",

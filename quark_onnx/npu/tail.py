@@ -100,6 +100,5 @@ def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
         session.run(None, inputs)
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(
-            "the model behind cannot be run on what the one in front computes:"
-            f" {error}",
+            f"the model behind cannot be run on what the one in front computes: {error}"
         ) from error

@@ -111,11 +111,7 @@ class PlanBuilder(Plan):
         return None
 
     def weight(
-        self,
-        node: Node,
-        tensor: str,
-        axis: int | None,
-        along: int | None = None,
+        self, node: Node, tensor: str, axis: int | None, along: int | None = None
     ) -> None:
         """Request quantization of a weight; a computed weight is an activation.
 
@@ -202,11 +198,7 @@ class PlanBuilder(Plan):
         )
 
     def _weight_entry(
-        self,
-        tensor: str,
-        spec: QuantizationSpec,
-        axis: int | None,
-        along: int | None,
+        self, tensor: str, spec: QuantizationSpec, axis: int | None, along: int | None
     ) -> Entry:
         """Return the decision for a constant weight: per block, per channel or per tensor.
 
@@ -370,10 +362,7 @@ class PlanBuilder(Plan):
         self.kept[node.name] = reason
 
     def _dynamic(
-        self,
-        node: Node,
-        tensors: tuple[str, ...],
-        spec: QuantizationSpec,
+        self, node: Node, tensors: tuple[str, ...], spec: QuantizationSpec
     ) -> None:
         """Quantize the activation of an integer product with a scale per run.
 

@@ -49,11 +49,7 @@ class NodeSpec:
 
 
 def select(
-    graph: Graph,
-    config: QConfig,
-    *,
-    strict: bool = True,
-    measured: bool = True,
+    graph: Graph, config: QConfig, *, strict: bool = True, measured: bool = True
 ) -> dict[Node, NodeSpec]:
     """Return the settings of each node: the configuration's, changed by matching overrides.
 
@@ -183,9 +179,7 @@ def _settled(spec: NodeSpec, config: QConfig, measured: bool) -> NodeSpec:
     if weight is not None:
         weight = weight.settled(weight=True, vendor=config.vendor_computes)
     return NodeSpec(
-        activation,
-        weight,
-        overridden=spec.overridden and activation is not None,
+        activation, weight, overridden=spec.overridden and activation is not None
     )
 
 
@@ -203,8 +197,7 @@ def _check_tensors(graph: Graph, config: QConfig) -> None:
     missing = TensorOverrides(config.tensors).unmatched(known)
     if missing:
         raise ConfigError(
-            "no tensor of the model matches"
-            f" {missing[0]!r}{nearest(missing[0], known)}",
+            f"no tensor of the model matches {missing[0]!r}{nearest(missing[0], known)}"
         )
 
 
@@ -354,10 +347,7 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _between(
-    graph: Graph,
-    starts: tuple[str, ...],
-    ends: tuple[str, ...],
-    strict: bool,
+    graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...], strict: bool
 ) -> list[Node]:
     """Return the nodes on the paths from ``starts`` to ``ends``.
 
@@ -377,11 +367,7 @@ def _between(
 
 
 def _nodes_at(
-    graph: Graph,
-    names: tuple[str, ...],
-    strict: bool,
-    *,
-    reading: bool,
+    graph: Graph, names: tuple[str, ...], strict: bool, *, reading: bool
 ) -> list[Node]:
     """Return nodes by name, or the readers or the producer of a tensor by its name.
 

@@ -166,12 +166,7 @@ def _lower(graph: Graph, node: Node) -> None:
     result, output = graph.fresh(f"{codes.codes}_rows"), node.outputs[0]
     graph.remove([node])
     graph.add(
-        "DequantizeLinear",
-        inputs,
-        [result],
-        name=node.name,
-        domain=CONTRIB,
-        axis=0,
+        "DequantizeLinear", inputs, [result], name=node.name, domain=CONTRIB, axis=0
     )
     steps: list[tuple[str, NDArray[Any] | None, dict[str, Any]]] = [
         ("Reshape", np.array([*last[:-1], padded], np.int64), {}),

@@ -59,10 +59,7 @@ def spare_long_sums(plan: PlanBuilder) -> None:
 
 
 def _trace(
-    graph: Graph,
-    node: Node,
-    sources: dict[str, str],
-    depths: dict[str, int],
+    graph: Graph, node: Node, sources: dict[str, str], depths: dict[str, int]
 ) -> None:
     """Record the summed tensor of a node's result, and the successive additions in the result.
 

@@ -173,8 +173,7 @@ def _spare_tied(plan: PlanBuilder) -> None:
         for node in floats:
             if any(_tied(graph, table, name) for name in node.inputs):
                 plan.keep(
-                    table,
-                    f"node {node.name!r} has the same values, and stays float",
+                    table, f"node {node.name!r} has the same values, and stays float"
                 )
 
 
@@ -278,8 +277,7 @@ def _spare_outputs(plan: PlanBuilder) -> None:
     weighted = graph.nodes_of(WEIGHTED)
     # Weighted layers are no ancestors of themselves: the last ones are not in ``before``.
     before = reach(
-        [leader for node in weighted for leader in graph.leaders(node)],
-        graph.leaders,
+        [leader for node in weighted for leader in graph.leaders(node)], graph.leaders
     )
     for use, entry in plan.entries.items():
         producer = graph.producer(use.tensor)

@@ -72,10 +72,7 @@ def loads_pairs(opset: int) -> bool:
 
 
 def lower_opset(
-    graph: Graph,
-    target: str | None,
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, target: str | None, reference: Reference, sample: Sample | None
 ) -> tuple[Graph, list[str]]:
     """Lower the opset to one with Q/DQ nodes in the runtime, as the target advises.
 
@@ -218,10 +215,7 @@ def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
 
 
 def _first_raised(
-    graph: Graph,
-    opsets: Sequence[int],
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, opsets: Sequence[int], reference: Reference, sample: Sample | None
 ) -> Graph:
     """Return the graph at the first of some opsets that leaves its outputs unchanged.
 
@@ -239,10 +233,7 @@ def _first_raised(
 
 
 def _raised(
-    graph: Graph,
-    opset: int,
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, opset: int, reference: Reference, sample: Sample | None
 ) -> Graph | None:
     """Return the graph at another opset.
 

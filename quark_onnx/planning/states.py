@@ -108,10 +108,7 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
 
 
 def _updates(
-    plan: PlanBuilder,
-    output: str,
-    path: dict[Node, None],
-    reason: str,
+    plan: PlanBuilder, output: str, path: dict[Node, None], reason: str
 ) -> Iterator[str]:
     """Yield the tensors upstream of an output, up to weighted operators.
 

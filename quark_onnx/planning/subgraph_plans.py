@@ -132,11 +132,7 @@ def plan_insides(
                 inner,
                 plan.build(),
                 plan_insides(
-                    inner,
-                    config,
-                    inner_shapes,
-                    carried,
-                    measured=measured and played,
+                    inner, config, inner_shapes, carried, measured=measured and played
                 ),
                 played,
             ),
@@ -159,9 +155,7 @@ def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
 
 
 def give_up_late(
-    insides: Sequence[SubgraphPlan],
-    *,
-    vendor: bool,
+    insides: Sequence[SubgraphPlan], *, vendor: bool
 ) -> list[SubgraphPlan]:
     """Return plans with float tensors where the opset lacks a format and cannot be raised.
 
@@ -192,8 +186,7 @@ def give_up_late(
 
 
 def controls(
-    insides: Sequence[SubgraphPlan],
-    scopes: Sequence[Scope],
+    insides: Sequence[SubgraphPlan], scopes: Sequence[Scope]
 ) -> tuple[Control, ...]:
     """Return the control-flow nodes to run, with bodies and observations.
 

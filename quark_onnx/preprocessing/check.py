@@ -39,11 +39,7 @@ from quark_onnx.preprocessing.first_layers import (
     other_data,
     too_large,
 )
-from quark_onnx.preprocessing.pixels import (
-    picture_axis,
-    scaling_of,
-    smoothness,
-)
+from quark_onnx.preprocessing.pixels import picture_axis, scaling_of, smoothness
 from quark_onnx.preprocessing.search import FIRST, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.verdict.task import Task, find_task
@@ -142,9 +138,7 @@ class PreprocessingCheck:
         return self._rows >= most
 
     def _add_labels(
-        self,
-        outputs: Mapping[str, NDArray[Any]],
-        labels: Sequence[int | None],
+        self, outputs: Mapping[str, NDArray[Any]], labels: Sequence[int | None]
     ) -> None:
         """Score the outputs of a classifier on labels, if every sample has them.
 
@@ -261,11 +255,7 @@ class PreprocessingCheck:
         return name, axis, images
 
     def _picture_findings(
-        self,
-        session: Any,
-        name: str,
-        axis: int,
-        images: list[NDArray[Any]],
+        self, session: Any, name: str, axis: int, images: list[NDArray[Any]]
     ) -> Iterator[Finding]:
         """Yield findings on the scaling and the order of channels of pictures.
 
@@ -285,9 +275,7 @@ class PreprocessingCheck:
         yield from self._unlabelled(session, alternatives)
 
     def _unlabelled(
-        self,
-        session: Any,
-        alternatives: list[Alternative],
+        self, session: Any, alternatives: list[Alternative]
     ) -> Iterator[Finding]:
         """Yield a finding from the responses of the first layers, or from the outputs.
 
@@ -398,9 +386,7 @@ class PreprocessingCheck:
         return None
 
     def _better(
-        self,
-        session: Any,
-        alternatives: Sequence[Alternative],
+        self, session: Any, alternatives: Sequence[Alternative]
     ) -> Finding | None:
         """Return a preprocessing with significantly more evidence in the outputs.
 
@@ -424,10 +410,7 @@ class PreprocessingCheck:
         return search.finding(self._admissible(alternatives))
 
     def _better_top1(
-        self,
-        session: Any,
-        labelled: Labelled,
-        alternatives: Sequence[Alternative],
+        self, session: Any, labelled: Labelled, alternatives: Sequence[Alternative]
     ) -> Finding | None:
         """Return a preprocessing with a significantly higher top-1 of the float model.
 

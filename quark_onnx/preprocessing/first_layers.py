@@ -104,10 +104,7 @@ class FirstLayers:
                 medians.append(float(np.median(ratio)))
         return medians
 
-    def batch_norm_distance(
-        self,
-        responses: Responses,
-    ) -> tuple[float, float] | None:
+    def batch_norm_distance(self, responses: Responses) -> tuple[float, float] | None:
         """Return the distance of BatchNormalization's statistics from the data's.
 
         The first BatchNormalization of the model is compared.

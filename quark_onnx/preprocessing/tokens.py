@@ -149,9 +149,7 @@ def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:
 
 
 def _untrained(
-    rows: Sequence[NDArray[Any]],
-    tokens: NDArray[Any],
-    tensor: TensorProto,
+    rows: Sequence[NDArray[Any]], tokens: NDArray[Any], tensor: TensorProto
 ) -> Iterator[Finding]:
     """Yield a finding on tokens with untrained embeddings, such as reserved tokens.
 

@@ -56,10 +56,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
     convolutions = graph.nodes_of(("Conv",))
     last = _last(graph, products)
     if len(last) >= _HEADS and convolutions:
-        return (
-            "detector",
-            f"{len(last)} parallel output heads, as of a detector",
-        )
+        return ("detector", f"{len(last)} parallel output heads, as of a detector")
     depthwise = [node for node in convolutions if is_depthwise(graph, node)]
     reason = f"{counted(len(convolutions), 'convolution')}, {len(depthwise)} of them depthwise"
     if depthwise and len(depthwise) >= _SHARE * len(convolutions):

@@ -41,9 +41,7 @@ class InputMeans:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        skipped: Callable[[str], bool] = lambda _: False,
+        self, graph: Graph, skipped: Callable[[str], bool] = lambda _: False
     ) -> None:
         """Add the means of every layer with a constant float32 weight.
 
@@ -170,18 +168,13 @@ def correct_biases(  # noqa: PLR0913
         # A sample with infinite values in the input of a layer has no mean; its bias stays.
         if np.isfinite(shift).all():
             corrected.set_constant(
-                place.bias,
-                (bias - shift.reshape(bias.shape)).astype(np.float32),
+                place.bias, (bias - shift.reshape(bias.shape)).astype(np.float32)
             )
     return corrected
 
 
 def _shift(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    place: LayerTask,
-    mean: Doubles,
+    graph: Graph, plan: Plan, params: Params, place: LayerTask, mean: Doubles
 ) -> Doubles:
     """Return the mean error of each output.
 
@@ -202,18 +195,13 @@ def _shift(
     # The input of a layer has one mean per channel, so that the taps of a kernel add up.
     rounding = error.reshape(groups, outputs, inputs, -1).sum(axis=3)
     shift: Doubles = np.einsum(
-        "goi,gi->go",
-        rounding.astype(np.float64),
-        mean.reshape(groups, inputs),
+        "goi,gi->go", rounding.astype(np.float64), mean.reshape(groups, inputs)
     )
     return shift
 
 
 def _means_of(
-    graph: Graph,
-    places: Sequence[LayerTask],
-    samples: Sequence[Sample],
-    known: Means,
+    graph: Graph, places: Sequence[LayerTask], samples: Sequence[Sample], known: Means
 ) -> Means:
     """Return channel means of the inputs of layers, known or by a run of the float model.
 
@@ -229,9 +217,7 @@ def _means_of(
     del model.graph.output[:]
     model.graph.output.extend(untyped(names))
     session = open_session(
-        model,
-        threads=1,
-        what="the float model with means of its tensors",
+        model, threads=1, what="the float model with means of its tensors"
     )
     for position, sample in enumerate(samples):
         values = session.run(names, dict(sample))
@@ -252,8 +238,7 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
     if not spatial:
         # A matrix of any rank as (1, rows, channels), and then (1, channels, rows).
         shape = graph.add_constant(
-            f"{tensor}_rows",
-            np.array([1, -1, channels], np.int64),
+            f"{tensor}_rows", np.array([1, -1, channels], np.int64)
         )
         rows = graph.fresh(f"{tensor}_as_rows")
         columns = graph.fresh(f"{tensor}_as_columns")

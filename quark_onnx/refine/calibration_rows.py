@@ -49,11 +49,7 @@ class Mix:
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        samples: int,
-        each: int,
-        room: Room,
+        self, shape: tuple[int, ...], samples: int, each: int, room: Room
     ) -> None:
         """Allocate the rows.
 

@@ -69,9 +69,7 @@ class LayerTask:
 
 
 def places_in(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
+    graph: Graph, plan: Plan, params: Params
 ) -> tuple[list[LayerTask], list[str]]:
     """Return the optimizable layers in graph order, and reasons for skipped layers.
 
@@ -199,19 +197,12 @@ def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
 def lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels:
     """Return the representable weights of a layer, (groups, outputs, inputs)."""
     return _lattice(
-        graph,
-        plan,
-        params,
-        place.use,
-        lambda array: flat(place.layer.arranged(array)),
+        graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array))
     )
 
 
 def bias_lattice_of(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    place: LayerTask,
+    graph: Graph, plan: Plan, params: Params, place: LayerTask
 ) -> Levels | None:
     """Return the representable biases, (groups, outputs); None for any value.
 
@@ -225,11 +216,7 @@ def bias_lattice_of(
         return None
     groups = place.layer.groups
     return _lattice(
-        graph,
-        plan,
-        params,
-        place.bias_use,
-        lambda array: array.reshape(groups, -1),
+        graph, plan, params, place.bias_use, lambda array: array.reshape(groups, -1)
     )
 
 
@@ -336,11 +323,7 @@ class RowCollector:
     beside: tuple[str, StoredActivation] | None = None
 
     def problem(
-        self,
-        lattice: Levels,
-        bias_lattice: Levels | None,
-        scalable: bool,
-        seed: int,
+        self, lattice: Levels, bias_lattice: Levels | None, scalable: bool, seed: int
     ) -> Problem:
         """Return the problem of the layer.
 
@@ -439,9 +422,7 @@ class RowCollector:
         return rows.mixed()
 
     def _runs(
-        self,
-        which: Sequence[int],
-        size: int,
+        self, which: Sequence[int], size: int
     ) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
         """Yield runs of consecutive samples with equal shapes, with their start.
 
@@ -464,13 +445,11 @@ class RowCollector:
             ]
         # Values are read from memory or files as batches are formed.
         samples = zip(
-            *(walk.values(name, which) for walk, name in sources),
-            strict=True,
+            *(walk.values(name, which) for walk, name in sources), strict=True
         )
         start = 0
         for _, alike in groupby(
-            samples,
-            lambda tensors: [tensor.shape for tensor in tensors],
+            samples, lambda tensors: [tensor.shape for tensor in tensors]
         ):
             for run in _together(alike, size):
                 yield start, run
@@ -481,9 +460,7 @@ class RowCollector:
         return self.place.node.kind in SPATIAL
 
     def _of(
-        self,
-        run: list[tuple[NDArray[Any], ...]],
-        places: NDArray[np.int64],
+        self, run: list[tuple[NDArray[Any], ...]], places: NDArray[np.int64]
     ) -> tuple[Floats, Floats]:
         """Return rows of inputs and targets at sampled positions.
 
@@ -515,9 +492,7 @@ class RowCollector:
         return self.source.values(inputs), targets
 
     def _results(
-        self,
-        ys: Sequence[NDArray[T]],
-        places: NDArray[np.int64],
+        self, ys: Sequence[NDArray[T]], places: NDArray[np.int64]
     ) -> NDArray[T]:
         """Return outputs of the layer at sampled positions, (samples, groups, rows, outputs).
 
@@ -544,12 +519,7 @@ class RowCollector:
         """
         window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
         return im2col.windowed(
-            xs,
-            places,
-            output,
-            window,
-            self.place.layer.groups,
-            self.source.zero,
+            xs, places, output, window, self.place.layer.groups, self.source.zero
         )
 
     @property
@@ -632,15 +602,12 @@ class RowCollector:
         count = im2col.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
             yield self._windowed(
-                [x],
-                np.arange(start, min(count, start + _SLAB))[None],
-                y.shape[2:],
+                [x], np.arange(start, min(count, start + _SLAB))[None], y.shape[2:]
             )[0]
 
 
 def _together(
-    samples: Iterator[tuple[NDArray[Any], ...]],
-    size: int,
+    samples: Iterator[tuple[NDArray[Any], ...]], size: int
 ) -> Iterator[list[tuple[NDArray[Any], ...]]]:
     """Yield batches of samples with equal shapes that fit into memory.
 
@@ -655,10 +622,7 @@ def _together(
 
 
 def window_of(
-    node: Node,
-    size: tuple[int, ...],
-    output: tuple[int, ...],
-    kernel: tuple[int, ...],
+    node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]
 ) -> Window:
     """Return the window of a convolution with explicit padding.
 

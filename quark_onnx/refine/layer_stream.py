@@ -97,9 +97,7 @@ class LayerStream:
         return tensor in self._at_hand
 
     def values(
-        self,
-        tensor: str,
-        which: Sequence[int] | None = None,
+        self, tensor: str, which: Sequence[int] | None = None
     ) -> Iterator[NDArray[Any]]:
         """Yield a computed tensor, for every sample or for the samples in ``which``.
 
@@ -169,8 +167,7 @@ class LayerStream:
         )
         blocks = slabs(len(before), max(1, min(_BLOCK, _SMALL // max(1, size))))
         for block in side_by_side(
-            lambda block: list(map(run, range(block.start, block.stop))),
-            blocks,
+            lambda block: list(map(run, range(block.start, block.stop))), blocks
         ):
             for values in block:
                 after.append(values)

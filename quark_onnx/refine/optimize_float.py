@@ -251,11 +251,7 @@ class _Rewriter:
         return ""
 
     def _refused(
-        self,
-        optimizer: FloatOptimizer,
-        label: str,
-        candidate: Graph,
-        slowdown: float,
+        self, optimizer: FloatOptimizer, label: str, candidate: Graph, slowdown: float
     ) -> str:
         """Return why a rewritten graph is rejected; empty if it is accepted.
 
@@ -271,8 +267,7 @@ class _Rewriter:
         # Cheaper than quantizing both graphs, and therefore first.
         if optimizer.exact and not unchanged(candidate, self.sample, self._outputs):
             logger.warning(
-                "%s changed the outputs of the model; it was rolled back",
-                label,
+                "%s changed the outputs of the model; it was rolled back", label
             )
             return f"{label} changed the outputs and was rolled back"
         if not optimizer.judged:
@@ -281,11 +276,7 @@ class _Rewriter:
         return self.judge.rejects(label, self.graph, candidate, slowdown, least_gain)
 
     def _accept(
-        self,
-        optimizer: FloatOptimizer,
-        label: str,
-        candidate: Graph,
-        count: int,
+        self, optimizer: FloatOptimizer, label: str, candidate: Graph, count: int
     ) -> None:
         """Continue with a rewritten graph.
 

@@ -176,9 +176,7 @@ class _Run:
         return floating.shapes(source) != quantized.shapes(stored.name)
 
     def optimize(
-        self,
-        place: LayerTask,
-        optimizers: Sequence[LayerOptimizer],
+        self, place: LayerTask, optimizers: Sequence[LayerOptimizer]
     ) -> LayerResult:
         """Choose and store the codes and the bias of one layer.
 
@@ -288,8 +286,7 @@ def _open(plan: Plan, places: list[LayerTask]) -> Plan:
 
 @np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better
 def best_solution(
-    problem: Problem,
-    optimizers: Sequence[LayerOptimizer],
+    problem: Problem, optimizers: Sequence[LayerOptimizer]
 ) -> tuple[Solution, LayerResult]:
     """Return the best solution of the optimizers, chosen per output.
 
@@ -327,8 +324,7 @@ def best_solution(
 
 
 def _summary(
-    layers: list[LayerResult],
-    optimizers: Sequence[LayerOptimizer],
+    layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]
 ) -> list[str]:
     """Return the notes on the layers together.
 

@@ -93,8 +93,7 @@ class Journal:
         if self._folder is None:
             return ""
         digest = hashlib.blake2b(
-            f"{self._settings} {self._data}".encode(),
-            digest_size=16,
+            f"{self._settings} {self._data}".encode(), digest_size=16
         )
         digest.update(
             f"{problem.name} {problem.biased} {problem.activation} {problem.seed}"

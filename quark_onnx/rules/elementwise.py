@@ -172,10 +172,7 @@ _MOVING = REARRANGING | {"Expand"}
 
 
 def _with_float_operands(
-    node: Node,
-    plan: PlanBuilder,
-    kept: tuple[str, ...],
-    reason: str,
+    node: Node, plan: PlanBuilder, kept: tuple[str, ...], reason: str
 ) -> None:
     """Quantize the operands except some, where the engine has float, and the result.
 

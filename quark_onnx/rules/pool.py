@@ -23,8 +23,7 @@ def average(node: Node, plan: PlanBuilder) -> None:
     """
     if node.attribute("dilations") is not None:
         plan.keep_node(
-            node,
-            "onnxruntime has no integer average pooling with dilations",
+            node, "onnxruntime has no integer average pooling with dilations"
         )
     elif node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0):
         plan.keep_node(

@@ -14,10 +14,7 @@ from onnx import ModelProto, NodeProto
 
 from calibrators.errors import UnknownOperator
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
-from calibrators.onnx_runtime.remembering import (
-    RememberingSession,
-    ReopenedSession,
-)
+from calibrators.onnx_runtime.remembering import RememberingSession, ReopenedSession
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.errors import ModelError, UnknownOperatorError
@@ -161,10 +158,7 @@ def _open(
     whole = with_bodies(model)
     try:
         return open_session(
-            source if whole is model else whole,
-            lean=lean,
-            optimize=optimize,
-            what=what,
+            source if whole is model else whole, lean=lean, optimize=optimize, what=what
         )
     except Exception as error:  # onnxruntime raises several unrelated types
         # An unknown operator is the translation of a message of onnxruntime.

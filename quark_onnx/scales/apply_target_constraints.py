@@ -26,11 +26,7 @@ class Limits:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        params: Params,
-        config: QConfig,
+        self, graph: Graph, plan: Plan, params: Params, config: QConfig
     ) -> None:
         """Collect the constraints; empty for a target without constraints.
 

@@ -126,11 +126,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
 
 
 def _computed(
-    graph: Graph,
-    ranges: Ranges,
-    use: Use,
-    entry: Quantize,
-    zeros: set[Use],
+    graph: Graph, ranges: Ranges, use: Use, entry: Quantize, zeros: set[Use]
 ) -> QParams:
     """Return scale and zero point from the range of a tensor, measured or known.
 
@@ -315,9 +311,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
 
 
 def _snapped(
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
-    grid: Grid,
+    low: NDArray[np.float64], high: NDArray[np.float64], grid: Grid
 ) -> tuple[Any, Any]:
     """Widen a range that reaches below zero so that zero is the middle code.
 
@@ -333,9 +327,7 @@ def _snapped(
     above = grid.levels - below
     scale = np.maximum(-low / below, high / above)
     return np.where(low < 0, -below * scale, low), np.where(
-        low < 0,
-        above * scale,
-        high,
+        low < 0, above * scale, high
     )
 
 
@@ -386,9 +378,7 @@ def _bias_params(
         if scale.size * entry.repeat == outputs:
             scale = np.tile(scale, entry.repeat)
     return QParams(
-        scale,
-        np.zeros(scale.shape, np.int64),
-        None if w.axis is None else entry.axis,
+        scale, np.zeros(scale.shape, np.int64), None if w.axis is None else entry.axis
     )
 
 
@@ -409,11 +399,7 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
 
 
 def _make_room(
-    graph: Graph,
-    plan: PlanBuilder,
-    params: Params,
-    use: Use,
-    entry: BiasOf,
+    graph: Graph, plan: PlanBuilder, params: Params, use: Use, entry: BiasOf
 ) -> None:
     """Raise weight scales until the bias fits int32 with a normal scale.
 
@@ -571,11 +557,7 @@ def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:
 
 
 def _weight_to_raise(
-    graph: Graph,
-    plan: PlanBuilder,
-    use: Use,
-    entry: BiasOf,
-    root: Use,
+    graph: Graph, plan: PlanBuilder, use: Use, entry: BiasOf, root: Use
 ) -> Use | None:
     """Return the weight use whose scale may be raised for a bias without side effects.
 

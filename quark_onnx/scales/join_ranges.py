@@ -13,10 +13,7 @@ from quark_onnx.plan import Plan, Quantize, Use
 
 
 def join_ranges(
-    graph: Graph,
-    plan: Plan,
-    table: dict[Use, QParams],
-    zeros: Collection[Use],
+    graph: Graph, plan: Plan, table: dict[Use, QParams], zeros: Collection[Use]
 ) -> None:
     """Replace the parameters of Concat results by parameters that cover every input.
 
@@ -57,12 +54,7 @@ def join_ranges(
                 table[root] = table[result]
 
 
-def _roots(
-    node: Node,
-    plan: Plan,
-    result: Use,
-    table: dict[Use, QParams],
-) -> list[Use]:
+def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> list[Use]:
     """Return the uses with the inputs' parameters; empty if formats differ or an input is float.
 
     Args:

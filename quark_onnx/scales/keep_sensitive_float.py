@@ -29,9 +29,7 @@ _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
 def keep_sensitive_ops_float(
-    graph: Graph,
-    plan: Plan,
-    ranges: Ranges,
+    graph: Graph, plan: Plan, ranges: Ranges
 ) -> tuple[Plan, list[str]]:
     """Keep operators float where quantization would destroy the output.
 

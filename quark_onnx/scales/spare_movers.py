@@ -76,8 +76,7 @@ def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
 
 
 def _spare_bodies(
-    again: Sequence[SubgraphPlan],
-    before: Sequence[SubgraphPlan],
+    again: Sequence[SubgraphPlan], before: Sequence[SubgraphPlan]
 ) -> list[SubgraphPlan]:
     """Let moving operators of bodies read floats, nested bodies included.
 
@@ -131,7 +130,6 @@ def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
         # Known bounds and dynamic scales need no measurement; other tensors are not measured again.
         elif entry.spec.measured and entry.bounds is None:
             plan.keep(
-                use.tensor,
-                kept.reason if isinstance(kept, Keep) else _UNMEASURED,
+                use.tensor, kept.reason if isinstance(kept, Keep) else _UNMEASURED
             )
     return plan.build(), extended

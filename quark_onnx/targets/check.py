@@ -55,10 +55,7 @@ class Check:
 
 
 def check(
-    model: str | Path | ModelProto,
-    target: str = "npu",
-    *,
-    kind: str = "",
+    model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
 ) -> Check:
     """Check a model against the rules of a target.
 

@@ -43,8 +43,7 @@ def _customary_name(spec: QuantizationSpec) -> str:
 
 
 def _integer_name(
-    activation: QuantizationSpec | None,
-    weight: QuantizationSpec | None,
+    activation: QuantizationSpec | None, weight: QuantizationSpec | None
 ) -> str:
     """Return a name such as A8W8, W8 or dynamic A8W8."""
     name = ""

@@ -60,15 +60,11 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
         yield Finding("S3", node.name, f"{grid.scale.size} scales")
     elif grid.position is None:
         yield Finding(
-            "S1",
-            node.name,
-            f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}",
+            "S1", node.name, f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}"
         )
     if not grid.symmetric:
         yield Finding(
-            "S2",
-            node.name,
-            f"a zero point of {grid.zero_point.reshape(-1)[0]}",
+            "S2", node.name, f"a zero point of {grid.zero_point.reshape(-1)[0]}"
         )
     is_bias = node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32
     if grid.elem_type not in _CODES and not is_bias:

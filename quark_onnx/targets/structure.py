@@ -32,9 +32,7 @@ _LEAST_CONVOLUTIONS = 2
 
 
 def structure_findings(
-    model: ModelProto,
-    graph: Graph,
-    target: Target,
+    model: ModelProto, graph: Graph, target: Target
 ) -> Iterator[Finding]:
     """Yield broken rules for graphs: names, shapes, types, attributes, parameters.
 
@@ -74,9 +72,7 @@ def structure_findings(
             yield Finding("G7", "", f"{tensor.name!r} is both")
     for node in graph.nodes_of(_FATAL):
         yield Finding(
-            "G8",
-            node.name,
-            f"{node.op_type} ends the process that compiles it",
+            "G8", node.name, f"{node.op_type} ends the process that compiles it"
         )
 
 

@@ -115,11 +115,7 @@ def is_hard_sigmoid(node: Node) -> bool:
 
 
 #: Rules of operators whose input and result have equal positions.
-_EQUAL = {
-    **dict.fromkeys(_POOLS, "C2"),
-    "Pad": "C3",
-    "Slice": "C4",
-}
+_EQUAL = {**dict.fromkeys(_POOLS, "C2"), "Pad": "C3", "Slice": "C4"}
 
 
 def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
@@ -178,11 +174,7 @@ def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
 
 
 def _elementwise(
-    kind: str,
-    name: str,
-    inputs: tuple[Key, ...],
-    o: Key,
-    gates: set[Key],
+    kind: str, name: str, inputs: tuple[Key, ...], o: Key, gates: set[Key]
 ) -> list[Constraint]:
     """Return the constraints of an Add, Sub or Mul of two tensors with positions.
 
@@ -206,10 +198,7 @@ def _elementwise(
 
 
 def _product(
-    node: Node,
-    wiring: Wiring,
-    both: tuple[Key, ...],
-    o: Key,
+    node: Node, wiring: Wiring, both: tuple[Key, ...], o: Key
 ) -> list[Constraint]:
     """Return the constraints of a Conv or Gemm.
 

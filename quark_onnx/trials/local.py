@@ -100,8 +100,7 @@ class LocalErrors:
         return not LAYERS.isdisjoint(kinds_of(self._windows[use].nodes))
 
     def measure(
-        self,
-        scales: Mapping[Step, NDArray[np.float32]],
+        self, scales: Mapping[Step, NDArray[np.float32]]
     ) -> dict[Step, NDArray[np.float64]]:
         """Return noise over signal per scale, summed over the results of a window.
 
@@ -175,9 +174,7 @@ class LocalErrors:
         # The search is depth-first; copied nodes must be in topological order.
         ordered = sorted(inside, key=self._positions.__getitem__)
         return _Window(
-            scale,
-            ordered,
-            [name for name in results if live.elem_type(name) in _FLOAT],
+            scale, ordered, [name for name in results if live.elem_type(name) in _FLOAT]
         )
 
     def _ends(self, reader: Node, tensor: str) -> bool:
@@ -212,8 +209,7 @@ class LocalErrors:
         return tensor
 
     def _model(
-        self,
-        steps: Sequence[Step],
+        self, steps: Sequence[Step]
     ) -> tuple[ModelProto, dict[Step, list[tuple[str, str]]]]:
         """Return the float model with a copy of the window for every step.
 
@@ -254,11 +250,8 @@ class LocalErrors:
                 noise = f"{prefix}noise/{result}"
                 graph.node.append(
                     helper.make_node(
-                        "Sub",
-                        [prefix + result, reference],
-                        [difference],
-                        difference,
-                    ),
+                        "Sub", [prefix + result, reference], [difference], difference
+                    )
                 )
                 graph.node.append(_squares(difference, noise))
                 errors[step].append((noise, signal))

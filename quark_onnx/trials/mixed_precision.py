@@ -187,9 +187,7 @@ def _with(
     """Return a configuration with an override for named nodes; unchanged without names."""
     if not names:
         return config
-    return config.with_(
-        overrides=(*config.overrides, settings.override(names, config)),
-    )
+    return config.with_(overrides=(*config.overrides, settings.override(names, config)))
 
 
 class _Search:
@@ -205,9 +203,7 @@ class _Search:
         self._trials, self._settings, self._show = trials, settings, show
         self._graph, self._config = trials.planned.graph, trials.planned.config
         self._few, self._deciding, self._checking = _split(
-            samples,
-            settings.samples,
-            held_out,
+            samples, settings.samples, held_out
         )
         self._candidates = _candidates(self._graph, settings)
         # By the names of changed nodes; the bisections ask for some sets twice.
@@ -257,11 +253,7 @@ class _Search:
         return _with(self._config, settings, tuple(chosen)), result
 
     def _raised(
-        self,
-        order: list[str],
-        noise: dict[str, float],
-        bound: float,
-        most: int,
+        self, order: list[str], noise: dict[str, float], bound: float, most: int
     ) -> list[str]:
         """Return the nodes to raise, by the choice with less estimated runtime.
 
@@ -462,9 +454,7 @@ class _Search:
 
 
 def _split(
-    samples: Samples,
-    few: int,
-    held_out: Sequence[Sample],
+    samples: Samples, few: int, held_out: Sequence[Sample]
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
     """Split samples into ranking, deciding and held-out samples.
 

@@ -228,8 +228,7 @@ class _Descent:
         """
         # Steps count from the start, so that a step is the same scale however it is reached.
         scale = np.asarray(
-            self._start[use] * np.float32(self.strides[use] ** step),
-            np.float32,
+            self._start[use] * np.float32(self.strides[use] ** step), np.float32
         )
         # A denormal scale is inexact, and flushed to zero by some processors; the step then changes
         # nothing.
@@ -414,10 +413,7 @@ def _gain(
 
 
 def _checked(
-    probe: ScaleTrial,
-    moves: Sequence[_Move],
-    start: Scales,
-    limits: Limits,
+    probe: ScaleTrial, moves: Sequence[_Move], start: Scales, limits: Limits
 ) -> Scales:
     """Return the scales after the largest set of moves that the outputs do not speak against.
 

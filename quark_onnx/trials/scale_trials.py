@@ -149,18 +149,13 @@ class ScaleTrial:
             value = values[output]
             if value.shape != reference.shape:
                 self._require_sized_by_data(
-                    self._names[output],
-                    reference.shape,
-                    value.shape,
+                    self._names[output], reference.shape, value.shape
                 )
             errors.append(_output_error(value, reference))
         return float(np.mean(errors))
 
     def _require_sized_by_data(
-        self,
-        tensor: str,
-        reference: tuple[int, ...],
-        quantized: tuple[int, ...],
+        self, tensor: str, reference: tuple[int, ...], quantized: tuple[int, ...]
     ) -> None:
         """Raise an error unless values of a signal decide the shape of a tensor.
 

@@ -35,10 +35,7 @@ class TensorErrors:
     """Errors of scales on the calibrated values of their tensors."""
 
     def __init__(
-        self,
-        plan: Plan,
-        params: Params,
-        ranges: Mapping[Use, Statistic],
+        self, plan: Plan, params: Params, ranges: Mapping[Use, Statistic]
     ) -> None:
         """Remember the statistics; errors are computed on demand.
 
@@ -51,10 +48,7 @@ class TensorErrors:
         self._rows: dict[Use, HistogramRow | None] = {}
 
     def is_hopeless(
-        self,
-        use: Use,
-        before: NDArray[np.float32],
-        after: NDArray[np.float32],
+        self, use: Use, before: NDArray[np.float32], after: NDArray[np.float32]
     ) -> bool:
         """Return whether a move of a scale cannot reduce the error of the layers behind.
 

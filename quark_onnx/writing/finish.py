@@ -27,12 +27,7 @@ from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.files.half_precision import OriginalDtypes
-from quark_onnx.files.io import (
-    EXTERNAL_DATA_LIMIT,
-    external_files,
-    read_stored,
-    staged,
-)
+from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
 from quark_onnx.graph.native import check_model
@@ -43,11 +38,7 @@ from quark_onnx.graph.traces import drop_traces
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_with_states
-from quark_onnx.report.measure import (
-    Observe,
-    OutputError,
-    measure,
-)
+from quark_onnx.report.measure import Observe, OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
     DESCRIPTIONS,
@@ -377,10 +368,7 @@ class Gate:
         return faster if equal else session
 
     def _saturated(
-        self,
-        model: ModelProto | Path,
-        session: Any,
-        errors: list[OutputError],
+        self, model: ModelProto | Path, session: Any, errors: list[OutputError]
     ) -> list[str]:
         """Return notes on a processor whose integer sums saturate.
 
@@ -411,9 +399,7 @@ class Gate:
         return [f"{SATURATION}: {worst}; {BETTER}"]
 
     def _measured(
-        self,
-        session: Any,
-        observe: Observe | None = None,
+        self, session: Any, observe: Observe | None = None
     ) -> list[OutputError]:
         """Return the output errors of a session, with those of a run with its own states.
 
@@ -426,11 +412,7 @@ class Gate:
         """
         with self._measuring():
             errors = measure_with_states(
-                self.reference.remembering,
-                session,
-                self.samples,
-                self.states,
-                observe,
+                self.reference.remembering, session, self.samples, self.states, observe
             )
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
         return errors
@@ -443,8 +425,7 @@ class Gate:
             yield
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
-                "the quantized model cannot be measured against the float one:"
-                f" {error}",
+                f"the quantized model cannot be measured against the float one: {error}"
             ) from error
 
     def _require(self, errors: list[OutputError]) -> None:
@@ -561,10 +542,7 @@ def _unmeasured() -> list[str]:
 
 
 def _load(
-    model: ModelProto | Path,
-    *,
-    lean: bool = False,
-    integers: bool | None = None,
+    model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None
 ) -> Any:
     """Open a session on the model.
 
@@ -606,9 +584,7 @@ def _loads_plainly(model: ModelProto | Path) -> bool:
 
 
 def check(
-    model: ModelProto | Path,
-    original: ModelProto,
-    name: str = "quantized",
+    model: ModelProto | Path, original: ModelProto, name: str = "quantized"
 ) -> None:
     """Run the strictest onnx check passed by the original model.
 

@@ -122,9 +122,7 @@ def _culprits(
 
 
 def _left_out(
-    kind: Kind,
-    places: Sequence[Place],
-    broken: dict[Place, str],
+    kind: Kind, places: Sequence[Place], broken: dict[Place, str]
 ) -> list[str]:
     """Log the fusions of a kind that were left out, and return the notes.
 
@@ -146,9 +144,7 @@ def _left_out(
 
 
 def _lowered(
-    graph: Graph,
-    places: Collection[Place] | None,
-    before: Collection[str],
+    graph: Graph, places: Collection[Place] | None, before: Collection[str]
 ) -> tuple[Graph, dict[Kind, list[str]]]:
     """Return a copy with fusions at ``places`` and unfused blocks lowered.
 
@@ -198,10 +194,7 @@ def _fused(
         inner = Graph(body.model)
         inner.reserve(fused.names)
         inner, inside = _fused(
-            inner,
-            places,
-            before,
-            f"{where}{body.node.name}/{body.attribute}/",
+            inner, places, before, f"{where}{body.node.name}/{body.attribute}/"
         )
         if inside:
             put_back(fused, body, inner)
@@ -255,8 +248,7 @@ class Agreement:
         """
         try:
             session = open_session(
-                fused.to_model(),
-                what="the quantized model with operators on codes",
+                fused.to_model(), what="the quantized model with operators on codes"
             )
             worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types

@@ -61,12 +61,7 @@ class _Scale:
 
 
 def insert(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    *,
-    form: str = "qdq",
-    lower: bool = True,
+    graph: Graph, plan: Plan, params: Params, *, form: str = "qdq", lower: bool = True
 ) -> Graph:
     """Return a copy of ``graph`` with Q/DQ pairs and quantized constants.
 
@@ -92,10 +87,7 @@ def insert(
 
 
 def insert_live(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    live: Iterable[Use],
+    graph: Graph, plan: Plan, params: Params, live: Iterable[Use]
 ) -> tuple[Graph, dict[Use, str]]:
     """Insert pairs as ``insert`` does, with the scales of ``live`` as graph inputs.
 
@@ -118,11 +110,7 @@ def insert_live(
 
 class _Writer:
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        params: Params,
-        form: str = "qdq",
+        self, graph: Graph, plan: Plan, params: Params, form: str = "qdq"
     ) -> None:
         """Copy the graph; nothing is written yet.
 
@@ -304,12 +292,7 @@ class _Writer:
         return source
 
     def _quantized(
-        self,
-        source: str,
-        use: Use,
-        root: Use,
-        entry: Quantize,
-        result: str,
+        self, source: str, use: Use, root: Use, entry: Quantize, result: str
     ) -> str:
         """Write a tensor in the format of an entry.
 
@@ -414,10 +397,7 @@ class _Writer:
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
-            self.plan.graph,
-            use.tensor,
-            scale.dtype,
-            scale.params,
+            self.plan.graph, use.tensor, scale.dtype, scale.params
         ):
             float_name = self.graph.fresh(f"{use_name(use)}_float")
             source = self._apart(source, use, scale, float_name)
@@ -557,12 +537,7 @@ class _Writer:
         return self._dynamics[source]
 
     def _cast(
-        self,
-        source: str,
-        use: Use,
-        spec: QuantizationSpec,
-        result: str,
-        constant: bool,
+        self, source: str, use: Use, spec: QuantizationSpec, result: str, constant: bool
     ) -> str:
         """Cast a tensor to 16 bits and back; a constant is stored in 16 bits.
 
@@ -621,12 +596,7 @@ class _Writer:
         return result
 
     def _extended(
-        self,
-        op_type: str,
-        source: str,
-        result: str,
-        use: Use,
-        dtype: Half,
+        self, op_type: str, source: str, result: str, use: Use, dtype: Half
     ) -> None:
         """Write a vendor's cast: scale one, and a zero point of the target type.
 
@@ -643,11 +613,7 @@ class _Writer:
         ]
         self.graph.import_domain(DOMAIN)
         self.graph.add(
-            op_type,
-            inputs,
-            [result],
-            name=f"{use_name(use)}_{op_type}",
-            domain=DOMAIN,
+            op_type, inputs, [result], name=f"{use_name(use)}_{op_type}", domain=DOMAIN
         )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
@@ -662,12 +628,7 @@ class _Writer:
         return self._shared[name]
 
     def _block(
-        self,
-        source: str,
-        use: Use,
-        entry: Quantize,
-        dtype: Block,
-        result: str,
+        self, source: str, use: Use, entry: Quantize, dtype: Block, result: str
     ) -> str:
         """Write a node that rounds blocks.
 
@@ -703,12 +664,7 @@ class _Writer:
         self.graph.import_domain(domain)
         name = f"{stem}_{dtype.op_type}"
         self.graph.add(
-            dtype.op_type,
-            [source],
-            [result],
-            name=name,
-            domain=domain,
-            **attributes,
+            dtype.op_type, [source], [result], name=name, domain=domain, **attributes
         )
         return result
 
@@ -858,9 +814,7 @@ class _Writer:
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
             return self._parameter(f"{use_name(root)}_scale", params.scale)
         return add_narrow(
-            self.graph,
-            f"{use_name(root)}_scale",
-            params.scale.astype(np.float16),
+            self.graph, f"{use_name(root)}_scale", params.scale.astype(np.float16)
         )
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
@@ -878,12 +832,7 @@ class _Writer:
         return self.graph.add_constant(name, array)
 
     def _node(
-        self,
-        op_type: str,
-        inputs: list[str],
-        output: str,
-        use: Use,
-        scale: _Scale,
+        self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale
     ) -> None:
         """Append a QuantizeLinear or DequantizeLinear node, in a domain that has the format.
 
@@ -938,11 +887,7 @@ class _Writer:
 
 class _LiveWriter(_Writer):
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        params: Params,
-        live: Iterable[Use],
+        self, graph: Graph, plan: Plan, params: Params, live: Iterable[Use]
     ) -> None:
         """Copy the graph; nothing is written yet.
 
@@ -960,9 +905,7 @@ class _LiveWriter(_Writer):
         if root not in self.names:
             return super()._store(root, params)
         self.names[root] = self.graph.add_input(
-            f"{use_name(root)}_scale",
-            TensorProto.FLOAT,
-            params.scale.shape,
+            f"{use_name(root)}_scale", TensorProto.FLOAT, params.scale.shape
         )
         return self.names[root]
 

@@ -16,9 +16,7 @@ from quark_onnx.writing.insert import insert
 
 
 def quantize_insides(
-    graph: Graph,
-    insides: Sequence[SubgraphPlan],
-    config: QConfig,
+    graph: Graph, insides: Sequence[SubgraphPlan], config: QConfig
 ) -> list[str]:
     """Quantize the bodies of a quantized graph in place, as planned.
 
@@ -43,11 +41,7 @@ def quantize_insides(
         plan, params = compute_qparams(inner, plan, inside.ranges)
         plan = compute_bias_qparams(inner, plan, params)
         result = insert(
-            inner,
-            plan,
-            params,
-            form=config.pairs,
-            lower=config.form != "operators",
+            inner, plan, params, form=config.pairs, lower=config.form != "operators"
         )
         deeper = quantize_insides(result, inside.insides, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())

@@ -185,9 +185,7 @@ class _Pairs:
             self.add_weight(node, constants)
 
     def add_activation(
-        self,
-        node: NodeProto,
-        constants: Mapping[str, TensorProto],
+        self, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
         """Record a QuantizeLinear whose input is no constant."""
         # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
@@ -203,11 +201,7 @@ class _Pairs:
         if scale is not None:
             self.scales.append(scale)
 
-    def add_weight(
-        self,
-        node: NodeProto,
-        constants: Mapping[str, TensorProto],
-    ) -> None:
+    def add_weight(self, node: NodeProto, constants: Mapping[str, TensorProto]) -> None:
         """Record a DequantizeLinear of constant codes."""
         bits = _BITS.get(constants[node.input[0]].data_type, 0)
         self.weights.add(bits)

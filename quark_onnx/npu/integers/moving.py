@@ -114,8 +114,7 @@ def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
     node = call.node
     old = call.graph.opset < 11
     mode = node.attribute(
-        "coordinate_transformation_mode",
-        "asymmetric" if old else "half_pixel",
+        "coordinate_transformation_mode", "asymmetric" if old else "half_pixel"
     )
     at: Floats = np.arange(output, dtype=np.float32)
     half = np.float32(0.5)

@@ -137,10 +137,7 @@ def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...
 
 
 def _mean(
-    call: Call,
-    axes: tuple[int, ...],
-    keepdims: bool,
-    factor: tuple[int, int, int],
+    call: Call, axes: tuple[int, ...], keepdims: bool, factor: tuple[int, int, int]
 ) -> Fixed:
     """Return the average over some axes, exactly or with the engine's factor.
 
@@ -156,10 +153,7 @@ def _mean(
 
 
 def _average(
-    call: Call,
-    sums: Fixed,
-    counts: Ints,
-    factor: tuple[int, int, int],
+    call: Call, sums: Fixed, counts: Ints, factor: tuple[int, int, int]
 ) -> Fixed:
     """Divide sums by their counts, or apply the engine's factor."""
     # Windows at the border may average fewer inputs. A common multiple of the counts keeps a

@@ -45,10 +45,7 @@ def convolution(call: Call) -> list[Value]:
 
 
 def _convolved(
-    x: Doubles,
-    weight: Doubles,
-    window: Window,
-    output: tuple[int, ...],
+    x: Doubles, weight: Doubles, window: Window, output: tuple[int, ...]
 ) -> Doubles:
     """Return the sums of a convolution, (batch, channels, *output).
 

@@ -20,9 +20,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def placed(
-    node: Node,
-    size: tuple[int, ...],
-    kernel: tuple[int, ...],
+    node: Node, size: tuple[int, ...], kernel: tuple[int, ...]
 ) -> tuple[Window, tuple[int, ...]]:
     """Return the window of a node and the spatial sizes of its output.
 
@@ -69,10 +67,7 @@ def _count(size: int, after: int, reach: int, stride: int, ceil: bool) -> int:
 
 
 def covered(
-    node: Node,
-    window: Window,
-    size: tuple[int, ...],
-    output: tuple[int, ...],
+    node: Node, window: Window, size: tuple[int, ...], output: tuple[int, ...]
 ) -> NDArray[np.int64]:
     """Return the number of inputs in each average, (output sizes).
 
