@@ -82,9 +82,8 @@ def round_scale(scale: Floats, grid: Grid) -> Floats:
     # The cast rounds to nearest even; the comparison is in float64, where both sides are exact.
     near = np.clip(scale, *grid.scales).astype(np.float16)
     short = (near < scale) & (near < grid.scales[1])
-    return np.where(short, np.nextafter(near, np.float16(np.inf)), near).astype(
-        np.float64
-    )
+    rounded = np.where(short, np.nextafter(near, np.float16(np.inf)), near)
+    return rounded.astype(np.float64)
 
 
 def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid, short: int = 0) -> Floats:
@@ -150,9 +149,8 @@ def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Float
         Scales and zero points of shape (rows,). Zero points may lie outside of the grid.
     """
     if grid.symmetric:
-        return _pow2_at_least(_symmetric_scale(lo, hi, grid, short), grid), np.full(
-            lo.shape, grid.zero, np.float64
-        )
+        scale = _pow2_at_least(_symmetric_scale(lo, hi, grid, short), grid)
+        return scale, np.full(lo.shape, grid.zero, np.float64)
     levels = grid.levels + short
     scale = _pow2_at_least((hi - lo) / levels, grid)
     # Both sides are rounded up to integer codes, so that one more octave may be needed.
@@ -182,9 +180,8 @@ def octaves_for(codes: NDArray[Any], greatest: int) -> Floats:
     array([0., 0., 1., 3.])
     """
     mantissa, exponent = np.frexp(np.asarray(codes, np.float64) / greatest)
-    return np.maximum(np.where(mantissa == 0.5, exponent - 1, exponent), 0).astype(
-        np.float64
-    )
+    octaves = np.where(mantissa == 0.5, exponent - 1, exponent)
+    return np.maximum(octaves, 0).astype(np.float64)
 
 
 def covered(params: QParams, grid: Grid) -> Range:

@@ -88,14 +88,14 @@ def _least(statistic: GroupedHistogram, row: int, candidates: Range, grid: Grid)
     scale = params.scale.astype(np.float64)
     zero = params.zero_point.astype(np.float64)
     total: Floats = np.zeros(scale.shape)
-    for place in range(GROUPS):
-        group = statistic.group(place, row)
+    for index in range(GROUPS):
+        group = statistic.group(index, row)
         if group is None:
             continue
         values = HistogramRow(group, 0, grid)
         # A group whose values all lie in the bin around zero has no relative error.
         if values.energy > 0:
-            total += statistic.samples[place, row] * np.sqrt(
+            total += statistic.samples[index, row] * np.sqrt(
                 values.errors(scale, zero) / values.energy,
             )
     # A handicap for the candidates that may clip.

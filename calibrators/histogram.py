@@ -128,9 +128,8 @@ class Histogram:
         # One bincount for all rows: each has a stretch of 2 * BINS counters, with zero in its
         # middle.
         index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
-        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS).reshape(
-            -1, 2 * BINS
-        )
+        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS)
+        counts = counts.reshape(-1, 2 * BINS)
         self.positive[span] += counts[:, BINS:]
         self.negative[span, 1:] += counts[:, BINS - 1 : 0 : -1]
 

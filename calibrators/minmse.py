@@ -114,9 +114,8 @@ class MinMSE:
             # Shape (octaves,); nine zero points between the ends make (octaves, 9).
             low_end = grid.qmin + np.ceil(-row.lo / scales)
             high_end = grid.qmax - np.ceil(row.hi / scales)
-            zeros = np.rint(np.linspace(low_end, high_end, 9, axis=1)).clip(
-                grid.qmin, grid.qmax
-            )
+            zeros = np.rint(np.linspace(low_end, high_end, 9, axis=1))
+            zeros = zeros.clip(grid.qmin, grid.qmax)
         # All pairs of a scale and a zero point, flat, as candidates of one search.
         scale = np.broadcast_to(scales[:, None], zeros.shape).reshape(-1)
         reach = covered(

@@ -163,8 +163,9 @@ def at_places(
     columns = np.empty((len(ys), channels, count), ys[0].dtype)
     for y, indices, values in zip(ys, places, columns, strict=True):
         _planes(y).take(indices, axis=1, out=values, mode="clip")
-    rows: NDArray[T] = columns.reshape(len(ys), groups, channels // groups, count)
-    return rows.swapaxes(2, 3)
+    rows = columns.reshape(len(ys), groups, channels // groups, count)
+    swapped: NDArray[T] = rows.swapaxes(2, 3)
+    return swapped
 
 
 def rows_at(xs: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:

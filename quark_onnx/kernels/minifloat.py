@@ -133,5 +133,5 @@ def round_to(
     # ldexp and float64 are exact here, so that only to_integer rounds; a carry into the next power
     # of two needs no case of its own.
     rounded = np.ldexp(to_integer(np.ldexp(wide, -exponent), rounding), exponent)
-    saturated = np.clip(rounded, -format.largest, format.largest)
+    saturated: Floats = np.clip(rounded, -format.largest, format.largest)
     return saturated.astype(np.float32)

@@ -108,9 +108,11 @@ def calibrate(  # noqa: PLR0913
         begun_statistics = begun.known(watched)
         # All or nothing: one missing tensor needs a run over the first samples anyway.
         if len(begun_statistics) == len(watched):
-            rest = _Rest(begun.calibration.samples, samples, progress, receive)
-            found = rest.collect(extended or graph, watched, begun_statistics, executor)
-            return _ranges(graph, plan, (), iter(found))
+            later = _Rest(begun.calibration.samples, samples, progress, receive)
+            statistics = later.collect(
+                extended or graph, watched, begun_statistics, executor
+            )
+            return _ranges(graph, plan, (), iter(statistics))
     if keyed is not None:
         # Duplicates among the plans are merged by ``richer``.
         for other in others:
@@ -122,9 +124,9 @@ def calibrate(  # noqa: PLR0913
     with data_errors():
         # Nothing is left to measure, and the float model need not run.
         if known and next(scope.flat(), None) is None:
-            found = _read_through(samples)
+            statistics = _read_through(samples)
         else:
-            found = collect(
+            statistics = collect(
                 (extended or graph).to_model,
                 scope.observations,
                 samples if keyed is None else keyed.measured(samples),
@@ -134,11 +136,12 @@ def calibrate(  # noqa: PLR0913
                 receive=receive,
             )
     if keyed is not None:
-        keyed.keep(watched, found[: len(watched)])
         # Statistics of the main graph come first, those of bodies follow in the order of
         # ``scope.flat``.
-        known, found = keyed.known(wanted), found[len(watched) :]
-    return _ranges(graph, plan, insides, iter(found), known)
+        keyed.keep(watched, statistics[: len(watched)])
+        statistics = statistics[len(watched) :]
+        known = keyed.known(wanted)
+    return _ranges(graph, plan, insides, iter(statistics), known)
 
 
 class _Rest:

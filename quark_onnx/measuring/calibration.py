@@ -99,9 +99,9 @@ class Calibration:
         entry = self._tensors.get((key, axis))
         for statistic in entry.statistics if entry is not None else ():
             # A histogram has the extremes, too, and a grouped histogram has both.
-            found = derived(statistic, wanted)
-            if found is not None:
-                return found
+            match = derived(statistic, wanted)
+            if match is not None:
+                return match
         return None
 
     def add(self, name: str, key: str, axis: int | None, statistic: Statistic) -> None:
@@ -244,14 +244,14 @@ class Keyed:
         Returns:
             The statistics of those that are stored, of the kind that each calibrator needs.
         """
-        found = {}
+        statistics = {}
         for observation in observations:
             store, key = self._store_and_key(observation)
             wanted = observation.calibrator.statistic()
             statistic = store.find(key, observation.axis, wanted)
             if statistic is not None:
-                found[observation] = statistic
-        return found
+                statistics[observation] = statistic
+        return statistics
 
     def richer(self, observations: Iterable[Observation]) -> list[Observation]:
         """Return equivalent observations for every calibrator, if the calibration is rich.

@@ -85,8 +85,8 @@ def cut(
     (('a',), ['x', 'a'])
     """
     # Both destinations are checked before the model is read, which may take long.
-    places = _places(model, first, second)
-    beside = [keeps_weights_beside(model, place) for place in places]
+    paths = _destinations(model, first, second)
+    beside = [keeps_weights_beside(model, path) for path in paths]
     original = load(model)
     graph = Graph.of(inlined(original))
     # The front is closed under producers: no tail node can feed a front node.
@@ -101,25 +101,25 @@ def cut(
     _check_crossing(graph, crossing, tensors)
     parts = _split(graph, front, tail, crossing)
     verified = _same(graph, original, parts)
-    for part, place, external in zip(parts, places, beside, strict=True):
-        if place is not None:
-            with staged(part, place, external=external) as path:
-                Reference(part, path).session  # noqa: B018  (that it opens is the check)
+    for part, path, external in zip(parts, paths, beside, strict=True):
+        if path is not None:
+            with staged(part, path, external=external) as written:
+                Reference(part, written).session  # noqa: B018  (that it opens is the check)
     return Parts(parts[0], parts[1], crossing, verified)
 
 
-def _places(
+def _destinations(
     model: str | Path | ModelProto, first: str | Path | None, second: str | Path | None
 ) -> list[Path | None]:
     """Return the paths of the two models, which must differ."""
-    places = [destination(model, first), destination(model, second)]
+    paths = [destination(model, first), destination(model, second)]
     # Compared as absolute paths: a relative and an absolute path may name one file.
-    written = [place.absolute() for place in places if place is not None]
+    written = [path.absolute() for path in paths if path is not None]
     if len(set(written)) < len(written):
         raise ConfigError(
-            f"both models would be written to {places[0]}; give two names",
+            f"both models would be written to {paths[0]}; give two names",
         )
-    return places
+    return paths
 
 
 def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def deploy(  # noqa: PLR0913
     refuse_overwritten_arguments(
         {"model": model, "data": data, "config": config}, {"folder": folder}
     )
-    place = _place(Path(folder))
+    path = _bundle_folder(Path(folder))
     kind = format_of(settings)
     if why := refusal(row, settings):
         raise ConfigError(why)
@@ -174,7 +174,7 @@ def deploy(  # noqa: PLR0913
     images = data.keywords.get("images") if isinstance(data, partial) else None
     steps = format_steps(legal.model, forecast, report.verdict if report else None)
     bundle = Bundle(
-        place, kind, report, checked, forecast, legal.notes, images, tail, steps
+        path, kind, report, checked, forecast, legal.notes, images, tail, steps
     )
     _put(bundle, result, samples)
     return bundle
@@ -228,6 +228,7 @@ def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
         kinds: types of the model's 16-bit inputs, as ``TensorProto.DataType``, by name.
     """
     with data_errors():
+        samples: list[Sample]
         if reader.restartable:
             samples = list(islice(reader, _SHIPPED))
         else:
@@ -250,7 +251,7 @@ def _in_types(sample: Sample, kinds: Mapping[str, int]) -> Sample:
     return converted
 
 
-def _place(folder: Path) -> Path:
+def _bundle_folder(folder: Path) -> Path:
     """Resolve the output folder, and check write access.
 
     Missing parent folders are not created.
@@ -260,19 +261,19 @@ def _place(folder: Path) -> Path:
     """
     try:
         # Resolved once: a change of the working directory does not move the output.
-        place = folder.resolve()
-        if place.exists() and not place.is_dir():
+        path = folder.resolve()
+        if path.exists() and not path.is_dir():
             raise ConfigError(f"output {folder} is a file; name a folder")
-        if place.is_dir() and any(place.iterdir()) and (unknown := _unknown(place)):
+        if path.is_dir() and any(path.iterdir()) and (unknown := _unknown(path)):
             raise ConfigError(
                 f"output {folder} holds {unknown}, which is of no earlier bundle; name a"
                 " new folder",
             )
         # The test below creates missing parents, which are removed again.
-        missing = [parent for parent in place.parents if not parent.exists()]
+        missing = [parent for parent in path.parents if not parent.exists()]
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with ScratchFolder(place.parent, place.name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with ScratchFolder(path.parent, path.name):
                 pass
         finally:
             for parent in missing:
@@ -284,7 +285,7 @@ def _place(folder: Path) -> Path:
         raise ConfigError(
             f"output {folder} cannot be written: {system_reason(error)}",
         ) from error
-    return place
+    return path
 
 
 def _unknown(folder: Path) -> str:
@@ -313,21 +314,21 @@ def _unknown(folder: Path) -> str:
 
 def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
     """Write a scratch folder next to the destination, then move the folder."""
-    place = bundle.folder
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target = bundle.folder
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with ScratchFolder(place.parent, place.name) as folder:
-            inside = folder / place.name
+        with ScratchFolder(target.parent, target.name) as folder:
+            inside = folder / target.name
             inside.mkdir()
             _write(inside, bundle, model, samples)
-            _replace(inside, place, folder)
+            _replace(inside, target, folder)
     # Both name a file inside the temporary folder.
     except (OSError, ModelError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
         raise ModelError(
-            f"{place} cannot be written: {system_reason(cause)}",
+            f"{target} cannot be written: {system_reason(cause)}",
         ) from error
 
 
@@ -472,17 +473,17 @@ def _cpp_pairs(options: Mapping[str, str]) -> str:
     )
 
 
-def _replace(made: Path, place: Path, aside: Path) -> None:
+def _replace(made: Path, target: Path, aside: Path) -> None:
     """Move a folder to its destination, after moving an existing folder aside."""
     before = aside / "before"
     # A folder cannot replace a folder that holds files; the rename aside can be undone.
-    if place.exists():
-        place.replace(before)
+    if target.exists():
+        target.replace(before)
     try:
-        made.replace(place)
+        made.replace(target)
     except OSError:
         if before.exists():
-            before.replace(place)
+            before.replace(target)
         raise
 
 

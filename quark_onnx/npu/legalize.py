@@ -82,7 +82,7 @@ def legalize(
     """
     # An unknown target raises ConfigError before any work.
     TARGETS[target]
-    place = destination(model, output)
+    path = destination(model, output)
     original = load(model)
     graph, notes = fixed(Graph.of(inlined(original)), shapes or {})
     reference = Reference(original)
@@ -120,9 +120,9 @@ def legalize(
         graph, turned, sample = _channels_last(graph, reference, sample)
     result = graph.to_model()
     # The written file is opened and run before it replaces the destination.
-    if place is not None:
-        external = keeps_weights_beside(model, place)
-        with staged(result, place, external=external) as written:
+    if path is not None:
+        external = keeps_weights_beside(model, path)
+        with staged(result, path, external=external) as written:
             Reference(result, written).outputs(sample)
     return Legalized(
         loaded(result),

@@ -294,7 +294,11 @@ class PreprocessingCheck:
         finding: Finding | None = None
         if distance is not None:  # the scaling equals the training's
             # The order of channels is left, which the statistics hardly tell.
-            alternatives = [other for other in alternatives if other.scaling is None]
+            alternatives = [
+                alternative
+                for alternative in alternatives
+                if alternative.scaling is None
+            ]
         # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
             alternatives = self._as_near(layers, alternatives, ratios)
@@ -327,9 +331,9 @@ class PreprocessingCheck:
             )
         return finding
 
-    def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
+    def _ratios(self, layers: FirstLayers, alternative: Alternative) -> list[float]:
         """Return the ratios of responses to biases on the first rows of an alternative."""
-        few = [*other.feeds(0, self._count(_RESPONSE_ROWS))]
+        few = [*alternative.feeds(0, self._count(_RESPONSE_ROWS))]
         return layers.ratios(layers.responses(few))
 
     def _as_near(
@@ -344,9 +348,10 @@ class PreprocessingCheck:
             alternatives: the alternatives; those without another scaling are kept.
         """
         return [
-            other
-            for other in alternatives
-            if other.scaling is None or not farther(self._ratios(layers, other), ratios)
+            alternative
+            for alternative in alternatives
+            if alternative.scaling is None
+            or not farther(self._ratios(layers, alternative), ratios)
         ]
 
     def _too_large(
@@ -366,22 +371,22 @@ class PreprocessingCheck:
             without one.
         """
         assert isinstance(self._given, Detected)
-        for other in alternatives:
+        for alternative in alternatives:
             # The first layers are cheap, and spare most alternatives a run of the whole model.
-            if not fits(self._ratios(layers, other)):
+            if not fits(self._ratios(layers, alternative)):
                 continue
             evidence = self._fresh()
-            for feeds in other.feeds(0, self._count(_ROWS)):
+            for feeds in alternative.feeds(0, self._count(_ROWS)):
                 evidence.add(_run(session, feeds))
             # Detections that vanish with the other scaling would speak for the given one.
             if evidence.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
                 return Finding(
-                    other.cause,
+                    alternative.cause,
                     "the first layers respond far beyond their biases (median"
                     f" {min(layers.ratios(responses)):.0f} times), and like those of a"
-                    f" trained model with {other.name}",
-                    other.advice,
-                    other.options,
+                    f" trained model with {alternative.name}",
+                    alternative.advice,
+                    alternative.options,
                 )
         return None
 
@@ -443,9 +448,9 @@ class PreprocessingCheck:
         if too_large(layers.ratios(layers.responses(given))):
             return list(alternatives)
         return [
-            other
-            for other in alternatives
-            if not too_large(self._ratios(layers, other))
+            alternative
+            for alternative in alternatives
+            if not too_large(self._ratios(layers, alternative))
         ]
 
     def _collapsed(self) -> bool:
@@ -499,17 +504,21 @@ def _batch_norm_finding(
         f" {distance[0]:.2g} standard deviations, the variance {distance[1]:.2g} times"
     )
     best: tuple[float, Alternative] | None = None
-    for other in alternatives:
-        if other.changes > 1:  # statistics over all channels say little about the order
+    for alternative in alternatives:
+        if (
+            alternative.changes > 1
+        ):  # statistics over all channels say little about the order
             continue
-        deviation = layers.batch_norm_distance(layers.responses([*other.feeds(0, few)]))
+        deviation = layers.batch_norm_distance(
+            layers.responses([*alternative.feeds(0, few)])
+        )
         if deviation is None or other_data(deviation):
             continue
         # Deviations of the mean in standard deviations, and of the variance in nats, are alike in
         # size.
         total = deviation[0] + float(np.log(deviation[1]))
         if best is None or total < best[0]:
-            best = (total, other)
+            best = (total, alternative)
     if best is None:
         return Finding(
             "scaling", evidence, "look at scale, mean and standard deviation"

@@ -87,11 +87,11 @@ class PreprocessingSearch:
         tried = self._promising(alternatives, self.counts[0])
         done = self.counts[0]
         for count in self.counts[1:]:
-            for other, found in tried:
-                for feeds in other.feeds(done, count):
-                    found.add(self.run(feeds))
+            for alternative, evidence in tried:
+                for feeds in alternative.feeds(done, count):
+                    evidence.add(self.run(feeds))
             done = count
-            tried = [trial for trial in tried if not self._hopeless(count, trial)]
+            tried = [trial for trial in tried if not self._hopeless(count, trial[1])]
             # Before, chance on a few rows could drop the right alternative.
             if count >= self.first and self.rows[count]:
                 tried.sort(key=lambda trial: -trial[1].strength)
@@ -111,33 +111,28 @@ class PreprocessingSearch:
         """
         promising: list[TriedAlternative] = []
         hopeless: list[Alternative] = []
-        for other in alternatives:
-            if any(map(other.is_twin_of, hopeless)):
+        for alternative in alternatives:
+            if any(alternative.is_twin_of(rejected) for rejected in hopeless):
                 continue
-            found = self.fresh()
-            for feeds in other.feeds(0, count):
-                found.add(self.run(feeds))
-            if self._hopeless(count, (other, found)):
-                hopeless.append(other)
+            evidence = self.fresh()
+            for feeds in alternative.feeds(0, count):
+                evidence.add(self.run(feeds))
+            if self._hopeless(count, evidence):
+                hopeless.append(alternative)
             else:
-                promising.append((other, found))
+                promising.append((alternative, evidence))
         return promising
 
-    def _hopeless(self, count: int, trial: TriedAlternative) -> bool:
-        """Return whether an alternative has too little evidence on the first samples.
-
-        Args:
-            trial: the alternative, with its evidence on them.
-        """
-        found = trial[1]
+    def _hopeless(self, count: int, evidence: Evidence) -> bool:
+        """Return whether an alternative has too little evidence on the first samples."""
         # Rows are compared one by one: an output whose number of rows depends on the values has no
         # counterpart for each.
-        if len(found) != self.rows[count]:
+        if len(evidence) != self.rows[count]:
             return True
-        if not len(found):
+        if not len(evidence):
             return False
-        given = self.given.head(len(found))
-        return given.hopeless(found) or (self._strong and given.surer_than(found))
+        given = self.given.head(len(evidence))
+        return given.hopeless(evidence) or (self._strong and given.surer_than(evidence))
 
     @property
     def _strong(self) -> bool:

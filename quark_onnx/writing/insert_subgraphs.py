@@ -35,9 +35,9 @@ def quantize_insides(
         inner, plan = inside.graph, inside.plan
         # Insertion has given the outer graph new names since the body was planned.
         inner.reserve(graph.names)
-        found = list[str]()
+        reasons = list[str]()
         if config.safe:
-            plan, found = keep_sensitive_ops_float(inner, plan, inside.ranges)
+            plan, reasons = keep_sensitive_ops_float(inner, plan, inside.ranges)
         plan, params = compute_qparams(inner, plan, inside.ranges)
         plan = compute_bias_qparams(inner, plan, params)
         result = insert(
@@ -52,5 +52,5 @@ def quantize_insides(
                 notes.append(
                     f"{counted(count, 'tensor')} inside {body.node.name!r} ({body.attribute})"
                 )
-            notes += [*found, *params.notes, *deeper]
+            notes += [*reasons, *params.notes, *deeper]
     return notes
