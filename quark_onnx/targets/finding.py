@@ -40,13 +40,22 @@ RULES: dict[str, Rule] = {
         for name, title in NAMES.items()
     },
     "S1": Rule(
-        "scales are powers of two", f"{_DOCS}, model_quantization.rst", True, _AGAIN
+        "scales are powers of two",
+        f"{_DOCS}, model_quantization.rst",
+        True,
+        _AGAIN,
     ),
     "S2": Rule(
-        "zero lies in the middle of the codes", f"{_QUARK}; {_VAIP}", True, _AGAIN
+        "zero lies in the middle of the codes",
+        f"{_QUARK}; {_VAIP}",
+        True,
+        _AGAIN,
     ),
     "S3": Rule(
-        "a tensor has one scale", f"{_DOCS}, model_quantization.rst", True, _AGAIN
+        "a tensor has one scale",
+        f"{_DOCS}, model_quantization.rst",
+        True,
+        _AGAIN,
     ),
     "S4": Rule(
         "scales and zero points are constants",
@@ -105,7 +114,10 @@ RULES: dict[str, Rule] = {
         "run this model on the CPU",
     ),
     "G7": Rule(
-        "initializers are no inputs", f"{_QUARK}, RemoveInputInit", False, _LEGALIZE
+        "initializers are no inputs",
+        f"{_QUARK}, RemoveInputInit",
+        False,
+        _LEGALIZE,
     ),
     "G8": Rule(
         "no LSTM, and no branch that depends on data",
