@@ -115,7 +115,11 @@ def is_hard_sigmoid(node: Node) -> bool:
 
 
 #: Rules of operators whose input and result have equal positions.
-_EQUAL = {**dict.fromkeys(_POOLS, "C2"), "Pad": "C3", "Slice": "C4"}
+_EQUAL = {
+    **dict.fromkeys(_POOLS, "C2"),
+    "Pad": "C3",
+    "Slice": "C4",
+}
 
 
 def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
