@@ -23,11 +23,7 @@ SLAB = 1 << 20
 
 
 def params_for(
-    range_: Range,
-    grid: Grid,
-    axis: int | None = None,
-    *,
-    short: int = 0,
+    range_: Range, grid: Grid, axis: int | None = None, *, short: int = 0
 ) -> QParams:
     """Return the scale and zero point with which ``grid`` covers ``range_``.
 
@@ -62,11 +58,7 @@ def params_for(
         zero = np.rint(grid.qmin - lo / scale)
         # A range symmetric around zero has its zero point halfway between two codes. The upper one
         # is used: 0 of int8 and 128 of uint8.
-        zero = np.where(
-            lo == -hi,
-            (grid.qmin + grid.qmax + 1) // 2,
-            zero,
-        )
+        zero = np.where(lo == -hi, (grid.qmin + grid.qmax + 1) // 2, zero)
     # A zero point lies beyond the grid where ``short`` steps may be missing, or where the scale is
     # the greatest legal one.
     zero = np.clip(zero, grid.qmin, grid.qmax)
@@ -74,11 +66,7 @@ def params_for(
     if axis is None:
         scale = scale[0]
         zero = zero[0]
-    return QParams(
-        np.asarray(scale, np.float32),
-        np.asarray(zero, np.int64),
-        axis,
-    )
+    return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int64), axis)
 
 
 def round_scale(scale: Floats, grid: Grid) -> Floats:
@@ -94,21 +82,11 @@ def round_scale(scale: Floats, grid: Grid) -> Floats:
     # The cast rounds to nearest even; the comparison is in float64, where both sides are exact.
     near = np.clip(scale, *grid.scales).astype(np.float16)
     short = (near < scale) & (near < grid.scales[1])
-    return np.where(
-        short,
-        np.nextafter(near, np.float16(np.inf)),
-        near,
-    ).astype(
-        np.float64,
-    )
+    rounded = np.where(short, np.nextafter(near, np.float16(np.inf)), near)
+    return rounded.astype(np.float64)
 
 
-def _symmetric_scale(
-    lo: Floats,
-    hi: Floats,
-    grid: Grid,
-    short: int = 0,
-) -> Floats:
+def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid, short: int = 0) -> Floats:
     """Return the smallest scale for a symmetric grid to reach the farther end.
 
     Args:
@@ -122,8 +100,7 @@ def _symmetric_scale(
         return np.maximum(hi, -lo) / (grid.levels / 2 + short)
     # Per end, as the codes below and above the zero point differ in number: 128 and 127 for int8.
     return np.maximum(
-        hi / (grid.qmax + short - grid.zero),
-        lo / (grid.qmin - short - grid.zero),
+        hi / (grid.qmax + short - grid.zero), lo / (grid.qmin - short - grid.zero)
     )
 
 
@@ -132,13 +109,7 @@ def _legal(scale: Floats, grid: Grid) -> Floats:
     return np.where(scale > 0, np.clip(scale, *grid.scales), 1.0)
 
 
-def _lowered(
-    scale: Floats,
-    zero: Floats,
-    lo: Floats,
-    hi: Floats,
-    grid: Grid,
-) -> Floats:
+def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) -> Floats:
     """Lower scales whose extreme code would dequantize to more than the greatest float32.
 
     Args:
@@ -152,14 +123,12 @@ def _lowered(
     above = grid.qmax - zero
     # The magnitude of the code that the farther end rounds to, saturated to the grid.
     largest_code = np.maximum(
-        np.minimum(np.rint(-lo / scale), below),
-        np.minimum(np.rint(hi / scale), above),
+        np.minimum(np.rint(-lo / scale), below), np.minimum(np.rint(hi / scale), above)
     )
     fits = largest_code * scale.astype(np.float32) <= _FLOAT32_MAX
     # One float32 below the quotient, which may have been rounded up.
     lower = np.nextafter(
-        np.float32(_FLOAT32_MAX / np.maximum(below, above)),
-        np.float32(0),
+        np.float32(_FLOAT32_MAX / np.maximum(below, above)), np.float32(0)
     )
     if grid.pow2:
         # The greatest power of two that is not above.
@@ -167,12 +136,7 @@ def _lowered(
     return np.where(fits, scale, lower)
 
 
-def _pow2(
-    lo: Floats,
-    hi: Floats,
-    grid: Grid,
-    short: int,
-) -> tuple[Floats, Floats]:
+def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Floats]:
     """Return the smallest sufficient power-of-two scale, and the zero point.
 
     Args:
@@ -185,19 +149,13 @@ def _pow2(
         Scales and zero points of shape (rows,). Zero points may lie outside of the grid.
     """
     if grid.symmetric:
-        return _pow2_at_least(_symmetric_scale(lo, hi, grid, short), grid), np.full(
-            lo.shape,
-            grid.zero,
-            np.float64,
-        )
+        scale = _pow2_at_least(_symmetric_scale(lo, hi, grid, short), grid)
+        return scale, np.full(lo.shape, grid.zero, np.float64)
     levels = grid.levels + short
     scale = _pow2_at_least((hi - lo) / levels, grid)
     # Both sides are rounded up to integer codes, so that one more octave may be needed.
     narrow = np.ceil(-lo / scale) + np.ceil(hi / scale) > levels
-    scale = np.minimum(
-        np.where(narrow, 2 * scale, scale),
-        grid.scales[1],
-    )
+    scale = np.minimum(np.where(narrow, 2 * scale, scale), grid.scales[1])
     return scale, grid.qmin + np.ceil(-lo / scale)
 
 
@@ -222,12 +180,8 @@ def octaves_for(codes: NDArray[Any], greatest: int) -> Floats:
     array([0., 0., 1., 3.])
     """
     mantissa, exponent = np.frexp(np.asarray(codes, np.float64) / greatest)
-    return np.maximum(
-        np.where(mantissa == 0.5, exponent - 1, exponent),
-        0,
-    ).astype(
-        np.float64,
-    )
+    octaves = np.where(mantissa == 0.5, exponent - 1, exponent)
+    return np.maximum(octaves, 0).astype(np.float64)
 
 
 def covered(params: QParams, grid: Grid) -> Range:
@@ -238,16 +192,12 @@ def covered(params: QParams, grid: Grid) -> Range:
     """
     scale = params.scale.astype(np.float64)
     return Range(
-        (grid.qmin - params.zero_point) * scale,
-        (grid.qmax - params.zero_point) * scale,
+        (grid.qmin - params.zero_point) * scale, (grid.qmax - params.zero_point) * scale
     )
 
 
 def quantize(
-    x: NDArray[Any],
-    params: QParams,
-    grid: Grid,
-    dtype: np.dtype[Any] = _INT64,
+    x: NDArray[Any], params: QParams, grid: Grid, dtype: np.dtype[Any] = _INT64
 ) -> NDArray[Any]:
     """Quantize floats to integer codes, saturated to the grid.
 
@@ -277,12 +227,7 @@ def quantize(
         codes = np.empty(x.shape, dtype)
         for start in range(0, count, step):
             part = slice(start, start + step)
-            codes[part] = quantize(
-                x[part],
-                params.part(part),
-                grid,
-                dtype,
-            )
+            codes[part] = quantize(x[part], params.part(part), grid, dtype)
         return codes
     # Division in float32, the type of x and of y_scale in QuantizeLinear: float64 would round some
     # ties to another code.
@@ -293,11 +238,7 @@ def quantize(
     with np.errstate(over="ignore"):
         steps = np.rint(np.asarray(x, np.float32) / scale).astype(exact, copy=False)
     steps += zero
-    result: NDArray[Any] = np.clip(
-        steps,
-        grid.qmin,
-        grid.qmax,
-    ).astype(dtype)
+    result: NDArray[Any] = np.clip(steps, grid.qmin, grid.qmax).astype(dtype)
     return result
 
 
@@ -309,11 +250,7 @@ def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:
     return reals
 
 
-def fake_quantize(
-    x: NDArray[Any],
-    params: QParams,
-    grid: Grid,
-) -> NDArray[np.float32]:
+def fake_quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.float32]:
     """Quantize and dequantize ``x``.
 
     >>> fake_quantize(np.array([0.3, 9.0]), params_for(Range(-1, 1), Grid(-2, 2)), Grid(-2, 2))

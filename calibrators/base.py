@@ -43,21 +43,13 @@ class Calibrator(Protocol):
         """Return the interval for ``grid`` to cover, per row of the statistic."""
 
 
-def require(
-    fits: bool,
-    setting: str,
-    value: object,
-    wanted: str,
-) -> None:
+def require(fits: bool, setting: str, value: object, wanted: str) -> None:
     """Raise CalibrationError with the requirement ``wanted`` unless the setting ``fits``."""
     if not fits:
         raise CalibrationError(f"{setting} is {value!r}; it must be {wanted}")
 
 
-def is_number(
-    value: object,
-    kind: type | tuple[type, ...] = (int, float),
-) -> bool:
+def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
     """Return whether a setting is a number that a float holds.
 
     Booleans, which Python counts as integers, are not numbers here.
@@ -78,9 +70,7 @@ def is_whole(value: object, least: int) -> bool:
 
 #: Calibrators: name -> a frozen dataclass.
 CALIBRATORS: Registry[type[Any]] = Registry(
-    "calibrator",
-    plugins="quark_onnx.calibrators",
-    spelling=str.lower,
+    "calibrator", plugins="quark_onnx.calibrators", spelling=str.lower
 )
 T = TypeVar("T", bound=type[Any])
 

@@ -70,28 +70,17 @@ class Best:
         rows = range(len(statistic.lo))
         best = np.zeros(len(rows), np.int64)
         for row in rows:
-            best[row] = _least(
-                statistic,
-                row,
-                Range(lo[row], hi[row]),
-                grid,
-            )
+            best[row] = _least(statistic, row, Range(lo[row], hi[row]), grid)
         return Range(lo[rows, best], hi[rows, best])
 
 
-def _least(
-    statistic: GroupedHistogram,
-    row: int,
-    candidates: Range,
-    grid: Grid,
-) -> int:
+def _least(statistic: GroupedHistogram, row: int, candidates: Range, grid: Grid) -> int:
     """Return the index of the interval with the least mean relative error of a sample.
 
     The first interval clips nothing.
 
     Args:
         statistic: histograms of the samples, grouped by magnitude.
-        row: index of the row.
         candidates: intervals of the row, shape (candidates,).
         grid: integer codes.
     """
@@ -99,14 +88,14 @@ def _least(
     scale = params.scale.astype(np.float64)
     zero = params.zero_point.astype(np.float64)
     total: Floats = np.zeros(scale.shape)
-    for place in range(GROUPS):
-        group = statistic.group(place, row)
+    for index in range(GROUPS):
+        group = statistic.group(index, row)
         if group is None:
             continue
         values = HistogramRow(group, 0, grid)
         # A group whose values all lie in the bin around zero has no relative error.
         if values.energy > 0:
-            total += statistic.samples[place, row] * np.sqrt(
+            total += statistic.samples[index, row] * np.sqrt(
                 values.errors(scale, zero) / values.energy,
             )
     # A handicap for the candidates that may clip.

@@ -29,13 +29,13 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
         return statistic if statistic.constant == wanted.constant else None
     if type(statistic) is type(wanted):
         return statistic
-    found: Statistic | None = None
+    result: Statistic | None = None
     if type(wanted) is Extremes and isinstance(statistic, Extremes | Histogram):
         # All of these statistics track the exact extremes next to their counts or sums.
-        found = Extremes(statistic.lo, statistic.hi, statistic.nonfinite)
+        result = Extremes(statistic.lo, statistic.hi, statistic.nonfinite)
     # A grouped histogram is measured sample by sample, as the means are.
     elif type(wanted) is MeanExtremes and isinstance(statistic, MeanExtremes):
-        found = MeanExtremes(
+        result = MeanExtremes(
             statistic.lo,
             statistic.hi,
             statistic.nonfinite,
@@ -44,5 +44,5 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
         )
     elif type(wanted) is Histogram and isinstance(statistic, GroupedHistogram):
         # Without values there are no rows to add up.
-        found = statistic.whole() if statistic.lo.size else Histogram()
-    return found
+        result = statistic.whole() if statistic.lo.size else Histogram()
+    return result

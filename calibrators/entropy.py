@@ -54,25 +54,11 @@ class Entropy:
             zip(statistic.lo, statistic.hi, statistic.width, strict=True)
         ):
             magnitude = counts[row].astype(np.float64)
-            bound[row] = self._threshold(
-                magnitude,
-                lo,
-                hi,
-                width,
-                grid,
-            )
-        return Range(
-            np.maximum(statistic.lo, -bound),
-            np.minimum(statistic.hi, bound),
-        )
+            bound[row] = self._threshold(magnitude, lo, hi, width, grid)
+        return Range(np.maximum(statistic.lo, -bound), np.minimum(statistic.hi, bound))
 
     def _threshold(
-        self,
-        counts: Floats,
-        lo: float,
-        hi: float,
-        width: float,
-        grid: Grid,
+        self, counts: Floats, lo: float, hi: float, width: float, grid: Grid
     ) -> float:
         """Return the threshold of one row with the least divergence.
 
@@ -101,13 +87,7 @@ class Entropy:
         counts = counts.copy()
         # Zero has a code of its own: merging its bin with others loses nothing.
         counts[0] = min(counts[0], counts[1])
-        ends = np.unique(
-            np.linspace(
-                levels,
-                used,
-                self.candidates,
-            ).astype(np.int64)
-        )
+        ends = np.unique(np.linspace(levels, used, self.candidates).astype(np.int64))
         # From the full range downwards, so that the widest of equally good thresholds wins.
         ends = ends[::-1]
         divergences = [_divergence(counts[:used], int(end), levels) for end in ends]
@@ -135,8 +115,7 @@ def _divergence(counts: Floats, end: int, levels: int) -> float:
     # The mass of a group is spread evenly over the bins that P occupies, as in the paper.
     mass = np.bincount(group, weights=kept, minlength=levels)
     share = mass / np.maximum(
-        np.bincount(group, weights=occupied, minlength=levels),
-        1.0,
+        np.bincount(group, weights=occupied, minlength=levels), 1.0
     )
     return _kl(reference, share[group] * occupied)
 

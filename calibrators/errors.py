@@ -96,7 +96,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
     >>> nearest("x", ["image", "mask"])
     '; known: image, mask'
     """
-    names = sorted(map(str, known))
+    names = sorted(str(name) for name in known)
     # ``word`` comes from users and files, and may be of any type.
     similar = get_close_matches(str(word), names, n=1)
     if similar:

@@ -56,12 +56,7 @@ class Extremes:
         if rows.shape[1]:
             self.observe_bounds(*bounds(rows))
 
-    def observe_bounds(
-        self,
-        lo: Floats,
-        hi: Floats,
-        nonfinite: int = 0,
-    ) -> None:
+    def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
         """Take in the extremes of a batch.
 
         Args:
@@ -77,11 +72,7 @@ class Extremes:
             lo = np.where(bad, 0.0, lo)
             hi = np.where(bad, 0.0, hi)
         self.merge(
-            Extremes(
-                np.asarray(lo, np.float64),
-                np.asarray(hi, np.float64),
-                nonfinite,
-            ),
+            Extremes(np.asarray(lo, np.float64), np.asarray(hi, np.float64), nonfinite)
         )
 
     def merge(self, other: Extremes) -> None:
@@ -144,11 +135,7 @@ class MeanExtremes(Extremes):
         self._follow(lo, hi, seen, nonfinite)
 
     def _follow(
-        self,
-        lo: Floats,
-        hi: Floats,
-        seen: NDArray[np.bool_],
-        nonfinite: int,
+        self, lo: Floats, hi: Floats, seen: NDArray[np.bool_], nonfinite: int
     ) -> None:
         """Take in the extremes of a batch.
 
@@ -210,12 +197,7 @@ class MovingExtremes:
                 seen &= np.isfinite(rows).any(axis=1)
             self._follow(lo, hi, seen, nonfinite)
 
-    def observe_bounds(
-        self,
-        lo: Floats,
-        hi: Floats,
-        nonfinite: int = 0,
-    ) -> None:
+    def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
         """Take in the extremes of a batch, of shape (rows,)."""
         seen = np.isfinite(lo) & np.isfinite(hi)
         self._follow(
@@ -226,11 +208,7 @@ class MovingExtremes:
         )
 
     def _follow(
-        self,
-        lo: Floats,
-        hi: Floats,
-        seen: NDArray[np.bool_],
-        nonfinite: int,
+        self, lo: Floats, hi: Floats, seen: NDArray[np.bool_], nonfinite: int
     ) -> None:
         """Take in the extremes of a batch.
 
@@ -242,13 +220,8 @@ class MovingExtremes:
         """
         self.merge(
             MovingExtremes(
-                self.constant,
-                lo,
-                hi,
-                nonfinite,
-                (lo, hi),
-                seen.astype(np.int64),
-            ),
+                self.constant, lo, hi, nonfinite, (lo, hi), seen.astype(np.int64)
+            )
         )
 
     def merge(self, other: MovingExtremes) -> None:
@@ -269,14 +242,10 @@ class MovingExtremes:
         # Rows without a finite value so far start at the first batch of ``other``.
         unseen = self.batches == 0
         self.lo = np.where(
-            unseen,
-            other.lo,
-            decay * (self.lo - other.first[0]) + other.lo,
+            unseen, other.lo, decay * (self.lo - other.first[0]) + other.lo
         )
         self.hi = np.where(
-            unseen,
-            other.hi,
-            decay * (self.hi - other.first[1]) + other.hi,
+            unseen, other.hi, decay * (self.hi - other.first[1]) + other.hi
         )
         self.first = (
             np.where(unseen, other.first[0], self.first[0]),

@@ -81,20 +81,10 @@ class Range:
     def __post_init__(self) -> None:
         # Zero must be a code: padding, Relu and sparse activations produce exact zeros.
         object.__setattr__(
-            self,
-            "lo",
-            np.minimum(
-                np.atleast_1d(np.asarray(self.lo, np.float64)),
-                0.0,
-            ),
+            self, "lo", np.minimum(np.atleast_1d(np.asarray(self.lo, np.float64)), 0.0)
         )
         object.__setattr__(
-            self,
-            "hi",
-            np.maximum(
-                np.atleast_1d(np.asarray(self.hi, np.float64)),
-                0.0,
-            ),
+            self, "hi", np.maximum(np.atleast_1d(np.asarray(self.hi, np.float64)), 0.0)
         )
 
 
@@ -123,12 +113,7 @@ class QParams:
     axis: int | None = None
     block_size: int = 0
 
-    def in_blocks(
-        self,
-        shape: tuple[int, ...],
-        axis: int,
-        block_size: int,
-    ) -> QParams:
+    def in_blocks(self, shape: tuple[int, ...], axis: int, block_size: int) -> QParams:
         """Return the parameters of a tensor in blocks, from one value per row of ``layout.rows``.
 
         >>> flat = QParams(np.arange(9, dtype=np.float32), np.zeros(9, np.int64), 0)
@@ -143,15 +128,11 @@ class QParams:
         scale = np.moveaxis(self.scale.reshape(lines), -1, axis)
         zero = np.moveaxis(self.zero_point.reshape(lines), -1, axis)
         return QParams(
-            np.ascontiguousarray(scale),
-            np.ascontiguousarray(zero),
-            axis,
-            block_size,
+            np.ascontiguousarray(scale), np.ascontiguousarray(zero), axis, block_size
         )
 
     def spread(
-        self,
-        shape: tuple[int, ...],
+        self, shape: tuple[int, ...]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return scale and zero point shaped to broadcast against a tensor of this shape.
 
@@ -167,12 +148,12 @@ class QParams:
             return flat[0].reshape(shape), flat[1].reshape(shape)
         if self.block_size:
             # The last block of a line may be cut short by the end of the tensor.
-            places = range(shape[self.axis])
+            positions = range(shape[self.axis])
             scale = np.repeat(self.scale, self.block_size, self.axis)
             zero = np.repeat(self.zero_point, self.block_size, self.axis)
             return (
-                np.take(scale, places, self.axis),
-                np.take(zero, places, self.axis),
+                np.take(scale, positions, self.axis),
+                np.take(zero, positions, self.axis),
             )
         # Per channel: (1, channels, 1, 1) for axis 1 of four.
         ones = [1] * len(shape)
@@ -189,8 +170,7 @@ class QParams:
             return self
         if self.axis == 0 and self.block_size:
             rows = slice(
-                rows.start // self.block_size,
-                -(-rows.stop // self.block_size),
+                rows.start // self.block_size, -(-rows.stop // self.block_size)
             )
         return replace(self, scale=self.scale[rows], zero_point=self.zero_point[rows])
 

@@ -55,10 +55,7 @@ class GroupedHistogram(MeanExtremes):
         occupied = ((sample.lo < 0) | (sample.hi > 0)).astype(np.int64)
         self._widen(sample.exponent)
         self._add(
-            self.exponent - sample.exponent,
-            sample.positive,
-            sample.negative,
-            occupied,
+            self.exponent - sample.exponent, sample.positive, sample.negative, occupied
         )
 
     def merge(self, other: MeanExtremes) -> None:  # type: ignore[override]
@@ -67,47 +64,38 @@ class GroupedHistogram(MeanExtremes):
         if not isinstance(other, GroupedHistogram) or not other.exponent.size:
             return
         self._widen(other.exponent)
-        for place, (positive, negative) in enumerate(
+        for index, (positive, negative) in enumerate(
             zip(other.positive, other.negative, strict=True),
         ):
             if positive is not None and negative is not None:
-                # Octaves from the first group of this statistic down to the group ``place`` of the
+                # Octaves from the first group of this statistic down to the group ``index`` of the
                 # other one.
-                below = self.exponent - other.exponent + place
-                self._add(below, positive, negative, other.samples[place])
+                below = self.exponent - other.exponent + index
+                self._add(below, positive, negative, other.samples[index])
 
-    def group(self, place: int, row: int) -> Histogram | None:
+    def group(self, index: int, row: int) -> Histogram | None:
         """Return the histogram of a row in a group of samples; None if empty."""
-        positive = self.positive[place]
-        negative = self.negative[place]
-        if positive is None or negative is None or not self.samples[place, row]:
+        positive = self.positive[index]
+        negative = self.negative[index]
+        if positive is None or negative is None or not self.samples[index, row]:
             return None
         part = slice(row, row + 1)
         # Each group has bins half as wide as the group before.
-        exponent = self.exponent[part] - place
+        exponent = self.exponent[part] - index
         return Histogram(
-            self.lo[part],
-            self.hi[part],
-            exponent,
-            positive[part],
-            negative[part],
+            self.lo[part], self.hi[part], exponent, positive[part], negative[part]
         )
 
     def whole(self) -> Histogram:
         """Return the histogram of the full stream."""
-        result = Histogram(
-            self.lo,
-            self.hi,
-            self.exponent,
-            nonfinite=self.nonfinite,
-        )
+        result = Histogram(self.lo, self.hi, self.exponent, nonfinite=self.nonfinite)
         result.positive = np.zeros((len(self.lo), BINS), np.int64)
         result.negative = np.zeros((len(self.lo), BINS), np.int64)
-        for place, (positive, negative) in enumerate(
+        for index, (positive, negative) in enumerate(
             zip(self.positive, self.negative, strict=True),
         ):
             if positive is not None and negative is not None:
-                by = np.full(len(self.lo), place)
+                by = np.full(len(self.lo), index)
                 result.positive += coarser(positive, by)
                 result.negative += coarser(negative, by)
         # Coarser bins move small negative values into negative[:, 0], which has to stay empty.
@@ -129,9 +117,9 @@ class GroupedHistogram(MeanExtremes):
         self.negative = [None] * GROUPS
         self.samples = np.zeros_like(self.samples)
         self.exponent = self.exponent + by
-        for place, (positive, negative, samples) in enumerate(before):
+        for index, (positive, negative, samples) in enumerate(before):
             if positive is not None and negative is not None:
-                self._add(by + place, positive, negative, samples)
+                self._add(by + index, positive, negative, samples)
 
     def _add(
         self,
@@ -152,21 +140,20 @@ class GroupedHistogram(MeanExtremes):
         # Samples below the last group share its bins, coarsened by the missing octaves.
         by = np.maximum(below - last, 0)
         merged = Histogram(
-            positive=coarser(positive, by),
-            negative=coarser(negative, by),
+            positive=coarser(positive, by), negative=coarser(negative, by)
         )
         merged.tidy()
         groups = np.minimum(below, last)
         # Rows belong to different groups: a sample may be loud in one channel, quiet in another.
         # np.unique sorts, so that the order is the same on every run.
-        for place in np.unique(groups):
-            rows = groups == place
+        for index in np.unique(groups):
+            rows = groups == index
             for counts, more in (
                 (self.positive, merged.positive),
                 (self.negative, merged.negative),
             ):
-                total = counts[place]
+                total = counts[index]
                 if total is None:
-                    total = counts[place] = np.zeros_like(more)
+                    total = counts[index] = np.zeros_like(more)
                 np.add(total, more, out=total, where=rows[:, None])
-            self.samples[place, rows] += samples[rows]
+            self.samples[index, rows] += samples[rows]

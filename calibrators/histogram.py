@@ -26,14 +26,8 @@ _CHUNK = 1 << 16
 #: Counters of a row: two sets of bins for both signs, or four sets for one sign.
 _COUNTERS = 4 * BINS
 #: Offsets added to the bins of a row, so that neighbouring values use different sets of counters.
-_SIGNED = np.resize(
-    np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32),
-    _CHUNK,
-)
-_UNSIGNED = np.resize(
-    np.arange(0, _COUNTERS, BINS, dtype=np.int32),
-    _CHUNK,
-)
+_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32), _CHUNK)
+_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int32), _CHUNK)
 
 Counts = NDArray[np.int64]
 
@@ -81,9 +75,7 @@ class Histogram:
                     row = row[np.isfinite(row)]
                 for start in range(0, row.size, _CHUNK):
                     self._count_row(
-                        index,
-                        row[start : start + _CHUNK],
-                        signed=lo[index] < 0,
+                        index, row[start : start + _CHUNK], signed=lo[index] < 0
                     )
         else:
             # Non-finite values are counted as zeros, and subtracted again below.
@@ -97,11 +89,7 @@ class Histogram:
                 self.positive[:, 0] -= gone
 
     def _count_row(
-        self,
-        row: int,
-        values: NDArray[np.float32],
-        *,
-        signed: bool,
+        self, row: int, values: NDArray[np.float32], *, signed: bool
     ) -> None:
         """Count neighbouring values in different counters.
 
@@ -120,14 +108,7 @@ class Histogram:
         else:
             bins = BINS
         # The sets are added up: shape (bins,), with zero in the middle of a signed row.
-        counts = (
-            np.bincount(
-                index,
-                minlength=_COUNTERS,
-            )
-            .reshape(-1, bins)
-            .sum(axis=0)
-        )
+        counts = np.bincount(index, minlength=_COUNTERS).reshape(-1, bins).sum(axis=0)
         self.positive[row] += counts[-BINS:]
         if signed:
             # From -1 downwards: negative counts are stored from zero outwards.
@@ -141,21 +122,14 @@ class Histogram:
             rows: their values, shape (rows, n).
         """
         scaled = np.multiply(
-            rows,
-            np.ldexp(np.float32(1), -self.exponent[span, None]),
-            dtype=np.float32,
+            rows, np.ldexp(np.float32(1), -self.exponent[span, None]), dtype=np.float32
         )
         index = scaled.astype(np.int64)  # truncates towards zero
         # One bincount for all rows: each has a stretch of 2 * BINS counters, with zero in its
         # middle.
         index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
-        counts = np.bincount(
-            index.reshape(-1),
-            minlength=len(rows) * 2 * BINS,
-        ).reshape(
-            -1,
-            2 * BINS,
-        )
+        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS)
+        counts = counts.reshape(-1, 2 * BINS)
         self.positive[span] += counts[:, BINS:]
         self.negative[span, 1:] += counts[:, BINS - 1 : 0 : -1]
 
@@ -226,10 +200,7 @@ class Histogram:
         centres = (index + 0.5 * np.sign(index)) * self.width[row]
         occupied = counts > 0
         # The centre of an outermost bin may lie beyond the extreme value.
-        return centres[occupied].clip(
-            self.lo[row],
-            self.hi[row],
-        ), counts[occupied]
+        return centres[occupied].clip(self.lo[row], self.hi[row]), counts[occupied]
 
 
 def coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:

@@ -27,8 +27,7 @@ class HistogramRow:
         """Return the index of the interval with the least error."""
         params = params_for(Range(lo, hi), self.grid, axis=0)
         return self.best_params(
-            params.scale.astype(np.float64),
-            params.zero_point.astype(np.float64),
+            params.scale.astype(np.float64), params.zero_point.astype(np.float64)
         )
 
     def best_params(self, scale: Floats, zero: NDArray[np.float64]) -> int:
@@ -57,9 +56,7 @@ class HistogramRow:
         # With steps finer than the bins, the position of a value within its bin is unknown: the
         # rounding error is the expected one of a uniform distribution, scale^2 / 12.
         within = np.where(
-            scale > self.width,
-            np.square(rounded - centres),
-            np.square(scale) / 12,
+            scale > self.width, np.square(rounded - centres), np.square(scale) / 12
         )
         # A clipped value has the error of clipping alone, not that of rounding as well.
         clipped = np.square(centres - centres.clip(lo, hi))

@@ -82,7 +82,7 @@ class Entry:
         """Return the value of a key that an object must have."""
         found = self.get(key)
         if found is None:
-            keys = ", ".join(map(short, list(self.value)[:8])) or "none"
+            keys = ", ".join(short(name) for name in list(self.value)[:8]) or "none"
             raise self.invalid(f"without the key {key!r} (keys: {keys})")
         return found
 
@@ -133,7 +133,8 @@ class Entry:
     def one_of(self, choices: Any) -> str:
         """Return a string that is one of the given ones."""
         if not isinstance(self.value, str) or self.value not in choices:
-            raise self.wrong(f"one of {', '.join(map(repr, choices))}")
+            listed = ", ".join(repr(choice) for choice in choices)
+            raise self.wrong(f"one of {listed}")
         return self.value
 
     def _inner(self, key: str) -> str:
@@ -172,16 +173,16 @@ def parse_json(
     )
     try:
         value = json.loads(text, object_pairs_hook=_unique if unique else None)
-    except json.JSONDecodeError as found:
+    except json.JSONDecodeError as cause:
         raise whole.error(
-            f"{file} is no JSON: line {found.lineno}, column {found.colno}: {found.msg}"
+            f"{file} is no JSON: line {cause.lineno}, column {cause.colno}: {cause.msg}"
             + (f"; {remedy}" if remedy else ""),
-        ) from found
-    except RecursionError as found:
-        raise whole.invalid(deep) from found
+        ) from cause
+    except RecursionError as cause:
+        raise whole.invalid(deep) from cause
     # Bytes that are no UTF-8, or a number with thousands of digits.
-    except ValueError as found:
-        raise whole.invalid(f"no JSON ({short(str(found))})") from found
+    except ValueError as cause:
+        raise whole.invalid(f"no JSON ({short(str(cause))})") from cause
     # The parser's own limit depends on the stack, and writers of JSON have a lower one.
     if _is_deeper(value, MOST_LEVELS):
         raise whole.invalid(deep)
@@ -263,14 +264,14 @@ def read_document(
             raise error(f"{what} {path} has {size:,} bytes; at most {most:,} are read")
         # Bytes, as reading a text would change ends of lines in names.
         return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")
-    except OSError as found:
-        reason = found.strerror or found
-        raise error(f"{what} {path} cannot be read: {reason}") from found
-    except UnicodeDecodeError as found:
+    except OSError as cause:
+        reason = cause.strerror or cause
+        raise error(f"{what} {path} cannot be read: {reason}") from cause
+    except UnicodeDecodeError as cause:
         raise error(
-            f"{what} {path} is no text in UTF-8: byte {found.start} is"
-            f" {found.object[found.start]:#04x}",
-        ) from found
+            f"{what} {path} is no text in UTF-8: byte {cause.start} is"
+            f" {cause.object[cause.start]:#04x}",
+        ) from cause
     # A path that no file can have.
-    except ValueError as found:
-        raise error(f"{what} {path} cannot be read: {found}") from found
+    except ValueError as cause:
+        raise error(f"{what} {path} cannot be read: {cause}") from cause

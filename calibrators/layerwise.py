@@ -66,7 +66,7 @@ class LayerwisePercentile:
         last = max(100 - self.least, _FINEST)
         between = 100 - np.geomspace(first, last, self.count)[1:-1]
         # The ends are returned as given: 100 - geomspace would round them.
-        return (float(self.greatest), *map(float, between), float(self.least))
+        return (float(self.greatest), *between.tolist(), float(self.least))
 
     def statistic(self) -> Histogram:
         """Return an empty statistic of the kind that ``range`` reads."""

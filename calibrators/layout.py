@@ -16,9 +16,7 @@ _TILE = 128
 
 
 def rows(
-    array: NDArray[Any],
-    axis: int | None = None,
-    block_size: int = 0,
+    array: NDArray[Any], axis: int | None = None, block_size: int = 0
 ) -> NDArray[Any]:
     """Reshape an array to (rows, n), with a scale per row.
 
@@ -50,10 +48,7 @@ def rows(
         # Up to the next multiple of the block size.
         fill = -lines.shape[-1] % block_size
         if fill:
-            lines = np.pad(
-                lines,
-                [(0, 0)] * (lines.ndim - 1) + [(0, fill)],
-            )
+            lines = np.pad(lines, [(0, 0)] * (lines.ndim - 1) + [(0, fill)])
         return lines.reshape(-1, block_size)
     moved = np.moveaxis(array, axis, 0)
     # reshape cannot infer -1 for an array without values.
@@ -74,11 +69,9 @@ def turned(matrix: NDArray[Any]) -> NDArray[Any]:
     """
     result = np.empty(matrix.shape[::-1], matrix.dtype)
     for left, top in product(
-        range(0, matrix.shape[1], _TILE),
-        range(0, matrix.shape[0], _TILE),
+        range(0, matrix.shape[1], _TILE), range(0, matrix.shape[0], _TILE)
     ):
         result[left : left + _TILE, top : top + _TILE] = matrix[
-            top : top + _TILE,
-            left : left + _TILE,
+            top : top + _TILE, left : left + _TILE
         ].T
     return result

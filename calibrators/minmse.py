@@ -93,15 +93,9 @@ class MinMSE:
         # The ends are searched in turn; in the second round the first end adapts to the second one.
         for _ in range(2):
             # Values within the bin around zero cannot be distinguished: no end lies inside.
-            candidates = np.maximum(
-                row.hi * self._shares(),
-                min(row.hi, row.width),
-            )
+            candidates = np.maximum(row.hi * self._shares(), min(row.hi, row.width))
             hi = candidates[row.best(np.full(self.steps, lo), candidates)]
-            candidates = np.minimum(
-                row.lo * self._shares(),
-                max(row.lo, -row.width),
-            )
+            candidates = np.minimum(row.lo * self._shares(), max(row.lo, -row.width))
             lo = candidates[row.best(candidates, np.full(self.steps, hi))]
         return lo, hi
 
@@ -110,18 +104,9 @@ class MinMSE:
         grid = row.grid
         # The largest useful scale clips nothing.
         widest = float(
-            params_for(
-                Range(
-                    np.array([row.lo]),
-                    np.array([row.hi]),
-                ),
-                grid,
-            ).scale,
+            params_for(Range(np.array([row.lo]), np.array([row.hi])), grid).scale
         )
-        scales = np.maximum(
-            widest * 0.5 ** np.arange(_OCTAVES),
-            grid.scales[0],
-        )
+        scales = np.maximum(widest * 0.5 ** np.arange(_OCTAVES), grid.scales[0])
         if grid.symmetric:
             zeros = np.full((_OCTAVES, 1), grid.zero, np.float64)
         else:
@@ -129,25 +114,12 @@ class MinMSE:
             # Shape (octaves,); nine zero points between the ends make (octaves, 9).
             low_end = grid.qmin + np.ceil(-row.lo / scales)
             high_end = grid.qmax - np.ceil(row.hi / scales)
-            zeros = np.rint(
-                np.linspace(
-                    low_end,
-                    high_end,
-                    9,
-                    axis=1,
-                )
-            ).clip(
-                grid.qmin,
-                grid.qmax,
-            )
+            zeros = np.rint(np.linspace(low_end, high_end, 9, axis=1))
+            zeros = zeros.clip(grid.qmin, grid.qmax)
         # All pairs of a scale and a zero point, flat, as candidates of one search.
         scale = np.broadcast_to(scales[:, None], zeros.shape).reshape(-1)
         reach = covered(
-            QParams(
-                scale.astype(np.float32),
-                zeros.reshape(-1).astype(np.int64),
-                0,
-            ),
+            QParams(scale.astype(np.float32), zeros.reshape(-1).astype(np.int64), 0),
             grid,
         )
         best = row.best_params(scale, zeros.reshape(-1))

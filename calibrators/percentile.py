@@ -52,10 +52,7 @@ class Percentile:
             above = _threshold(statistic.positive, tail / 2 * total) * width
             below = _threshold(negative, tail / 2 * total) * width
         # A bin edge may lie beyond the extreme value, where the grid would waste codes.
-        return Range(
-            np.maximum(statistic.lo, -below),
-            np.minimum(statistic.hi, above),
-        )
+        return Range(np.maximum(statistic.lo, -below), np.minimum(statistic.hi, above))
 
 
 def _threshold(counts: Counts, allowed: Floats) -> Floats:
@@ -68,8 +65,5 @@ def _threshold(counts: Counts, allowed: Floats) -> Floats:
     # beyond[i] is the number of values in bin i and outwards; it falls with i, so that the number
     # of bins above the limit is the edge.
     beyond = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
-    edge: Floats = (beyond > allowed[:, None]).sum(
-        axis=1,
-        dtype=np.float64,
-    )
+    edge: Floats = (beyond > allowed[:, None]).sum(axis=1, dtype=np.float64)
     return edge

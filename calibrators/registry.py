@@ -9,14 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterator,
-    KeysView,
-    Mapping,
-    ValuesView,
-)
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from importlib import import_module
 from threading import RLock
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
@@ -107,13 +100,7 @@ class Registry(Generic[T]):
                 _warned.add(warning)
                 warnings.warn(warning, stacklevel=2)
 
-    def add(
-        self,
-        name: str,
-        value: T,
-        *,
-        override: bool = False,
-    ) -> T:
+    def add(self, name: str, value: T, *, override: bool = False) -> T:
         """Register a value, and return it.
 
         Args:
@@ -140,11 +127,7 @@ class Registry(Generic[T]):
         self._registered[name] = value
         return value
 
-    def register(
-        self,
-        *names: str,
-        override: bool = False,
-    ) -> Callable[[T], T]:
+    def register(self, *names: str, override: bool = False) -> Callable[[T], T]:
         """Return a decorator that calls ``add`` for every name.
 
         Args:

@@ -41,9 +41,9 @@ class Sampled(Extremes):
         marks = _hashes(rows)
         if len(self.marks) == self._most(len(rows)):
             # Later hashes are mostly too great: only the others are sorted and copied.
-            places = np.flatnonzero(marks < self.marks[-1])
-            rows = rows[:, places]
-            marks = marks[places]
+            indices = np.flatnonzero(marks < self.marks[-1])
+            rows = rows[:, indices]
+            marks = marks[indices]
         self._take(np.ascontiguousarray(rows.T), marks)
 
     def merge(self, other: Extremes) -> None:
@@ -56,23 +56,19 @@ class Sampled(Extremes):
         """Return the number of vectors of this length that are kept."""
         return max(1, min(self.limit, _MAX_VALUES // max(1, channels)))
 
-    def _take(
-        self,
-        vectors: NDArray[np.float32],
-        marks: NDArray[np.uint64],
-    ) -> None:
+    def _take(self, vectors: NDArray[np.float32], marks: NDArray[np.uint64]) -> None:
         """Merge vectors into the sample, and keep those with the least hashes."""
         if not vectors.size:
             return
         limit = self._most(vectors.shape[1])
         # np.unique sorts the hashes and drops repeated vectors.
-        hashes, places = np.unique(marks, return_index=True)
-        places = places[:limit]
+        hashes, indices = np.unique(marks, return_index=True)
+        indices = indices[:limit]
         joined = np.concatenate([self.marks, hashes[:limit]])
         if len(self.marks):
-            chosen = np.concatenate([self.vectors, vectors[places]])
+            chosen = np.concatenate([self.vectors, vectors[indices]])
         else:
-            chosen = vectors[places]
+            chosen = vectors[indices]
         # Of two equal hashes the first place wins, which is the vector that is kept already.
         hashes, order = np.unique(joined, return_index=True)
         self.marks = hashes[:limit]
@@ -85,22 +81,9 @@ def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     # The seed depends on the length alone, so that hashes of several processes can be merged.
     generator = np.random.default_rng(channels)
     # Odd factors keep all bits of a value in the sum modulo 2**64.
-    factors = (
-        generator.integers(
-            0,
-            1 << 63,
-            channels,
-            np.uint64,
-        )
-        * 2
-        + 1
-    )
+    factors = generator.integers(0, 1 << 63, channels, np.uint64) * 2 + 1
     marks: NDArray[np.uint64] = np.einsum(
-        "ci,c->i",
-        rows.view(np.uint32),
-        factors,
-        dtype=np.uint64,
-        casting="unsafe",
+        "ci,c->i", rows.view(np.uint32), factors, dtype=np.uint64, casting="unsafe"
     )
     # Shifts and a multiplication by 2**64 divided by the golden ratio, as in SplitMix64: high bits
     # of the sum reach low bits of the hash, and low bits reach high ones.

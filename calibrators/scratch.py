@@ -45,9 +45,7 @@ class ScratchFolder:
     def __init__(self, parent: Path, name: str) -> None:
         sweep_folders(parent, name)
         self._folder = tempfile.TemporaryDirectory(
-            dir=parent,
-            prefix=f".{name}.",
-            ignore_cleanup_errors=True,
+            dir=parent, prefix=f".{name}.", ignore_cleanup_errors=True
         )
         self.path = Path(self._folder.name)
         self._lock = (self.path / _LOCK).open("wb")

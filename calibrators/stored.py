@@ -118,10 +118,7 @@ def _check(entry: Entry, name: str, values: Any, rows: int) -> None:
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.object_:
         # Exact integers of any size; as text, since many JSON readers use doubles.
-        return {
-            "shape": list(value.shape),
-            "integers": [str(x) for x in value.flat],
-        }
+        return {"shape": list(value.shape), "integers": [str(x) for x in value.flat]}
     if isinstance(value, np.ndarray):
         # The type of the text is little-endian, on every machine.
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
@@ -175,16 +172,16 @@ def _exact(entry: Entry) -> NDArray[np.object_]:
         )
     # np.array of Python integers would choose int64, and overflow.
     numbers = np.empty(len(texts), np.object_)
-    for place, each in enumerate(texts):
+    for index, each in enumerate(texts):
         text = each.text()
         if not re.fullmatch(r"-?[0-9]{1,200}", text):
             raise each.wrong("the digits of a whole number")
-        numbers[place] = int(text)
+        numbers[index] = int(text)
     return numbers.reshape(shape)
 
 
 def _pair(entry: Entry) -> tuple[NDArray[np.float64], ...]:
-    arrays = tuple(map(_floats, entry.array()))
+    arrays = tuple(_floats(each) for each in entry.array())
     if len(arrays) != 2:
         raise entry.wrong("two arrays")
     return arrays

@@ -21,7 +21,6 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, crash_errors, nearest
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
@@ -100,10 +99,7 @@ def _isolatable(function: Callable[..., Result]) -> _Quantize:
     # ``wraps`` copies the signature of the function, which lacks ``isolate``.
     signature = inspect.signature(function)
     isolate = inspect.Parameter(
-        "isolate",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation="bool",
+        "isolate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool"
     )
     wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), isolate],
@@ -274,12 +270,13 @@ def calibrate(  # noqa: PLR0913
         # An empty calibration receives the measurements.
         job = Job.open(model, settings, None, False, ranges=Calibration(""))
         try:
-            found = measure_ranges(job, data, executor, progress)
+            calibration = measure_ranges(job, data, executor, progress)
         finally:
             job.close()
         if output is not None:
-            save_ranges(found, output, format, settings.activation.calibrator)
-    return found
+            calibrator = settings.activation.calibrator
+            save_ranges(calibration, output, format, calibrator)
+    return calibration
 
 
 def _names_folder(value: object) -> bool:
@@ -355,14 +352,8 @@ def _quantize_dynamic(
     # Presets for measured activations serve for their weights.
     if not is_dynamic(config.activation):
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
-    return quantize(
-        model,
-        None,
-        config,
-        output,
-        progress=progress,
-        isolate=isolate,
-    ).model
+    result = quantize(model, None, config, output, progress=progress, isolate=isolate)
+    return result.model
 
 
 def quantize_weights(
@@ -395,14 +386,8 @@ def quantize_weights(
     ['DequantizeLinear', 'MatMul']
     """  # noqa: E501
     config = QConfig.of(config).with_(activation=None)
-    return quantize(
-        model,
-        None,
-        config,
-        output,
-        progress=progress,
-        isolate=isolate,
-    ).model
+    result = quantize(model, None, config, output, progress=progress, isolate=isolate)
+    return result.model
 
 
 @overload
@@ -487,18 +472,19 @@ def _checked(
     Raises:
         ConfigError: the arguments do not fit; the message names the nearest keyword.
     """
-    known = inspect.signature(function).parameters
+    signature = inspect.signature(function)
     try:
         # Python's own message would name the private function.
-        inspect.signature(function).bind(*arguments, **keywords)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
-        odd = next((keyword for keyword in keywords if keyword not in known), "")
+        parameters = signature.parameters
+        unknown = next((name for name in keywords if name not in parameters), "")
         positional = [
-            each.name
-            for each in known.values()
-            if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            parameter.name
+            for parameter in parameters.values()
+            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]
-        hint = nearest(odd, known) if odd else ""
+        hint = nearest(unknown, parameters) if unknown else ""
         raise ConfigError(f"{name}({', '.join(positional)}): {error}{hint}") from error
     return keywords
 
@@ -518,14 +504,15 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
     if not call.config.safe:
         # Two plans, of which only the safety rules differ, tell the nodes that these rules would
         # keep.
-        kept_float = plan_for(call.model, call.config.with_(safe=True)).kept
-        done = excluding(kept_float, plan_for(call.model, call.config).kept)
-        if done:
+        kept_by_default = plan_for(call.model, call.config.with_(safe=True)).kept
+        kept = plan_for(call.model, call.config).kept
+        quantized = [name for name in kept_by_default if name not in kept]
+        if quantized:
             logger.warning(
                 "%s quantized as requested by name, though float by default because 8"
                 " bits degrade such nodes: %s",
-                counted(len(done), "node is", "nodes are"),
-                short(done),
+                counted(len(quantized), "node is", "nodes are"),
+                short(quantized),
             )
     result = quantize(
         call.model,
@@ -538,10 +525,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
     # Written from the model: the scales there are the final ones.
     if call.cache is not None:
         write_cache(
-            call.cache,
-            result.model,
-            call.method,
-            smooth=bool(call.config.optimizers),
+            call.cache, result.model, call.method, smooth=bool(call.config.optimizers)
         )
     return result.model
 
@@ -562,8 +546,8 @@ def custom_op_libraries(*files: str | Path) -> Iterator[None]:
     for file in files:
         if not Path(file).is_file():
             raise ConfigError(f"there is no file {str(file)!r} with custom operators")
-    found = [str(Path(file).absolute()) for file in files]
-    added = [file for file in dict.fromkeys(found) if file not in current_libraries()]
+    paths = dict.fromkeys(str(Path(file).absolute()) for file in files)
+    added = [path for path in paths if path not in current_libraries()]
     with libraries([*current_libraries(), *added]):
         if added:
             try:
@@ -587,8 +571,6 @@ def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     graph = Graph.of(upcast_to_float32(inlined(load(model)))[0])
     select(graph, config)  # check patterns against the user's graph
     gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
-    return make_plan(
-        clean(graph, CLEANING)[0] if config.prepare else graph,
-        config,
-        strict=False,
-    )
+    if config.prepare:
+        graph, _ = clean(graph, CLEANING)
+    return make_plan(graph, config, strict=False)

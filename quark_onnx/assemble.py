@@ -127,12 +127,7 @@ class Assembler:
         # The first calibration samples, in memory.
         few = data.held.first if data.held else []
         corrected = correct_biases(
-            graph,
-            plan,
-            params,
-            few,
-            config.optimizers,
-            data.input_means,
+            graph, plan, params, few, config.optimizers, data.input_means
         )
         count = search(
             graph,
@@ -177,7 +172,9 @@ class Assembler:
         Args:
             notes: receives the reason why an optimizer, or ``resume``, has no effect.
         """
-        optimizers = [each for each in config.optimizers if each.stage == "layer"]
+        optimizers = [
+            optimizer for optimizer in config.optimizers if optimizer.stage == "layer"
+        ]
         if not optimizers:
             if self.resume:
                 notes.append(
@@ -185,24 +182,18 @@ class Assembler:
                 )
             return []
         if not len(data.again):
-            names = ", ".join([optimizer.name for optimizer in optimizers])
+            names = ", ".join(optimizer.name for optimizer in optimizers)
             notes.append(f"{names}: left out, there is no calibration data")
             return []
         return optimizers
 
     def _completed(
-        self,
-        pairs: Graph,
-        graph: Graph,
-        plan: Plan,
-        planned: Planned,
-        data: RunData,
+        self, pairs: Graph, graph: Graph, plan: Plan, planned: Planned, data: RunData
     ) -> Assembled:
         """Return the result of a graph with pairs: bodies, functions and operators on codes.
 
         Args:
             pairs: the graph with pairs, which is changed.
-            planned: the settings, and the plans of bodies.
             data: the samples that fused operators are run on.
         """
         config, notes = planned.config, list[str]()
@@ -211,10 +202,7 @@ class Assembler:
         if config.form == "operators":
             before = quantized_before(graph)
             pairs, fused = fuse(
-                pairs,
-                data.judges,
-                before,
-                runs=not self.reference.unknown_operator,
+                pairs, data.judges, before, runs=not self.reference.unknown_operator
             )
             set_accuracy_level(pairs, config.accuracy_level, before)
             notes += [*fused, *read_floats(pairs, before)]
@@ -229,12 +217,7 @@ class Assembler:
     def _candidate(
         self, planned: Planned, graph: Graph, resolved: ResolvedPlan, data: RunData
     ) -> Assembled:
-        """Return the result of a float graph, as one of two to choose from.
-
-        Args:
-            planned: the settings, and the plans of bodies.
-            resolved: its plan and scales.
-        """
+        """Return the result of a float graph, as one of two to choose from."""
         plan, params = resolved
         pairs = _with_pairs(graph, plan, params, planned.config)
         made = self._completed(pairs, graph, plan, planned, data)
@@ -260,7 +243,7 @@ class Assembler:
             progress: as for ``quantize_static``.
         """
         graph, (plan, params) = planned.graph, resolved
-        names = ", ".join([optimizer.name for optimizer in optimizers])
+        names = ", ".join(optimizer.name for optimizer in optimizers)
         cost = (
             f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
             " layer by layer"
@@ -268,7 +251,7 @@ class Assembler:
         # Of round to nearest, the result to improve on.
         plain = self._candidate(planned, graph, resolved, data)
         before = self._sqnr(plain, params, data.deciding)
-        found = refine(
+        refinement = refine(
             graph,
             plan,
             params,
@@ -283,8 +266,8 @@ class Assembler:
         after = self._sqnr(made, params, data.deciding)
         # Without held-out samples there is no evidence against the optimizers.
         if before is None or after is None or after >= before:
-            notes = [cost, *found.notes, *made.notes]
-            return replace(made, notes=notes, layers=found.layers)
+            notes = [cost, *refinement.notes, *made.notes]
+            return replace(made, notes=notes, layers=refinement.layers)
         left_out = (
             f"{names}: left out; an output has {after:.2f} dB SQNR with it on samples"
             f" held out, and {before:.2f} dB with every weight rounded to the nearest"
@@ -292,17 +275,11 @@ class Assembler:
         return replace(plain, notes=[cost, left_out, *plain.notes])
 
     def _with_better_biases(
-        self,
-        planned: Planned,
-        resolved: ResolvedPlan,
-        data: RunData,
-        corrected: Graph,
+        self, planned: Planned, resolved: ResolvedPlan, data: RunData, corrected: Graph
     ) -> Assembled:
         """Return the result with corrected biases if they raise the minimum output SQNR.
 
         Args:
-            planned: the settings, and the float graph.
-            resolved: its plan and scales.
             data: the data of the run; the first few samples that are held out decide.
         """
         # Means over padded borders and through saturation are approximations, which only the
@@ -467,7 +444,9 @@ class Trials:
         Args:
             config: the settings, which differ from those of the plan in the formats of nodes.
         """
-        optimizers = [each for each in config.optimizers if each.stage != "layer"]
+        optimizers = [
+            optimizer for optimizer in config.optimizers if optimizer.stage != "layer"
+        ]
         return self._made(config, config.with_(optimizers=optimizers), self._data)
 
     def proxy(self, config: QConfig) -> Trial:
@@ -508,7 +487,7 @@ class Trials:
         # The statistics of bodies have no keys: their plans stay those of the base.
         insides = [] if same else late
         is_known = same and not missing(at_opset.graph, at_opset.plan, keyed)
-        found = calibrate(
+        calibrated = calibrate(
             at_opset.graph,
             at_opset.plan,
             () if is_known else self._data.again,
@@ -519,10 +498,10 @@ class Trials:
             base,
             config=config,
             graph=at_opset.graph,
-            plan=found.plan,
-            insides=base.insides if same else found.insides,
+            plan=calibrated.plan,
+            insides=base.insides if same else calibrated.insides,
             notes=[*base.notes, *at_opset.notes],
         )
         if not same:
             self._raised = planned
-        return planned, found.ranges
+        return planned, calibrated.ranges

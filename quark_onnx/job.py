@@ -20,12 +20,7 @@ from calibrators.shown import short
 from quark_onnx.assemble import Assembler, RewriteTrials, Trials
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.errors import (
-    ConfigError,
-    DataError,
-    crash_behind,
-    data_errors,
-)
+from quark_onnx.common.errors import ConfigError, DataError, crash_behind, data_errors
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
@@ -69,23 +64,13 @@ from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans, give_up_late
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
-from quark_onnx.refine import (
-    InputMeans,
-    check_folder,
-    give_biases,
-    optimize_float,
-)
+from quark_onnx.refine import InputMeans, check_folder, give_biases, optimize_float
 from quark_onnx.report import Report, kept_types, summarize, verdicts
 from quark_onnx.report.verdict import VerdictCollector
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
-from quark_onnx.trials.mixed_precision import (
-    describe,
-    mix,
-    mixed_plans,
-    require_mixing,
-)
+from quark_onnx.trials.mixed_precision import describe, mix, mixed_plans, require_mixing
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 from quark_onnx.writing.finish import Finished, Judging, finish, hand_back
 from quark_onnx.writing.provenance import write_provenance
@@ -126,13 +111,13 @@ def run(
     if data is None and (not job.config.measures or job.has_ranges):
         # Random samples to run both models on; no range is measured on them.
         made_up = RunData(_random_sample(job), random=True)
-        known = job.plan(made_up, progress)
+        planned = job.plan(made_up, progress)
         # Ranges of single tensors in the config may leave others unknown: then data is required.
-        if job.calibration is not None or not unmeasured(known.graph, known.plan):
-            found = _known_ranges(known)
-            measured = known.with_plans(found.plan, found.insides)
-            return job.finish(measured, found.ranges, made_up, progress)
-        names = short(unmeasured(known.graph, known.plan))
+        if job.calibration is not None or not unmeasured(planned.graph, planned.plan):
+            known = _known_ranges(planned)
+            measured = planned.with_plans(known.plan, known.insides)
+            return job.finish(measured, known.ranges, made_up, progress)
+        names = short(unmeasured(planned.graph, planned.plan))
         raise DataError(
             f"the given ranges lack tensors ({names}), and no calibration data was given;"
             " give data as well",
@@ -159,18 +144,17 @@ def _run_on_data(
     reader = reader_for(job.graph, data, config)
     # Read before anything else, so that unusable data fails early.
     first = first_sample(reader)
-    least = (
-        len(data) if isinstance(data, list | tuple) else None
-    )  # an entry may be a batch, so this is a lower bound
+    # An entry may be a batch, so this is a lower bound.
+    least = len(data) if isinstance(data, list | tuple) else None
     # Recurrent models are measured over consecutive samples, since each step reads the state of
     # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
-    kept = not reader.random
+    is_real = not reader.random
     held = HoldOut(
         reader,
         remember=config.search,
         run=run,
-        verdict=kept,
+        verdict=is_real,
         most=_affordable(job.original),
     )
     # The spool keeps all samples for steps that read them again; generators can be read once
@@ -180,7 +164,7 @@ def _run_on_data(
             _read(held, spool, reader.length, progress)
         # Float outputs are computed during calibration; they serve the verdict if no rewrite
         # changed them.
-        shares = kept and job.config.keeps_function
+        shares = is_real and job.config.keeps_function
         run_data = RunData(
             first,
             held,
@@ -194,7 +178,7 @@ def _run_on_data(
         job.release_reference()
         means = None
         if job.corrects_biases:
-            # a tensor such as the list of detections may be empty, and has no mean then
+            # A tensor such as the list of detections may be empty, and has no mean then.
             sized_by_data = planned.plan.shapes.sized_by_data
             means = InputMeans(planned.graph, sized_by_data)
 
@@ -205,7 +189,7 @@ def _run_on_data(
                 means.observe(position, outputs)
 
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
-            found = calibrate(
+            calibrated = calibrate(
                 planned.graph,
                 planned.plan,
                 spool if config.rereads else held,
@@ -224,7 +208,8 @@ def _run_on_data(
         # The verdict finds these outputs there, instead of another run of the float model.
         for sample, outputs in held.computed():
             job.reference.remembering.remember(sample, outputs)
-        measured, ranges = planned.with_plans(found.plan, found.insides), found.ranges
+        measured = planned.with_plans(calibrated.plan, calibrated.insides)
+        ranges = calibrated.ranges
         if job.mixing is not None:
             measured, ranges = _mixed(
                 job, job.mixing, measured, ranges, run_data, progress
@@ -243,14 +228,13 @@ def _mixed(  # noqa: PLR0913
     """Return the plan and the ranges in which nodes have the formats that a target needs.
 
     Args:
-        job: the model and the settings.
         settings: the target, and the formats to choose between.
         planned: the plan in the format of the configuration.
         progress: as for ``quantize_static``.
     """
     trials = Trials(Assembler(job.reference, job.narrowing), planned, ranges, data)
-    config, found = mix(trials, settings, data.again, data.held_out, progress)
-    notes = describe(found, settings, len(planned.graph.nodes))
+    config, result = mix(trials, settings, data.again, data.held_out, progress)
+    notes = describe(result, settings, len(planned.graph.nodes))
     changed, ranges = trials.measured(config)
     return replace(changed, notes=[*notes, *changed.notes]), ranges
 
@@ -284,11 +268,7 @@ def _known_ranges(planned: Planned) -> Calibrated:
 
 
 def _finished(
-    job: Job,
-    planned: Planned,
-    ranges: Ranges,
-    data: RunData,
-    progress: bool | None,
+    job: Job, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None
 ) -> Result:
     """Finish a run, with a second attempt after a crash of onnxruntime.
 
@@ -302,22 +282,16 @@ def _finished(
         return job.finish(planned, ranges, data, progress)
     except Exception as error:
         crash = crash_behind(error)
-        if (
-            crash is None or crash.killed
-        ):  # a killed process has most likely run out of memory
+        # A killed process has most likely run out of memory.
+        if crash is None or crash.killed:
             raise
         again = spare_movers(
-            graph,
-            planned.config,
-            planned.plan,
-            planned.insides,
-            ranges,
+            graph, planned.config, planned.plan, planned.insides, ranges
         )
         if again is None:
             raise
         logger.warning(
-            "%s; trying again with operators that move values left float",
-            crash,
+            "%s; trying again with operators that move values left float", crash
         )
     config, plan, insides, ranges, note = again
     return job.finish(
@@ -329,10 +303,7 @@ def _finished(
 
 
 def _read(
-    held: HoldOut,
-    spool: Spool,
-    length: int | None,
-    progress: bool | None,
+    held: HoldOut, spool: Spool, length: int | None, progress: bool | None
 ) -> None:
     """Read all samples.
 
@@ -499,16 +470,10 @@ class Job:
     @property
     def mixing(self) -> AutoMixedPrecision | None:
         """The optimizer that chooses formats of nodes; None without it."""
-        return next(
-            iter(
-                [
-                    optimizer
-                    for optimizer in self.config.optimizers
-                    if isinstance(optimizer, AutoMixedPrecision)
-                ]
-            ),
-            None,
-        )
+        for optimizer in self.config.optimizers:
+            if isinstance(optimizer, AutoMixedPrecision):
+                return optimizer
+        return None
 
     @property
     def has_ranges(self) -> bool:
@@ -541,17 +506,10 @@ class Job:
         """Return the float model, and write it, without a run: no operator can be quantized."""
         plan = make_plan(self.graph, self.config, strict=False)
         done = hand_back(
-            self.original,
-            None,
-            self.source,
-            self.target,
-            external=self.external,
+            self.original, None, self.source, self.target, external=self.external
         )
-        notes = [*self.notes, *done.notes]
-        done = done._replace(notes=[])
-        return Result(
-            done.model, plan, self._report([plan], done, notes, RunData(), [])
-        )
+        report = self._report([plan], done, [*self.notes], RunData(), [])
+        return Result(done.model, plan, report)
 
     def close(self) -> None:
         """Delete temporary files."""
@@ -592,9 +550,9 @@ class Job:
         if len(samples):  # no optimizer moves a bias without samples
             give_biases(graph, self.config)
         require_mixing(graph, self.config, samples)
-        found_plan = plan_at_opset(graph, self.config, self.reference, sample)
-        graph = found_plan.graph
-        insides = give_up_late(found_plan.insides, vendor=self.config.form == "vendor")
+        at_opset = plan_at_opset(graph, self.config, self.reference, sample)
+        graph = at_opset.graph
+        insides = give_up_late(at_opset.insides, vendor=self.config.form == "vendor")
         if graph.store is not None:
             notes.append(
                 "a large model: it is verified without onnxruntime's graph"
@@ -603,9 +561,9 @@ class Job:
         return Planned(
             self.config,
             graph,
-            found_plan.plan,
+            at_opset.plan,
             insides,
-            [*notes, *found_plan.notes],
+            [*notes, *at_opset.notes],
             rewrites,
             keyed,
             begun,
@@ -618,10 +576,9 @@ class Job:
         """
         if not self.keeps_promise:
             return
-        found = check_structure(
-            graph.to_model(), self.config.target, format_of(self.config)
-        )
-        require_rules(found, "nothing was quantized")
+        kind = format_of(self.config)
+        checked = check_structure(graph.to_model(), self.config.target, kind)
+        require_rules(checked, "nothing was quantized")
 
     @property
     def keeps_promise(self) -> bool:
@@ -642,11 +599,7 @@ class Job:
         return Assembler(self.reference, self.narrowing, self.resume)
 
     def finish(
-        self,
-        planned: Planned,
-        ranges: Ranges,
-        data: RunData,
-        progress: bool | None,
+        self, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None
     ) -> Result:
         """Compute scales and codes, insert nodes, and write the file and the report.
 
@@ -668,13 +621,9 @@ class Job:
                 self.target,
                 external=self.external,
             )
-            return Result(
-                done.model,
-                made.plan,
-                self._report(
-                    plans, done, [*self.notes, *made.notes], data, made.layers
-                ),
-            )
+            notes = [*self.notes, *made.notes]
+            report = self._report(plans, done, notes, data, made.layers)
+            return Result(done.model, made.plan, report)
         notes = [*self.notes, *planned.rewrites, *made.notes, *made.sums]
         notes += [
             f"{note}; keep_initializer_inputs keeps the interface"
@@ -692,9 +641,8 @@ class Job:
             self.reference,
             data.measured,
             self.target,
-            min_sqnr=(
-                config.min_sqnr if made.quantized else None
-            ),  # a float model always meets the gate
+            # A float model always meets the gate.
+            min_sqnr=config.min_sqnr if made.quantized else None,
             external=self.external,
             narrowing=self.narrowing,
             functions=config.functions,

@@ -84,7 +84,7 @@ class Control:
     @property
     def reads(self) -> set[str]:
         """Names of the outer tensors for the node and the bodies."""
-        names = set(filter(None, self.inputs))
+        names = {name for name in self.inputs if name}
         for body in self.bodies.values():
             names |= body.borrowed
         return names

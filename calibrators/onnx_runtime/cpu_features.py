@@ -37,10 +37,7 @@ def saturates() -> bool:
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
 
-    codes = numpy_helper.from_array(
-        np.full((_PRODUCTS, _SUMS), 127, np.int8),
-        "codes",
-    )
+    codes = numpy_helper.from_array(np.full((_PRODUCTS, _SUMS), 127, np.int8), "codes")
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["x", "codes"], ["y"])],
         "products",
@@ -49,20 +46,13 @@ def saturates() -> bool:
         [codes],
     )
     model = helper.make_model(
-        graph,
-        opset_imports=[helper.make_opsetid("", 13)],
-        ir_version=8,
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
     )
     options = ort.SessionOptions()
     options.log_severity_level = 4
     session = ort.InferenceSession(
-        model.SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    [sums] = session.run(
-        None,
-        {"x": np.full((4, _PRODUCTS), 255, np.uint8)},
-    )
+    [sums] = session.run(None, {"x": np.full((4, _PRODUCTS), 255, np.uint8)})
     # Two products, 2 * 255 * 127 = 64770, exceed the 32767 of a 16-bit sum.
     return bool((sums != 255 * 127 * _PRODUCTS).any())

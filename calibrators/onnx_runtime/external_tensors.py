@@ -91,22 +91,12 @@ def _location(tensor: TensorProto) -> str:
     return ""
 
 
-def locate(
-    tensor: TensorProto,
-    path: Path,
-    offset: int,
-    length: int,
-) -> None:
+def locate(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
     """Let a tensor refer to ``length`` bytes of a file by its absolute path."""
     place(tensor, str(path.absolute()), offset, length)
 
 
-def place(
-    tensor: TensorProto,
-    name: str,
-    offset: int,
-    length: int,
-) -> None:
+def place(tensor: TensorProto, name: str, offset: int, length: int) -> None:
     """Let a tensor refer to ``length`` bytes of a file called ``name``."""
     # onnx refuses tensors that have no raw_data.
     tensor.raw_data = b""
@@ -143,13 +133,7 @@ def values(tensor: TensorProto) -> NDArray[Any]:
                     raw_data=file.read(length),
                 ),
             )
-    mapped = np.memmap(
-        path,
-        dtype,
-        "r",
-        offset,
-        math.prod(tensor.dims),
-    )
+    mapped = np.memmap(path, dtype, "r", offset, math.prod(tensor.dims))
     # np.asarray drops the subclass, which later operations would carry along.
     return np.asarray(mapped).reshape(tuple(tensor.dims))
 

@@ -78,11 +78,11 @@ def _version(spec: ModuleSpec) -> str:
         text = Path(spec.origin).read_text(encoding="utf-8")
     except (OSError, ValueError):  # a compiled file, or a file in an archive
         return ""
-    found = re.search(r"""^__version__ = ["'](.+)["']""", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"""^__version__ = ["'](.+)["']""", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _release(version: str) -> tuple[int, ...]:
     """Return major and minor number; the oldest supported release for an unknown version."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else OLDEST
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else OLDEST

@@ -60,10 +60,7 @@ def stop_all() -> None:
     _outside.stop()
 
 
-def interruptible(
-    work: Callable[[], T],
-    stop: Callable[[], object],
-) -> T:
+def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
     """Run native work interruptibly, by signal handlers and the thread pool.
 
     Args:
@@ -77,9 +74,7 @@ def interruptible(
         future: Future[T] = Future()
         # A daemon, so that an operator that takes hours does not keep the process alive.
         thread = threading.Thread(
-            target=copy_context().run,
-            args=(_fulfil, future, work),
-            daemon=True,
+            target=copy_context().run, args=(_fulfil, future, work), daemon=True
         )
         try:
             thread.start()
@@ -143,11 +138,7 @@ class Lanes(ThreadPoolExecutor):
         self._stops = _Stops()
 
     def submit(
-        self,
-        function: Callable[..., T],
-        /,
-        *arguments: Any,
-        **options: Any,
+        self, function: Callable[..., T], /, *arguments: Any, **options: Any
     ) -> Future[T]:
         """Call a function in a thread."""
         context = copy_context()

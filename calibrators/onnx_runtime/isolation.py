@@ -100,8 +100,7 @@ class Isolation:
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def stored(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
+        self, arrays: Mapping[str, NDArray[Any]]
     ) -> Mapping[str, tuple[Path, int, int]]:
         """Return file, offset and length of arrays, which are written once for all sessions.
 
@@ -168,9 +167,7 @@ class Isolation:
         else:
             path = Path(source).absolute()
         session = IsolatedSession(
-            self,
-            (number, str(path), isinstance(source, bytes), settings),
-            what,
+            self, (number, str(path), isinstance(source, bytes), settings), what
         )
         # At the exit of the interpreter the worker removes the whole folder.
         weakref.finalize(session, self._discard, number, temporary).atexit = False
@@ -202,8 +199,8 @@ class Isolation:
         Raises:
             RuntimeCrash: the process died.
         """
-        found = self._ask_onnx("inferring shapes", "infer", model, propagate)
-        return cast("bytes", found)
+        inferred = self._ask_onnx("inferring shapes", "infer", model, propagate)
+        return cast("bytes", inferred)
 
     def check_model(self, model: bytes | Path, *, full: bool) -> None:
         """Run onnx's check on a serialized model or a file.
@@ -224,8 +221,8 @@ class Isolation:
         Raises:
             RuntimeCrash: the process died.
         """
-        found = self._ask_onnx("converting the opset", "convert", model, opset)
-        return cast("bytes", found)
+        converted = self._ask_onnx("converting the opset", "convert", model, opset)
+        return cast("bytes", converted)
 
     def _ask_onnx(self, doing: str, action: str, *arguments: Any) -> Any:
         try:
@@ -342,10 +339,7 @@ class IsolatedSession:
     """A session in another process, with the used methods of ``onnxruntime.InferenceSession``."""
 
     def __init__(
-        self,
-        isolation: Isolation,
-        recipe: tuple[int, str, bool, Settings],
-        what: str,
+        self, isolation: Isolation, recipe: tuple[int, str, bool, Settings], what: str
     ) -> None:
         """Create a session.
 
@@ -374,11 +368,7 @@ class IsolatedSession:
         """Return the outputs of the model."""
         return self._interface[1]
 
-    def run(
-        self,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs.
 
         Args:
@@ -389,32 +379,14 @@ class IsolatedSession:
             RuntimeCrash: the process died.
         """
         process = self.open()
-        return self._ask(
-            process,
-            "running",
-            "run",
-            self._recipe[0],
-            names,
-            dict(feeds),
-        )
+        return self._ask(process, "running", "run", self._recipe[0], names, dict(feeds))
 
-    def seconds(
-        self,
-        feeds: Mapping[str, Any],
-        runs: int,
-    ) -> list[float]:
+    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes in the other process, transfers not counted."""
         process = self.open()
         number = self._recipe[0]
-        found = self._ask(
-            process,
-            "running",
-            "time",
-            number,
-            dict(feeds),
-            runs,
-        )
-        return cast("list[float]", found)
+        seconds = self._ask(process, "running", "time", number, dict(feeds), runs)
+        return cast("list[float]", seconds)
 
     def open(self) -> _Process:
         """Return the process of the session; a new process opens the session again."""
@@ -426,13 +398,7 @@ class IsolatedSession:
                 self._process = process
             return process
 
-    def _ask(
-        self,
-        process: _Process,
-        doing: str,
-        action: str,
-        *arguments: Any,
-    ) -> Any:
+    def _ask(self, process: _Process, doing: str, action: str, *arguments: Any) -> Any:
         try:
             return process.ask(action, arguments)
         except _Died as death:

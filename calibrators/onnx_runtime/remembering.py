@@ -30,11 +30,7 @@ class RememberingSession:
     """
 
     def __init__(
-        self,
-        session: Any,
-        limit: int = _BYTES,
-        *,
-        may_be_random: bool = True,
+        self, session: Any, limit: int = _BYTES, *, may_be_random: bool = True
     ) -> None:
         """Start without outputs.
 
@@ -50,11 +46,7 @@ class RememberingSession:
         self._names = names_of(session.get_outputs())
         self._known: dict[bytes, dict[str, Any]] = {}
 
-    def run(
-        self,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-    ) -> list[Any]:
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Return the outputs, computed only for new inputs."""
         # All outputs are computed at once, as the next call may want others of the same sample.
         wanted = self._names if names is None else names
@@ -66,21 +58,14 @@ class RememberingSession:
             self._keep(key, known)
         return [known[name] for name in wanted]
 
-    def remember(
-        self,
-        feeds: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-    ) -> None:
+    def remember(self, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         """Store outputs that were computed elsewhere.
 
         Args:
             feeds: the inputs; more than those of the model are ignored.
             outputs: the value of every output.
         """
-        self._keep(
-            self._key(feeds),
-            {name: outputs[name] for name in self._names},
-        )
+        self._keep(self._key(feeds), {name: outputs[name] for name in self._names})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
@@ -127,11 +112,7 @@ class ReopenedSession:
         """Return the outputs of the model."""
         return self._outputs
 
-    def run(
-        self,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs, after opening the session again if need be."""
         return self._opened().run(names, feeds)
 

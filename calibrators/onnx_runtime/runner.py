@@ -107,9 +107,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         return watch.sharded(samples, executor, progress)
     lanes = watch.lanes()
     session = _Session.on(
-        watch,
-        max(1, (threads or os.cpu_count() or 1) // len(lanes)),
-        results,
+        watch, max(1, (threads or os.cpu_count() or 1) // len(lanes)), results
     )
     del watch
 
@@ -117,10 +115,10 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         if receive is None or not results:
             return
         # An array of onnxruntime keeps the memory of all activations.
-        own = dict[str, Any]()
+        copies = dict[str, Any]()
         for name, value in zip(results, outputs, strict=True):
-            own[name] = np.array(value) if isinstance(value, np.ndarray) else value
-        receive(position, own)
+            copies[name] = np.array(value) if isinstance(value, np.ndarray) else value
+        receive(position, copies)
 
     return _local(session, lanes, samples, progress, done)
 
@@ -152,28 +150,18 @@ class _Watch:
     libraries: tuple[str, ...]
 
     @classmethod
-    def on(
-        cls,
-        scope: Scope,
-        threads: int,
-        *,
-        named: bool = True,
-    ) -> _Watch:
+    def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
         """Prepare a scope; ``named``: compute the key by which workers recognize the watch.
 
         Workers may be other processes, which cannot read the arrays of held tensors.
         """
         model = loaded(scope.model) if named else scope.model
         extra = _additions(scope)
+        stored = any(is_stored(tensor) for tensor in initializers(model.graph))
         data: bytes | onnx.ModelProto
-        if estimate_bytes(model) < PROTOBUF_LIMIT and not any(
-            map(is_stored, initializers(model.graph)),
-        ):
+        if estimate_bytes(model) < PROTOBUF_LIMIT and not stored:
             data = _joined(model, extra)
-            if named:
-                key = _key(data, scope)
-            else:
-                key = ""
+            key = _key(data, scope) if named else ""
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)
@@ -191,14 +179,8 @@ class _Watch:
         # Without the weights, which ``data`` holds already.
         bare = onnx.ModelProto()
         bare.graph.input.extend(model.graph.input)
-        return cls(
-            replace(scope, model=bare),
-            data,
-            key,
-            threads,
-            defaults,
-            current_libraries(),
-        )
+        scope = replace(scope, model=bare)
+        return cls(scope, data, key, threads, defaults, current_libraries())
 
     def empty(self) -> list[Statistic]:
         """Return empty statistics, per observation."""
@@ -208,15 +190,12 @@ class _Watch:
         """Return empty statistics, per lane: see ``_local``."""
         cores = self.threads or os.cpu_count() or 1
         statistics = self.empty()
-        if cores == 1 or any(map(_is_ordered, statistics)):
+        if cores == 1 or any(_is_ordered(statistic) for statistic in statistics):
             return [statistics]
         return [statistics, self.empty()]
 
     def sharded(
-        self,
-        samples: Iterable[Sample],
-        executor: Executor,
-        progress: Progress | None,
+        self, samples: Iterable[Sample], executor: Executor, progress: Progress | None
     ) -> list[Statistic]:
         """Distribute the samples over the workers of an executor, a few at a time."""
         total = self.empty()
@@ -320,23 +299,14 @@ def _local(
 
 
 def _submit(
-    executor: Executor,
-    watch: _Watch,
-    shard: list[Sample],
-    first: int,
+    executor: Executor, watch: _Watch, shard: list[Sample], first: int
 ) -> Future[list[Statistic]]:
     """Submit a few samples to an executor.
 
     A thread must see whether sessions are isolated; a process is isolated already.
     """
     if isinstance(executor, ThreadPoolExecutor):
-        return executor.submit(
-            copy_context().run,
-            _observe_shard,
-            watch,
-            shard,
-            first,
-        )
+        return executor.submit(copy_context().run, _observe_shard, watch, shard, first)
     return executor.submit(_observe_shard, watch, shard, first)
 
 
@@ -367,24 +337,21 @@ class _Session:
         """
         try:
             self._session = open_session(
-                model,
-                threads=threads,
-                what="the float model with its tensors exposed",
+                model, threads=threads, what="the float model with its tensors exposed"
             )
         except Exception as error:  # onnxruntime raises several unrelated types
             raise CalibrationError(
                 f"onnxruntime cannot open the model with its tensors exposed: {error}",
             ) from error
         self._readers: dict[str, list[tuple[int, int | None]]] = {}
-        for place, observation in enumerate(scope.observations):
+        for number, observation in enumerate(scope.observations):
             self._readers.setdefault(observation.tensor, []).append(
-                (place, observation.axis),
+                (number, observation.axis),
             )
         self._inputs = set(names_of(self._session.get_inputs()))
         self._results = list(results)
         self._needed = set().union(
-            *(control.reads for control in scope.controls),
-            results,
+            *(control.reads for control in scope.controls), results
         )
         types = {value.name: value.type for value in self._session.get_outputs()}
         self._outputs = []
@@ -407,22 +374,14 @@ class _Session:
         self._defaults: Mapping[str, NDArray[Any]] = {}
 
     @classmethod
-    def on(
-        cls,
-        watch: _Watch,
-        threads: int,
-        results: Sequence[str] = (),
-    ) -> _Session:
+    def on(cls, watch: _Watch, threads: int, results: Sequence[str] = ()) -> _Session:
         """Open a session on a watch."""
         session = cls(watch.scope, watch.model, threads, results)
         session._defaults = watch.defaults
         return session
 
     def observe(
-        self,
-        sample: Mapping[str, Any],
-        index: int,
-        statistics: list[Any],
+        self, sample: Mapping[str, Any], index: int, statistics: list[Any]
     ) -> list[Any]:
         """Run one batch, update the statistics of the observed tensors, and return ``results``.
 
@@ -456,8 +415,8 @@ class _Session:
             else:
                 value = values.pop(tensor, None)
             if isinstance(value, np.ndarray) and value.dtype == np.float32:
-                for place, axis in readers:
-                    statistics[place].observe(rows(value, axis))
+                for number, axis in readers:
+                    statistics[number].observe(rows(value, axis))
         for control in self._controls:
             bodies = {
                 attribute: body
@@ -557,11 +516,7 @@ class _Body:
 _open: dict[str, _Session] = {}
 
 
-def _observe_shard(
-    watch: _Watch,
-    shard: list[Sample],
-    first: int,
-) -> list[Statistic]:
+def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Statistic]:
     """Observe samples in a worker, which opens a session once per process and model."""
     session = _open.get(watch.key)
     if session is None:

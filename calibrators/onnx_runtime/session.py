@@ -11,7 +11,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +124,14 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         UnknownOperator: onnxruntime lacks a custom operator of the model.
     """
     stored = isinstance(model, onnx.ModelProto) and any(
-        map(is_on_disk, initializers(model.graph)),
+        is_on_disk(tensor) for tensor in initializers(model.graph)
     )
     lean = lean or stored
     resting = RESTING if in_turns else ""
 
     def opened(entry: str) -> Any:
         # Entries without a name are those that were not asked for.
-        entries = dict.fromkeys(filter(None, (entry, resting)), "1")
+        entries = {name: "1" for name in (entry, resting) if name}
         settings = Settings(threads, optimize, lean, entries, current_libraries())
         return _opened(model, settings, what, stored=stored)
 
@@ -144,8 +143,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug(
-                "without saturation onnxruntime does not load the model: %s",
-                error,
+                "without saturation onnxruntime does not load the model: %s", error
             )
             integers = False
     return opened(DEFINED if integers is False else "")
@@ -174,8 +172,7 @@ class _Session:
         # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
         self._session = interruptible(
-            lambda: native_session(source, options),
-            lambda: stop(True),
+            lambda: native_session(source, options), lambda: stop(True)
         )
         # Loading leaves copies of the weights behind.
         if trims:
@@ -195,11 +192,7 @@ class _Session:
                 safe[name] = value.copy()
         return safe
 
-    def run(
-        self,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs; a signal handler that raises ends the run."""
         import onnxruntime as ort
 
@@ -210,11 +203,7 @@ class _Session:
             lambda: setattr(options, "terminate", True),
         )
 
-    def run_uncopied(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run_uncopied(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
         """Compute outputs as ``run`` does, without a copy of each where possible.
 
         onnxruntime copies the outputs into new arrays, whose memory the system has to clear: for
@@ -235,13 +224,9 @@ class _Session:
         )
         return [value.numpy() for value in values]
 
-    def _is_plain(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, Any],
-    ) -> bool:
+    def _is_plain(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Return whether all inputs are given, and these and the outputs are common arrays."""
-        if not all(map(_is_plain_array, feeds.values())):
+        if not all(_is_plain_array(value) for value in feeds.values()):
             return False
         # An input with a default value may be omitted, which ``run`` takes care of.
         if set(names_of(self._session.get_inputs())) != feeds.keys():
@@ -249,16 +234,11 @@ class _Session:
         types = {value.name: value.type for value in self._session.get_outputs()}
         return {types.get(name) for name in names}.issubset(_PLAIN_TYPES)
 
-    def seconds(
-        self,
-        feeds: Mapping[str, Any],
-        runs: int,
-    ) -> list[float]:
+    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes."""
         given = self._safe(feeds)
         return interruptible(
-            lambda: seconds_of_runs(self._session, given, runs),
-            lambda: None,
+            lambda: seconds_of_runs(self._session, given, runs), lambda: None
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -305,15 +285,9 @@ class _Unsaturated:
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Compute outputs, by the second session if the first one fails."""
-        return self._attempt(
-            lambda session: session.run(*arguments, **options),
-        )
+        return self._attempt(lambda session: session.run(*arguments, **options))
 
-    def run_uncopied(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, Any],
-    ) -> Any:
+    def run_uncopied(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
         """Compute outputs without copies, by the second session if the first one fails."""
         return self._attempt(lambda session: run_uncopied(session, names, feeds))
 
@@ -331,8 +305,7 @@ class _Unsaturated:
             if reopen is None:
                 raise
             logger.debug(
-                "without saturation onnxruntime does not run the model: %s",
-                error,
+                "without saturation onnxruntime does not run the model: %s", error
             )
         self._session = reopen()
         return run(self._session)
@@ -341,11 +314,7 @@ class _Unsaturated:
         return getattr(self._session, name)
 
 
-def run_uncopied(
-    session: Any,
-    names: Sequence[str],
-    feeds: Mapping[str, Any],
-) -> Any:
+def run_uncopied(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
     """Compute the outputs of a session, without a copy of each where possible."""
     if isinstance(session, _Session | _Unsaturated):
         return session.run_uncopied(names, feeds)
@@ -367,18 +336,15 @@ def _opened(
     if isinstance(model, onnx.ModelProto):
         if stored:
             return _open_stored(model, settings, what)
-        held = list(filter(is_held, model.graph.initializer))
-        embedded = estimate_bytes(model) - sum(map(tensor_bytes, held))
+        held = [tensor for tensor in model.graph.initializer if is_held(tensor)]
+        held_bytes = sum(tensor_bytes(tensor) for tensor in held)
+        embedded = estimate_bytes(model) - held_bytes
         if embedded > PROTOBUF_LIMIT:
             return _open_large(model, settings, what)
         if held:
             return _open_held(model, held, settings, what)
         model = model.SerializeToString()
-    return open_source(
-        str(model) if isinstance(model, Path) else model,
-        settings,
-        what,
-    )
+    return open_source(str(model) if isinstance(model, Path) else model, settings, what)
 
 
 def open_source(
@@ -441,20 +407,19 @@ def _open_held(
 
     Args:
         model: the model, which fits into a protobuf message without the held tensors.
-        settings: options of the session.
         what: names the model in errors.
     """
     isolation = current()
     if isolation is None:
         arrays = {tensor.name: held_values(tensor) for tensor in held}
         return open_source(model.SerializeToString(), settings, what, arrays=arrays)
-    places = isolation.stored(
-        {held_key(tensor): held_values(tensor) for tensor in held}
-    )
+    arrays = {held_key(tensor): held_values(tensor) for tensor in held}
+    locations = isolation.stored(arrays)
     light = onnx.ModelProto()
     light.CopyFrom(model)
-    for tensor in filter(is_held, light.graph.initializer):
-        locate(tensor, *places[held_key(tensor)])
+    for tensor in light.graph.initializer:
+        if is_held(tensor):
+            locate(tensor, *locations[held_key(tensor)])
     return _open_stored(light, settings, what)
 
 
@@ -464,16 +429,16 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     onnxruntime takes their paths relative to one folder.
 
     Args:
-        settings: options of the session.
         what: names the model in errors.
     """
     light = onnx.ModelProto()
     light.CopyFrom(model)
-    stored = list(filter(is_on_disk, initializers(light.graph)))
-    for tensor in filter(is_held, initializers(light.graph)):
-        load_values(tensor)
-    inside = filterfalse(is_stored, initializers(light.graph))
-    embedded = sum(map(tensor_bytes, inside))
+    tensors = list(initializers(light.graph))
+    stored = [tensor for tensor in tensors if is_on_disk(tensor)]
+    for tensor in tensors:
+        if is_held(tensor):
+            load_values(tensor)
+    embedded = sum(tensor_bytes(tensor) for tensor in tensors if not is_stored(tensor))
     try:
         # The folder that holds all data files, of which onnxruntime takes one alone.
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
@@ -489,9 +454,7 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
         "session.model_external_initializers_file_folder_path": root,
     }
     return open_source(
-        light.SerializeToString(),
-        settings._replace(entries=entries),
-        what,
+        light.SerializeToString(), settings._replace(entries=entries), what
     )
 
 
@@ -545,12 +508,13 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
 
 def loaded(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the tensors in the message; uncopied if unchanged."""
-    if not any(map(is_stored, initializers(model.graph))):
+    if not any(is_stored(tensor) for tensor in initializers(model.graph)):
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    for tensor in filter(is_stored, initializers(result.graph)):
-        load_values(tensor)
+    for tensor in initializers(result.graph):
+        if is_stored(tensor):
+            load_values(tensor)
     return result
 
 
@@ -568,17 +532,16 @@ def estimate_bytes(model: onnx.ModelProto) -> int:
 
     Unlike ``ByteSize``, this does not serialize the model.
     """
-    return sum(map(tensor_bytes, initializers(model.graph)))
+    return sum(tensor_bytes(tensor) for tensor in initializers(model.graph))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
     """Return the size of a model; of the weights alone for large models."""
     estimate = estimate_bytes(model)
-    stored = any(map(is_on_disk, initializers(model.graph)))
-    if stored or estimate > _LARGE:
+    tensors = list(initializers(model.graph))
+    if estimate > _LARGE or any(is_on_disk(tensor) for tensor in tensors):
         return estimate
-    held = filter(is_held, initializers(model.graph))
-    more = sum(map(_added_by_values, held))
+    more = sum(_added_by_values(tensor) for tensor in tensors if is_held(tensor))
     graph = model.graph.ByteSize()
     return model.ByteSize() + _field_bytes(graph + more) - _field_bytes(graph)
 

@@ -13,8 +13,7 @@ TimedRuns = Callable[[int], Sequence[float]]
 
 
 def seconds_in_turns(
-    models: Sequence[TimedRuns],
-    turns: Iterable[int],
+    models: Sequence[TimedRuns], turns: Iterable[int]
 ) -> list[list[float]]:
     """Return the seconds of the runs of each model.
 

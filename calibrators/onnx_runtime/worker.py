@@ -72,10 +72,7 @@ class Session(Protocol):
         """Return the outputs, with the attributes of ``Value``."""
 
     def run(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
-        /,
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], /
     ) -> Sequence[Any]:
         """Return the outputs on some inputs."""
 
@@ -134,18 +131,16 @@ def native_session(source: str | bytes, options: Any) -> Any:
 
 
 def seconds_of_runs(
-    session: Session,
-    feeds: Mapping[str, Any],
-    runs: int,
+    session: Session, feeds: Mapping[str, Any], runs: int
 ) -> list[float]:
     """Return the seconds that each of some runs takes, after one that does not count."""
     session.run(None, feeds)
-    found = []
+    seconds = []
     for _ in range(runs):
         start = perf_counter()
         session.run(None, feeds)
-        found.append(perf_counter() - start)
-    return found
+        seconds.append(perf_counter() - start)
+    return seconds
 
 
 def interface(session: Session) -> tuple[list[Value], list[Value]]:
@@ -153,9 +148,9 @@ def interface(session: Session) -> tuple[list[Value], list[Value]]:
     return _values(session.get_inputs()), _values(session.get_outputs())
 
 
-def _values(found: Sequence[Any]) -> list[Value]:
+def _values(values: Sequence[Any]) -> list[Value]:
     """Return plain copies of onnxruntime's ``NodeArg``, which cannot be pickled."""
-    return [Value(value.name, value.type, list(value.shape)) for value in found]
+    return [Value(value.name, value.type, list(value.shape)) for value in values]
 
 
 def send(stream: Stream, message: object) -> None:
@@ -169,10 +164,7 @@ def send(stream: Stream, message: object) -> None:
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
     sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
-    _write(
-        stream,
-        _HEADER.pack(len(body), len(arrays)) + sizes + body,
-    )
+    _write(stream, _HEADER.pack(len(body), len(arrays)) + sizes + body)
     for array in arrays:
         _write(stream, array)
 
@@ -250,12 +242,7 @@ class _Server:
         for number in numbers:
             self._sessions.pop(number, None)
 
-    def answer(
-        self,
-        ticket: int,
-        action: str,
-        arguments: tuple[Any, ...],
-    ) -> None:
+    def answer(self, ticket: int, action: str, arguments: tuple[Any, ...]) -> None:
         """Run an action, and send the result or the error."""
         try:
             answer = (ticket, True, self._actions[action](*arguments))
@@ -265,11 +252,7 @@ class _Server:
             send(self._answers, answer)
 
     def _open(
-        self,
-        number: int,
-        source: str,
-        whole: bool,
-        settings: Settings,
+        self, number: int, source: str, whole: bool, settings: Settings
     ) -> tuple[list[Value], list[Value]]:
         """Open a file; ``whole``: from memory, as if there were no file."""
         model: str | bytes = source
@@ -280,19 +263,11 @@ class _Server:
         return interface(session)
 
     def _run(
-        self,
-        number: int,
-        names: Sequence[str] | None,
-        feeds: Mapping[str, Any],
+        self, number: int, names: Sequence[str] | None, feeds: Mapping[str, Any]
     ) -> Any:
         return self._sessions[number].run(names, feeds)
 
-    def _time(
-        self,
-        number: int,
-        feeds: Mapping[str, Any],
-        runs: int,
-    ) -> list[float]:
+    def _time(self, number: int, feeds: Mapping[str, Any], runs: int) -> list[float]:
         return seconds_of_runs(self._sessions[number], feeds, runs)
 
 
@@ -300,8 +275,8 @@ def _infer(model: bytes, propagate: bool) -> bytes:
     """Return a serialized model with inferred shapes."""
     from onnx import shape_inference
 
-    found = shape_inference.infer_shapes(model, data_prop=propagate)
-    return found.SerializeToString()
+    inferred = shape_inference.infer_shapes(model, data_prop=propagate)
+    return inferred.SerializeToString()
 
 
 def _convert(model: bytes, opset: int) -> bytes:
@@ -309,8 +284,8 @@ def _convert(model: bytes, opset: int) -> bytes:
     import onnx
     from onnx import version_converter
 
-    found = version_converter.convert_version(onnx.load_from_string(model), opset)
-    return found.SerializeToString()
+    converted = version_converter.convert_version(onnx.load_from_string(model), opset)
+    return converted.SerializeToString()
 
 
 def _check(model: bytes | str, full: bool) -> None:
@@ -336,8 +311,7 @@ def _leave_no_core() -> None:
         import resource
 
         resource.setrlimit(
-            resource.RLIMIT_CORE,
-            (0, resource.getrlimit(resource.RLIMIT_CORE)[1]),
+            resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
         )
     except (ImportError, ValueError, OSError):  # Windows; a limit of the system
         pass

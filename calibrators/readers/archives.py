@@ -19,10 +19,7 @@ from calibrators.readers.samples import Sample
 
 _SUFFIX = ".npy"
 #: Public functions of numpy that read a header, by the version of the format.
-_READERS = {
-    (1, 0): npy.read_array_header_1_0,
-    (2, 0): npy.read_array_header_2_0,
-}
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -60,13 +57,7 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
             version = None
         # Not an array, or an array with field names outside ASCII.
         if version not in _READERS:
-            return Header(
-                name,
-                info.filename,
-                (),
-                None,
-                info.file_size,
-            )
+            return Header(name, info.filename, (), None, info.file_size)
         shape, fortran, dtype = _READERS[version](member)
         needed = math.prod(shape) * dtype.itemsize
         # A header of a few bytes can claim any shape; pickled objects have a size of their own.
@@ -81,13 +72,7 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
         and bool(dtype.itemsize)
         and not (fortran and len(shape) > 1)
     )
-    return Header(
-        name,
-        info.filename,
-        shape,
-        dtype if by_row else None,
-        info.file_size,
-    )
+    return Header(name, info.filename, shape, dtype if by_row else None, info.file_size)
 
 
 def require_size(path: Path, header: Header, size: int) -> None:
@@ -104,11 +89,7 @@ def require_size(path: Path, header: Header, size: int) -> None:
 
 
 def stream_rows(
-    path: Path,
-    headers: Sequence[Header],
-    count: int,
-    *,
-    batch: bool,
+    path: Path, headers: Sequence[Header], count: int, *, batch: bool
 ) -> Iterator[Sample]:
     """Yield the rows of arrays in step.
 
@@ -139,11 +120,7 @@ def stream_rows(
 
 
 def _row(
-    path: Path,
-    header: Header,
-    member: IO[bytes],
-    *,
-    batch: bool,
+    path: Path, header: Header, member: IO[bytes], *, batch: bool
 ) -> np.ndarray[Any, Any]:
     assert header.dtype is not None
     shape = header.shape[1:]

@@ -11,12 +11,7 @@ import numpy as np
 
 from calibrators.errors import DataError, SampleMismatch
 from calibrators.names import names_of
-from calibrators.readers.archives import (
-    Header,
-    read_headers,
-    require_size,
-    stream_rows,
-)
+from calibrators.readers.archives import Header, read_headers, require_size, stream_rows
 from calibrators.readers.samples import Array, InputSpec, Sample, is_empty, splittable
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -67,24 +62,20 @@ def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
 
 
 def _files_by_sample(
-    path: Path,
-    inputs: Sequence[InputSpec],
+    path: Path, inputs: Sequence[InputSpec]
 ) -> Sequence[Path | dict[str, Path]]:
     """Return the file of each sample: a .npz, or a .npy per input."""
     files = find_files(path, ARRAY_SUFFIXES)
     if not files:
         return _pair(path, inputs)
     # A .npy file has no name for its array: which input it belongs to is clear for one input alone.
-    single = list(filter(_is_npy, files))
+    single = [file for file in files if _is_npy(file)]
     if single and len(inputs) > 1:
         raise SampleMismatch(
             f"{single[0]} holds one array, the model has {len(inputs)} inputs; "
             "use .npz files, or one sub-folder of .npy files per input",
         )
-    samples: list[Path | dict[str, Path]] = []
-    for file in files:
-        samples.append({inputs[0].name: file} if _is_npy(file) else file)
-    return samples
+    return [{inputs[0].name: file} if _is_npy(file) else file for file in files]
 
 
 def _is_npy(file: Path) -> bool:
@@ -107,9 +98,7 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
         expected = names_of(columns[inputs[0].name])
         unpaired = set(names_of(column)).symmetric_difference(expected)
         if unpaired:
-            counts = []
-            for other, files in columns.items():
-                counts.append(f"{len(files)} for {other!r}")
+            counts = [f"{len(files)} for {name!r}" for name, files in columns.items()]
             raise SampleMismatch(
                 f"{path}: {min(unpaired)} is not there for every input"
                 f" ({', '.join(counts)})",
@@ -162,9 +151,7 @@ def _is_streamed(headers: Sequence[Header]) -> bool:
 
 
 def _split(
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Sequence[InputSpec],
-    path: Path,
+    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path
 ) -> tuple[int, bool] | None:
     """Return the number of samples in arrays, and whether samples are batches.
 
@@ -172,7 +159,6 @@ def _split(
 
     Args:
         shapes: shapes of the arrays by name.
-        inputs: the model's inputs.
         path: the file, for messages.
 
     Raises:
@@ -196,8 +182,7 @@ def _ranks(inputs: Sequence[InputSpec]) -> dict[str, int]:
 
 
 def _read_npy(
-    files: Mapping[str, Path],
-    inputs: Sequence[InputSpec],
+    files: Mapping[str, Path], inputs: Sequence[InputSpec]
 ) -> Iterator[Sample]:
     # The maps live no longer than the expressions they stand in: Windows cannot delete a file that
     # is mapped.
@@ -233,9 +218,7 @@ def _check_magic(path: Path, start: bytes) -> None:
 
 
 def _rows(
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Sequence[InputSpec],
-    path: Path,
+    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path
 ) -> Sequence[Any]:
     """Return the indices of the samples in arrays.
 
@@ -243,7 +226,6 @@ def _rows(
 
     Args:
         shapes: shapes of the arrays by name.
-        inputs: the model's inputs.
         path: the file, for messages.
 
     Raises:
@@ -271,8 +253,7 @@ def _rows(
 
 
 def _are_empty(
-    shapes: Mapping[str, tuple[int, ...]],
-    inputs: Sequence[InputSpec],
+    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec]
 ) -> bool:
     """Return whether a file has an empty batch of each input: no sample, and nothing to report."""
     if shapes.keys() != set(names_of(inputs)):

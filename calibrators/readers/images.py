@@ -68,14 +68,12 @@ class ImageSpec:
             if get_origin(hint) is Literal:
                 choices = get_args(hint)
                 self._require(
-                    getattr(self, name) in choices,
-                    name,
-                    f"one of {', '.join(choices)}",
+                    getattr(self, name) in choices, name, f"one of {', '.join(choices)}"
                 )
         for name, length in ("size", 2), ("mean", 3), ("std", 3):
             values = getattr(self, name)
             numbers = isinstance(values, Sequence | np.ndarray) and all(
-                map(_is_finite, values),
+                _is_finite(value) for value in values
             )
             self._require(numbers and len(values) == length, name, f"{length} numbers")
         for name in ("scale", "pad_value"):
@@ -88,14 +86,10 @@ class ImageSpec:
         self._require(all(self.std), "std", "other than zero")
         if self.resize_to is not None:
             self._require(
-                is_number(self.resize_to, Integral),
-                "resize_to",
-                "a whole number",
+                is_number(self.resize_to, Integral), "resize_to", "a whole number"
             )
             self._require(
-                self.resize == "crop",
-                "resize_to",
-                "left out unless resize is 'crop'",
+                self.resize == "crop", "resize_to", "left out unless resize is 'crop'"
             )
             self._require(
                 self.resize_to >= max(self.size),
@@ -115,8 +109,7 @@ def _is_finite(value: object) -> bool:
 
 
 def read_images(
-    files: Sequence[Path],
-    spec: ImageSpec,
+    files: Sequence[Path], spec: ImageSpec
 ) -> Iterator[NDArray[np.float32]]:
     """Yield images as arrays of shape (1, 3, height, width), or (1, height, width, 3).
 
@@ -135,8 +128,7 @@ def read_images(
             encoded = _read_encoded(file)
             try:
                 (image,) = session.run(
-                    None,
-                    {"encoded": np.frombuffer(encoded, np.uint8)},
+                    None, {"encoded": np.frombuffer(encoded, np.uint8)}
                 )
             # The check of the headers cannot find damaged pixels.
             except RuntimeCrash as crash:

@@ -124,8 +124,7 @@ class RandomData:
             dtype = spec.dtype
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(
-                f"input {spec.name!r}: no random data for {dtype} of shape"
-                f" {spec.shape}",
+                f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}"
             )
         shape = list(self.shapes.get(spec.name, ()))
         if not shape:
@@ -153,10 +152,7 @@ class RandomData:
                 )
             # By default 0 or 1, which token ids and masks accept whatever the vocabulary is.
             return generator.integers(
-                int(least),
-                int(greatest),
-                shape,
-                endpoint=True,
+                int(least), int(greatest), shape, endpoint=True
             ).astype(dtype)
         except (MemoryError, ValueError) as error:
             # numpy raises ValueError for a size that no array can have.
@@ -169,7 +165,7 @@ def _is_interval(ends: Any) -> bool:
     """Return whether a value is a pair of numbers in rising order; NaN has no order."""
     if not isinstance(ends, Sequence | np.ndarray) or len(ends) != 2:
         return False
-    return all(map(is_number, ends)) and bool(ends[0] <= ends[1])
+    return all(is_number(end) for end in ends) and bool(ends[0] <= ends[1])
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
@@ -310,19 +306,9 @@ class Reader:
             sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
         del sample
-        yield conform(
-            next(parts),
-            self._inputs,
-            index,
-            self._layout,
-        )
+        yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
-            yield conform(
-                part,
-                self._inputs,
-                next(indices),
-                self._layout,
-            )
+            yield conform(part, self._inputs, next(indices), self._layout)
 
 
 #: Calibration data, see `open_reader`; a ``partial`` of `open_reader` lacks only the inputs.
@@ -404,9 +390,7 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
 
 
 def _from_path(
-    path: Path,
-    inputs: Sequence[InputSpec],
-    images: ImageSpec | None,
+    path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None
 ) -> _Source:
     if not path.exists():
         raise DataError(f"{path} does not exist")
@@ -431,11 +415,7 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
             "random data: the ranges are meaningless, do not ship the model",
             stacklevel=3,
         )
-        return _Source(
-            partial(data.draw, inputs),
-            data.samples,
-            random=True,
-        )
+        return _Source(partial(data.draw, inputs), data.samples, random=True)
     # Before Iterable, as both of them are iterable.
     if isinstance(data, Mapping) or is_array(data):
         return _Source(partial(iter, [data]), stacked=True)
@@ -448,19 +428,11 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         if hasattr(data, "rewind"):
             return _Source(partial(_rewound, data), refilled=True, if_empty=hint)
         return _Source(
-            _once(_pull(data)),
-            restartable=False,
-            refilled=True,
-            if_empty=hint,
+            _once(_pull(data)), restartable=False, refilled=True, if_empty=hint
         )
     if isinstance(data, Iterator):
         hint = "the iterator has nothing left to give"
-        return _Source(
-            _once(data),
-            restartable=False,
-            refilled=True,
-            if_empty=hint,
-        )
+        return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
     if isinstance(data, Iterable):
         # The attributes of a torch DataLoader; torch is not imported to recognize one.
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")

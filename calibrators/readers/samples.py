@@ -124,10 +124,9 @@ def name_arrays(
             )
         arrays = dict(zip(names, batch))  # noqa: B905  labels may follow the inputs
     else:
-        found = type(batch).__name__
         raise SampleMismatch(
-            f"sample {index}: got {found}, expected {{name: array}} for the inputs"
-            f" {names}",
+            f"sample {index}: got {type(batch).__name__}, expected {{name: array}} for"
+            f" the inputs {names}",
         )
 
     # Unknown names come first: a misspelt name is both unknown and missing.
@@ -141,8 +140,7 @@ def name_arrays(
             )
         if name not in names:
             raise SampleMismatch(
-                f"sample {index}: the model has no input"
-                f" {name!r}{nearest(name, names)}",
+                f"sample {index}: the model has no input {name!r}{nearest(name, names)}"
             )
     for name in names:
         if name not in arrays:
@@ -177,10 +175,7 @@ def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
 
 
 def split(
-    sample: Sample,
-    inputs: Sequence[InputSpec],
-    *,
-    stacked: bool = False,
+    sample: Sample, inputs: Sequence[InputSpec], *, stacked: bool = False
 ) -> Iterator[Sample]:
     """Yield the N samples of a batch of N, if splittable; otherwise the sample unchanged."""
     count = _batch_size(sample, inputs) if splittable(inputs, stacked=stacked) else 1
@@ -231,22 +226,19 @@ def conform(
     conformed: Sample = {}
     for spec in inputs:
         value = sample[spec.name]
-        place = _place(index, spec.name)
+        source = _place(index, spec.name)
         if spec.tensor:
-            conformed[spec.name] = _conform(value, spec, place, layout)
+            conformed[spec.name] = _conform(value, spec, source, layout)
         else:
-            conformed[spec.name] = _conform_items(value, spec, place)
+            conformed[spec.name] = _conform_items(value, spec, source)
     return conformed
 
 
 def _conform(
-    array: Array,
-    spec: InputSpec,
-    place: str,
-    layout: Layout | None,
+    array: Array, spec: InputSpec, source: str, layout: Layout | None
 ) -> Array:
     """Check the array of one input, and convert its type and layout; see ``conform``."""
-    array = _cast(array, spec.dtype, place)
+    array = _cast(array, spec.dtype, source)
     given = array
     if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
         # onnxruntime copies arrays that are not contiguous, at every run.
@@ -258,29 +250,28 @@ def _conform(
         else:
             hint = _axes_hint(array, spec)
         raise SampleMismatch(
-            f"{place}: got shape {_dims(array.shape)}, expected"
+            f"{source}: got shape {_dims(array.shape)}, expected"
             f" {_dims(spec.shape)}{hint}",
         )
     if is_empty(array.shape, spec):
         raise SampleMismatch(
-            f"{place}: got shape {_dims(array.shape)}, a batch of nothing; leave"
-            " it out",
+            f"{source}: got shape {_dims(array.shape)}, a batch of nothing; leave it out"
         )
-    _check_values(array, spec, place)
+    _check_values(array, spec, source)
     return array
 
 
-def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
+def _conform_items(value: Any, spec: InputSpec, source: str) -> Any:
     """Check the arrays in a sequence; other values pass unchanged."""
     for position, item in enumerate(
         value if isinstance(value, list | tuple) else [value],
     ):
         if isinstance(item, np.ndarray):
-            _check_values(item, spec, f"{place}, element {position}")
+            _check_values(item, spec, f"{source}, element {position}")
     return value
 
 
-def _check_values(array: Array, spec: InputSpec, place: str) -> None:
+def _check_values(array: Array, spec: InputSpec, source: str) -> None:
     """Raise NonFiniteSample for NaN and infinity that an input does not accept."""
     if array.dtype.kind not in "fc":
         return
@@ -298,7 +289,7 @@ def _check_values(array: Array, spec: InputSpec, place: str) -> None:
         " or infinite"
     )
     raise NonFiniteSample(
-        f"{place}: {bad}, the first at {first} ({array[tuple(first)]})",
+        f"{source}: {bad}, the first at {first} ({array[tuple(first)]})",
     )
 
 
@@ -306,10 +297,10 @@ def _place(index: int, name: str) -> str:
     return f"sample {index}, input {name!r}"
 
 
-def _to_numpy(value: Any, place: str) -> Array:
+def _to_numpy(value: Any, source: str) -> Array:
     if _is_masked(value):
         raise SampleMismatch(
-            f"{place}: some values are masked, which a model cannot see; use"
+            f"{source}: some values are masked, which a model cannot see; use"
             " array.filled(...)",
         )
     try:
@@ -319,7 +310,7 @@ def _to_numpy(value: Any, place: str) -> Array:
     except Exception as error:
         # torch raises several unrelated types, over a tensor without data for instance
         raise SampleMismatch(
-            f"{place}: a {type(value).__name__} that is no array: {error}",
+            f"{source}: a {type(value).__name__} that is no array: {error}",
         ) from error
 
 
@@ -332,24 +323,19 @@ def _is_masked(value: Any) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _cast(
-    array: Array,
-    want: np.dtype[Any] | None,
-    place: str,
-) -> Array:
+def _cast(array: Array, want: np.dtype[Any] | None, source: str) -> Array:
     """Return an array in the element type of an input.
 
     Args:
-        array: the given array.
         want: the type of the input; None leaves the type unchecked.
-        place: names sample and input in messages.
+        source: names sample and input in messages.
 
     Raises:
         SampleMismatch: the conversion would hide a mistake.
     """
     got = array.dtype
     if want is not None and want.kind == "O":
-        return _text(array, place)
+        return _text(array, source)
     if want is None or got == want:
         return array
     # ml_dtypes' bfloat16 has no float kind in numpy.
@@ -362,11 +348,11 @@ def _cast(
         with np.errstate(over="ignore"):
             return array.astype(want)
     raise SampleMismatch(
-        f"{place}: got {got}, expected {want}; convert it with .astype(np.{want.name})",
+        f"{source}: got {got}, expected {want}; convert it with .astype(np.{want.name})",
     )
 
 
-def _text(array: Array, place: str) -> Array:
+def _text(array: Array, source: str) -> Array:
     """Return strings as onnxruntime takes them: Python's own, decoded from UTF-8.
 
     onnxruntime would convert other types by str(), bytes to "b'...'".
@@ -377,13 +363,12 @@ def _text(array: Array, place: str) -> Array:
         array = array.astype(object, copy=False)
     except UnicodeDecodeError as error:
         raise SampleMismatch(
-            f"{place}: got bytes that are no UTF-8 text: {error}",
+            f"{source}: got bytes that are no UTF-8 text: {error}",
         ) from error
     for item in array.flat:
         if not isinstance(item, str):
             raise SampleMismatch(
-                f"{place}: got {item!r} of type {type(item).__name__}, expected"
-                " strings",
+                f"{source}: got {item!r} of type {type(item).__name__}, expected strings"
             )
     return array
 

@@ -30,10 +30,7 @@ class Spool:
     """
 
     def __init__(
-        self,
-        samples: Iterable[Mapping[str, Any]] = (),
-        *,
-        memory: int = MEMORY,
+        self, samples: Iterable[Mapping[str, Any]] = (), *, memory: int = MEMORY
     ) -> None:
         """Store samples, of which ``memory`` bytes of arrays stay in memory."""
         self._left = memory
@@ -46,7 +43,7 @@ class Spool:
     def append(self, sample: Mapping[str, Any]) -> None:
         """Store another sample, which must not be written to from then on."""
         # Strings as objects, sequences, and bfloat16 arrays are none of a .npz file's types.
-        plain = all(map(_is_stored_as_itself, sample.values()))
+        plain = all(_is_stored_as_itself(value) for value in sample.values())
         # A sample that a .npz file cannot hold stays in memory, uncounted.
         size = sum(value.nbytes for value in sample.values()) if plain else 0
         if size <= self._left:
@@ -81,10 +78,10 @@ class Spool:
         if isinstance(sample, dict):
             return sample
         with np.load(sample, allow_pickle=False) as stored:
-            sample = {}
-            for place, name in enumerate(stored["arr_0"].tolist(), 1):
-                sample[name] = stored[f"arr_{place}"]
-            return sample
+            names = stored["arr_0"].tolist()
+            return {
+                name: stored[f"arr_{number}"] for number, name in enumerate(names, 1)
+            }
 
     def value(self, index: int, name: str) -> Any:
         """Return a single array of a sample, without reading the others."""
@@ -109,8 +106,7 @@ class Spool:
         return self
 
     def __exit__(
-        self,
-        *error: type[BaseException] | BaseException | TracebackType | None,
+        self, *error: type[BaseException] | BaseException | TracebackType | None
     ) -> None:
         self.close()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, distribution
 
-#: The distributions, the one that depends on the other first.
-_PLAIN, _CORE = "quark-onnx", "quark-onnx-core"
+#: Names of the distributions.
+_PLAIN = "quark-onnx"
+_CORE = "quark-onnx-core"
 
 
 def installed_distribution() -> str:

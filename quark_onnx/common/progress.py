@@ -78,11 +78,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        show: bool | None,
-        total: int | None,
-        name: str,
-        unit: str,
+        self, show: bool | None, total: int | None, name: str, unit: str
     ) -> None:
         self._show = show
         self._total = total
@@ -111,8 +107,7 @@ class Progress:
             self._bar.update(done)
 
     def __exit__(
-        self,
-        *error: type[BaseException] | BaseException | TracebackType | None,
+        self, *error: type[BaseException] | BaseException | TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.close()

@@ -23,15 +23,11 @@ class Registry(calibrators.registry.Registry[T]):
 
 #: Number formats: name -> DType.
 DTYPES: Registry[Any] = Registry(
-    "number format",
-    plugins="quark_onnx.formats",
-    spelling=str.lower,
+    "number format", plugins="quark_onnx.formats", spelling=str.lower
 )
 #: Configurations by name: name -> QConfig.
 PRESETS: Registry[Any] = Registry(
-    "preset",
-    plugins="quark_onnx.presets",
-    spelling=str.upper,
+    "preset", plugins="quark_onnx.presets", spelling=str.upper
 )
 #: Rules for the tensors of an operator: operator type -> rule(node, plan).
 RULES: Registry[Any] = Registry("operator", plugins="quark_onnx.rules")
@@ -39,9 +35,7 @@ RULES: Registry[Any] = Registry("operator", plugins="quark_onnx.rules")
 PASSES: Registry[Any] = Registry("pass")
 #: Optimizers of ONNX models: name -> a frozen dataclass.
 OPTIMIZERS: Registry[Any] = Registry(
-    "optimizer",
-    plugins="quark_onnx.optimizers",
-    spelling=str.lower,
+    "optimizer", plugins="quark_onnx.optimizers", spelling=str.lower
 )
 #: Algorithms for PyTorch models, which choose codes or reduce rounding errors: name -> a frozen
 #: dataclass.

@@ -35,7 +35,7 @@ def first_of(names: Sequence[str], limit: int = 1) -> str:
     >>> first_of(["a", "b", "c"]), first_of(["a", "b"], 2)
     ('a and 2 more', 'a, b')
     """
-    shown = ", ".join(map(printable, names[:limit]))
+    shown = ", ".join(printable(name) for name in names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
 

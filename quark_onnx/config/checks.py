@@ -105,8 +105,7 @@ def require_known(
 
 
 def refuse_first(
-    contradictions: Iterable[tuple[object, str]],
-    error: type[Exception] = ConfigError,
+    contradictions: Iterable[tuple[object, str]], error: type[Exception] = ConfigError
 ) -> None:
     """Raise an error for the first contradiction that is present.
 
@@ -120,9 +119,7 @@ def refuse_first(
 
 
 def require_all(
-    settings: object,
-    requirements: Iterable[Requirement],
-    where: str = "",
+    settings: object, requirements: Iterable[Requirement], where: str = ""
 ) -> None:
     """Raise ConfigError for the first requirement that is not met.
 
@@ -142,9 +139,7 @@ def require_all(
 
 
 def refuse(
-    settings: object,
-    contradictions: Iterable[Contradiction],
-    where: str = "",
+    settings: object, contradictions: Iterable[Contradiction], where: str = ""
 ) -> None:
     """Raise ConfigError for the first contradiction among settings.
 

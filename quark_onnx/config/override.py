@@ -116,11 +116,7 @@ class Override:
         return ", ".join(patterns)
 
 
-_BETWEEN = Requirement(
-    "between",
-    instance_of(list, tuple),
-    "two sets of names",
-)
+_BETWEEN = Requirement("between", instance_of(list, tuple), "two sets of names")
 _NOTHING_NAMED = Contradiction(
     lambda override: not (override.nodes or override.op_types or override.between),
     "an override names no nodes; give nodes, op_types or between",
@@ -139,9 +135,7 @@ _CONTRADICTIONS = (
 
 
 def override_of(
-    data: object,
-    activation: QuantizationSpec | None,
-    weight: QuantizationSpec | None,
+    data: object, activation: QuantizationSpec | None, weight: QuantizationSpec | None
 ) -> Override:
     """Return an override from a dictionary of settings, or as it is.
 

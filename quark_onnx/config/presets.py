@@ -45,8 +45,7 @@ PRESETS.add("U8U8", A8W8.with_(weight=QuantizationSpec(UINT8, per_channel=True))
 PRESETS.add("S16S8", A8W8.with_(activation=QuantizationSpec(INT16)))
 #: 16-bit signed codes throughout, with per-channel weights; and 8-bit ones.
 PRESETS.add(
-    "INT16",
-    QConfig(QuantizationSpec(INT16), QuantizationSpec(INT16, per_channel=True)),
+    "INT16", QConfig(QuantizationSpec(INT16), QuantizationSpec(INT16, per_channel=True))
 )
 PRESETS.add("INT8", S8S8)
 
@@ -58,8 +57,7 @@ BLOCKS = QuantizationSpec(INT4, block_size=32)
 #: Weights of 4 bits in blocks, activations float.
 PRESETS.add("INT4", QConfig(None, BLOCKS, form="operators"))
 PRESETS.add(
-    "UINT4",
-    QConfig(None, BLOCKS.with_(dtype=UINT4, symmetric=False), form="operators"),
+    "UINT4", QConfig(None, BLOCKS.with_(dtype=UINT4, symmetric=False), form="operators")
 )
 #: 8-bit weights; 8-bit activations with a dynamic scale.
 PRESETS.add(
@@ -95,6 +93,5 @@ for _activation, _weight in (
     # Block formats have shared exponents in place of scales per channel.
     _spec = QuantizationSpec(_row, per_channel=_row.scaled)
     PRESETS.add(
-        f"{_first}_{_weight.upper()}",
-        QConfig(QuantizationSpec(_activation), _spec),
+        f"{_first}_{_weight.upper()}", QConfig(QuantizationSpec(_activation), _spec)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,7 @@ from quark_onnx.config.spec import (
     spec_of,
 )
 from quark_onnx.config.tensors import TensorOverride, tensor_override_of
-from quark_onnx.config.text import (
-    changed_settings,
-    format_call,
-    name_tuple,
-    parse_call,
-)
+from quark_onnx.config.text import changed_settings, format_call, name_tuple, parse_call
 from quark_onnx.config.yaml_file import read_yaml
 from quark_onnx.dtypes import INT8, UINT8
 
@@ -95,39 +89,23 @@ _REQUIREMENTS = (
     ),
     Requirement("form", one_of(*FORMS), f"one of: {', '.join(FORMS)}"),
     *(Requirement(name, is_flag, "true or false") for name in _SWITCHES),
-    Requirement(
-        "tensors",
-        instance_of(list, tuple),
-        "a list of TensorOverride",
-    ),
+    Requirement("tensors", instance_of(list, tuple), "a list of TensorOverride"),
     Requirement(
         "bias",
         one_of(True, False, *_BIASES),
         f"true, false or one of: {', '.join(_BIASES)}",
     ),
     Requirement("search", whole(0), "a number of samples, 0 or more"),
-    Requirement(
-        "accuracy_level",
-        whole(0, 4),
-        "a whole number from 0 to 4",
-    ),
+    Requirement("accuracy_level", whole(0, 4), "a whole number from 0 to 4"),
     Requirement(
         "max_opset",
         optional(whole(_LEAST_OPSET)),
         f"an opset, {_LEAST_OPSET} or higher",
     ),
     Requirement("min_sqnr", optional(_is_bound), "a number of decibels"),
-    Requirement(
-        "target",
-        instance_of(str),
-        "the name of a target, or empty",
-    ),
+    Requirement("target", instance_of(str), "the name of a target, or empty"),
 )
-_OVERRIDES = Requirement(
-    "overrides",
-    instance_of(list, tuple),
-    "a list of Override",
-)
+_OVERRIDES = Requirement("overrides", instance_of(list, tuple), "a list of Override")
 #: Rules for shared exponents that AMD's operator has, by the kind of tensor; "auto" chooses one.
 _VENDOR_EXPONENTS = {
     "activation": ("auto", "floor"),
@@ -145,17 +123,17 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
         ConfigError: the value or an item is something else, or a text names no optimizer.
     """
     # An optimizer has a stage, a list of optimizers has none.
-    single = isinstance(value, str | dict) or hasattr(value, "stage")
-    given = (value,) if single else value
-    if not isinstance(given, list | tuple):
+    is_single = isinstance(value, str | dict) or hasattr(value, "stage")
+    items = (value,) if is_single else value
+    if not isinstance(items, list | tuple):
         raise ConfigError(
             f"optimizers is {short(value)}; it must be a list of"
             f" optimizers{nearest('', OPTIMIZERS)}",
         )
     # All texts are parsed before objects are checked.
-    optimizers = tuple(map(optimizer_of, given))
-    for item in optimizers:
-        _check_optimizer(item)
+    optimizers = tuple(optimizer_of(item) for item in items)
+    for optimizer in optimizers:
+        _check_optimizer(optimizer)
     return optimizers
 
 
@@ -293,14 +271,10 @@ class QConfig:
     """
 
     activation: QuantizationSpec | None = QuantizationSpec(
-        UINT8,
-        symmetric=False,
-        calibrator=Best(),
+        UINT8, symmetric=False, calibrator=Best()
     )
     weight: QuantizationSpec | None = QuantizationSpec(
-        INT8,
-        per_channel=True,
-        narrow=True,
+        INT8, per_channel=True, narrow=True
     )
     bias: bool | str = True
     embedding: QuantizationSpec | str | None = AUTO
@@ -339,7 +313,7 @@ class QConfig:
         for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
         # Only the rules of these operators read ``follow_inputs``.
-        unknown = [value for value in self.follow_inputs if value not in FOLLOWERS]
+        unknown = [name for name in self.follow_inputs if name not in FOLLOWERS]
         if unknown:
             raise ConfigError(
                 f"follow_inputs holds {unknown[0]!r}; it takes"
@@ -368,8 +342,9 @@ class QConfig:
         if not is_dynamic(self.activation) or self.form != "operators":
             return
         # An override of some nodes may give their weights a format without an integer product.
-        overrides = map(attrgetter("weight"), self.overrides)
-        for spec in [value for value in [self.weight, *overrides] if value is not None]:
+        for spec in (self.weight, *(override.weight for override in self.overrides)):
+            if spec is None:
+                continue
             if spec.block_size or spec.dtype.name not in _BYTES:
                 raise ConfigError(
                     f"weight is {spec}; what each run computes a scale for is"
@@ -386,18 +361,14 @@ class QConfig:
         if self.form != "vendor":
             return
         changes: list[QConfig | Override] = [self, *self.overrides]
-        specs = [
-            value for change in changes for value in (change.activation, change.weight)
-        ]
-        for spec in specs:
-            if spec is None:
-                continue
-            # Codes would differ from the operator's results for values above 65504.
-            if spec.dtype.name == "float16" and not spec.saturate:
-                raise ConfigError(
-                    "saturate is false; the vendor's float16 saturates: set it to true,"
-                    " or choose form qdq",
-                )
+        for change in changes:
+            for spec in (change.activation, change.weight):
+                # Codes would differ from the operator's results for values above 65504.
+                if spec and spec.dtype.name == "float16" and not spec.saturate:
+                    raise ConfigError(
+                        "saturate is false; the vendor's float16 saturates: set it to"
+                        " true, or choose form qdq",
+                    )
 
     def _check_target(self) -> None:
         """Check the target, and settings that exclude a target."""
@@ -492,13 +463,12 @@ class QConfig:
         'uint16 asymmetric best'
         """
         # "auto" is a word of ``embedding``, and no name of a number format.
-        for name in [
-            value for value in ("activation", "weight", "embedding") if value in changes
-        ]:
-            if changes[name] != AUTO:
+        for name in ("activation", "weight", "embedding"):
+            if name in changes and changes[name] != AUTO:
                 changes[name] = self._changed_spec(name, changes[name])
-        for name in [value for value in _SHORT_CUTS if value in changes]:
-            target = _SHORT_CUTS[name]
+        for name, target in _SHORT_CUTS.items():
+            if name not in changes:
+                continue
             # A spec that is changed in the same call gets the shortcut applied.
             spec = changes.get(target, getattr(self, target))
             if spec is None:
@@ -515,7 +485,9 @@ class QConfig:
                 override_of(item, activation, weight) for item in changes["overrides"]
             )
         if isinstance(changes.get("tensors"), list | tuple):
-            changes["tensors"] = tuple(map(tensor_override_of, changes["tensors"]))
+            changes["tensors"] = tuple(
+                tensor_override_of(item) for item in changes["tensors"]
+            )
         return replace(self, **changes)
 
     def _changed_spec(self, name: str, data: object) -> QuantizationSpec | None:
@@ -548,10 +520,7 @@ class QConfig:
             return None
         if self.weight.dtype.scaled and self.weight.dtype.bits < INT8.bits:
             return QuantizationSpec(
-                INT8,
-                per_channel=True,
-                narrow=True,
-                scale=self.weight.scale,
+                INT8, per_channel=True, narrow=True, scale=self.weight.scale
             )
         return self.weight
 
@@ -564,8 +533,8 @@ class QConfig:
     def measures(self) -> bool:
         """Whether calibration data is needed for scales."""
         # An override may quantize activations of a weight-only configuration.
-        overrides = map(attrgetter("activation"), self.overrides)
-        return any(map(is_measured, (self.activation, *overrides)))
+        activations = (override.activation for override in self.overrides)
+        return any(map(is_measured, (self.activation, *activations)))
 
     @property
     def keeps_function(self) -> bool:
@@ -591,13 +560,11 @@ class QConfig:
             f"weight: {self.weight or 'float'}",
         ]
         # Activation and weight are shown even if they are the defaults, optimizers come last.
-        shown = {
-            key: value
-            for key, value in changed_settings(self).items()
-            if key not in ("activation", "weight", "optimizers")
-        }
-        for name, value in shown.items():
-            lines.append(f"{name}: {value}")
+        lines += [
+            f"{name}: {value}"
+            for name, value in changed_settings(self).items()
+            if name not in ("activation", "weight", "optimizers")
+        ]
         if self.optimizers:
             lines.append(f"optimizers: {' '.join(map(format_call, self.optimizers))}")
         return "\n".join(lines)

@@ -36,7 +36,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, QConfig | Override | TensorOverride | QuantizationSpec):
         return _plain_fields(value)
     if isinstance(value, tuple):
-        return list(map(_plain, value))
+        return [_plain(item) for item in value]
     if isinstance(value, str | bool | int | float | None):
         return _plain_scalar(value)
     # Calibrators have a statistic, optimizers a stage; both are written as calls.
@@ -62,10 +62,7 @@ def _plain_scalar(
 
 def _plain_fields(value: Any) -> dict[str, Any]:
     """Return all fields, also those at defaults, which a later release may change."""
-    plain = dict[str, Any]()
-    for field in fields(value):
-        plain[field.name] = _plain(getattr(value, field.name))
-    return plain
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def _plain_optimizer(value: Any) -> Any:

@@ -121,8 +121,8 @@ class QuantizationSpec:
         self._check_exponent()
         refuse(self, _CONTRADICTIONS)
         # A class has the attribute, too: MinMax in place of MinMax() is refused below.
-        known = hasattr(self.calibrator, "statistic")
-        if isinstance(self.calibrator, type) or not known:
+        has_statistic = hasattr(self.calibrator, "statistic")
+        if isinstance(self.calibrator, type) or not has_statistic:
             raise ConfigError(
                 f"calibrator is {short(self.calibrator)}; it must be a calibrator or a"
                 f" name{nearest('', calibrators.CALIBRATORS)}",
@@ -227,10 +227,8 @@ class QuantizationSpec:
         """Return whether tensors of both specs have equal codes."""
         # Calibrators and solvers may differ: they choose a scale, and do not change the type of
         # codes.
-        if self.dtype != other.dtype or (self.block_size, self.dynamic) != (
-            other.block_size,
-            other.dynamic,
-        ):
+        mine = (self.dtype, self.block_size, self.dynamic)
+        if mine != (other.dtype, other.block_size, other.dynamic):
             return False
         if self.dtype.scaled:
             return self.grid == other.grid
@@ -300,9 +298,7 @@ def _has_no_codes(spec: QuantizationSpec) -> bool:
 
 
 _BLOCK_SIZE = Requirement(
-    "block_size",
-    whole(0),
-    "a number of values, or 0 for no blocks",
+    "block_size", whole(0), "a number of values, or 0 for no blocks"
 )
 _CONTRADICTIONS_OF_ZERO_POINTS = (
     Contradiction(
@@ -411,9 +407,7 @@ def check_granularity(
 
 
 def spec_of(
-    data: object,
-    base: QuantizationSpec | None,
-    where: str,
+    data: object, base: QuantizationSpec | None, where: str
 ) -> QuantizationSpec | None:
     """Return a spec from changes to ``base``, or from just the name of a number format.
 

@@ -36,8 +36,7 @@ _FINE = QuantizationSpec(INT16, per_channel=True)
 def _activations(row: DType) -> QConfig:
     """Configure activations with one scale, if any."""
     return QConfig(
-        QuantizationSpec(row),
-        _FINE if row.scaled else QuantizationSpec(row),
+        QuantizationSpec(row), _FINE if row.scaled else QuantizationSpec(row)
     )
 
 
@@ -101,16 +100,13 @@ def _dynamic(row: DType) -> QConfig | None:
     if row.name != "uint8":
         return None
     return QConfig(
-        QuantizationSpec(row, symmetric=False, dynamic=True),
-        form="operators",
+        QuantizationSpec(row, symmetric=False, dynamic=True), form="operators"
     )
 
 
 WAYS = (
     Way(
-        "activations",
-        "activations, their scale if any measured on data",
-        _activations,
+        "activations", "activations, their scale if any measured on data", _activations
     ),
     Way("channels", "activations with a scale for each channel", _channels),
     Way("zero point", "activations with a free zero point", _asymmetric),

@@ -131,10 +131,7 @@ class TensorOverride:
 
     def __post_init__(self) -> None:
         for name in ("tensors", "readers"):
-            names = name_tuple(
-                getattr(self, name),
-                f"{name} of an override of tensors",
-            )
+            names = name_tuple(getattr(self, name), f"{name} of an override of tensors")
             object.__setattr__(self, name, names)
         if not self.tensors:
             raise ConfigError("an override of tensors names none; give tensors")
@@ -303,17 +300,13 @@ class TensorOverride:
             ConfigError: the number format has no scale, and one is given.
         """
         # Only settings that differ: ``with_`` of a new format resets the rule for exponents.
-        changes = dict[str, Any]()
-        for name in _FLAGS:
-            if getattr(self, name) is not None:
-                changes[name] = getattr(self, name)
+        flags = {name: getattr(self, name) for name in _FLAGS}
+        changes = {name: value for name, value in flags.items() if value is not None}
         if self.dtype not in (None, spec.dtype):
             changes["dtype"] = self.dtype
         if self.calibrator is not None:
             changes["calibrator"] = self.calibrator
-        changed = spec
-        if changes:
-            changed = spec.with_(**changes)
+        changed = spec.with_(**changes) if changes else spec
         # Checked here, since the format may be that of the rules.
         self._check_scaled(changed.dtype)
         return changed
@@ -327,9 +320,7 @@ class TensorOverride:
             )
 
     def bounds(
-        self,
-        low: NDArray[np.float64],
-        high: NDArray[np.float64],
+        self, low: NDArray[np.float64], high: NDArray[np.float64]
     ) -> tuple[Any, Any]:
         """Return the range with given ends instead of measured ones.
 
@@ -365,9 +356,9 @@ class TensorOverride:
                 whether it is quantized.
         """
         changes = {
-            key: value
-            for key, value in changed_settings(later).items()
-            if key not in ("tensors", "readers")
+            name: value
+            for name, value in changed_settings(later).items()
+            if name not in ("tensors", "readers")
         }
         if not later.keep and (later.decides or later.low or later.high):
             changes["keep"] = False
@@ -411,8 +402,9 @@ def tensor_calibrator(text: str) -> TensorOverride:
     ('a=b',)
     """
     # Names of tensors and settings of calibrators may hold a "=".
-    for place in (place for place, letter in enumerate(text) if letter == "="):
-        tensor, calibrator = text[:place], text[place + 1 :]
+    parts = text.split("=")
+    for count in range(1, len(parts)):
+        tensor, calibrator = "=".join(parts[:count]), "=".join(parts[count:])
         if tensor and calibrator.partition(":")[0] in CALIBRATORS:
             return TensorOverride(tensor, calibrator=calibrator)
     raise ConfigError(
@@ -433,11 +425,11 @@ class TensorOverrides:
         # Most overrides name tensors, which a table finds: a model may have one for each tensor.
         self._named: dict[str, list[int]] = {}
         self._globs: list[int] = []
-        for place, override in enumerate(self._all):
+        for index, override in enumerate(self._all):
             for pattern in override.tensors:
-                self._named.setdefault(pattern, []).append(place)
+                self._named.setdefault(pattern, []).append(index)
             if any(map(_has_wildcards, override.tensors)):
-                self._globs.append(place)
+                self._globs.append(index)
         # A rule's request looks up twice, and matching globs is slow.
         self._found: dict[tuple[str, str], TensorOverride | None] = {}
 
@@ -467,13 +459,13 @@ class TensorOverrides:
         Returns:
             The merged override; None if none matches.
         """
-        places = set(self._named.get(tensor, ()))
-        for place in self._globs:
-            if self._all[place].matches(tensor):
-                places.add(place)
+        indices = set(self._named.get(tensor, ()))
+        indices.update(
+            index for index in self._globs if self._all[index].matches(tensor)
+        )
         merged: TensorOverride | None = None
-        for place in sorted(places):
-            override = self._all[place]
+        for index in sorted(indices):
+            override = self._all[index]
             # A decision for named readers is none for the producer, whose name is empty.
             if not override.readers or reader in override.readers:
                 merged = merged.merged(override) if merged else override
@@ -483,9 +475,6 @@ class TensorOverrides:
         """Return the patterns without a match among tensors."""
         # Most patterns are names: a lookup spares a scan over all tensors of the model.
         known = set(tensors)
-        patterns = list[str]()
-        for override in self._all:
-            patterns += override.tensors
 
         def matches(pattern: str) -> bool:
             # Case counts on every system, as in ``TensorOverride.matches``.
@@ -493,4 +482,9 @@ class TensorOverrides:
                 fnmatch.fnmatchcase(tensor, pattern) for tensor in known
             )
 
-        return [pattern for pattern in patterns if not matches(pattern)]
+        return [
+            pattern
+            for override in self._all
+            for pattern in override.tensors
+            if not matches(pattern)
+        ]

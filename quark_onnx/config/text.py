@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 from calibrators.shown import short
-from quark_onnx.common.containers import differing
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require
 
@@ -39,10 +38,7 @@ def name_tuple(value: Any, where: str) -> tuple[str, ...]:
 
 
 def parse_call(
-    text: str,
-    what: str,
-    *,
-    words: bool = True,
+    text: str, what: str, *, words: bool = True
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings in a text.
 
@@ -110,6 +106,9 @@ def format_call(value: Any) -> str:
 
 def changed_settings(value: Any) -> dict[str, Any]:
     """Return the fields of an object whose values are not the defaults, by name."""
-    settings = {field.name: getattr(value, field.name) for field in fields(value)}
     # A field with a default_factory has no default here, and always counts as changed.
-    return differing(settings, {field.name: field.default for field in fields(value)})
+    return {
+        field.name: getattr(value, field.name)
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+    }

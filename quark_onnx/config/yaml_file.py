@@ -13,13 +13,7 @@ from quark_onnx.common.errors import ConfigError
 
 #: Exceptions of PyYAML for a file that is no YAML. ValueError: it is no UTF-8 text; RecursionError:
 #: brackets nested too deeply; the others: a value that its tag does not fit (``!!bool maybe``).
-_NO_YAML = (
-    yaml.YAMLError,
-    ValueError,
-    RecursionError,
-    LookupError,
-    AttributeError,
-)
+_NO_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError)
 #: Most bytes of a file: five times a file with an override for each of 10,000 nodes.
 _BYTES = 1 << 22
 #: Most values that aliases add to those written out: a hundred times those of the largest in use.
@@ -64,10 +58,7 @@ class _Loader(yaml.SafeLoader):
         # The scanner compares each bracket with all open ones: 100,000 take 10 seconds.
         if self.flow_level >= _DEEPEST:
             raise yaml.scanner.ScannerError(
-                None,
-                None,
-                f"more than {_DEEPEST} brackets are open",
-                self.get_mark(),
+                None, None, f"more than {_DEEPEST} brackets are open", self.get_mark()
             )
         super().fetch_flow_collection_start(TokenClass)
 
@@ -84,10 +75,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"{short(key)} is given twice",
-                    node.start_mark,
+                    None, None, f"{short(key)} is given twice", node.start_mark
                 )
             seen.add(key)
         return node
@@ -95,10 +83,10 @@ class _Loader(yaml.SafeLoader):
     def construct_document(self, node: yaml.Node) -> Any:
         """Construct a document, unless the aliases expand too far."""
         # Aliases of aliases multiply: a file of a kilobyte may stand for billions of values.
-        known: dict[int, int] = {}
-        expanded = _expanded(node, known)
+        counts: dict[int, int] = {}
+        expanded = _expanded(node, counts)
         # Each node is written out once; the size of the file limits their number.
-        if expanded - len(known) > _VALUES:
+        if expanded - len(counts) > _VALUES:
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
@@ -108,24 +96,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_document(node)
 
 
-def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+def _expanded(node: yaml.Node, counts: dict[int, int]) -> int:
     """Return the number of values of a node with expanded aliases.
 
     A node that contains itself exceeds the limit.
 
     Args:
-        node: node of the document's tree.
-        known: numbers of values by the identity of a node; counted nodes are added.
+        counts: numbers of values by the identity of a node; counted nodes are added.
     """
-    if id(node) not in known:
+    if id(node) not in counts:
         # Provisional: a node that is met again before its count is known contains itself.
-        known[id(node)] = _ENDLESS + 1
-        parts: list[yaml.Node] = []
+        counts[id(node)] = _ENDLESS + 1
+        children: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                parts += [key, value]
+            children = [child for entry in node.value for child in entry]
         elif isinstance(node, yaml.SequenceNode):
-            parts = node.value
+            children = node.value
         # Aliases share the node: each node is counted once, so that counting costs no expansion.
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_expanded(child, counts) for child in children)
+    return counts[id(node)]

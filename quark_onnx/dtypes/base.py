@@ -140,11 +140,8 @@ class Minifloat(Scaled):
         """Finite values in ascending order."""
         # All bit patterns of the format, read as its numbers; sub-byte types of ml_dtypes lie in a
         # byte each.
-        values = (
-            np.arange(1 << self.bits, dtype=np.uint8)
-            .view(self.element_dtype)
-            .astype(np.float32)
-        )
+        patterns = np.arange(1 << self.bits, dtype=np.uint8)
+        values = patterns.view(self.element_dtype).astype(np.float32)
         # Two zeros, NaN and infinities are no levels.
         return np.unique(values[np.isfinite(values)])
 
@@ -171,11 +168,8 @@ class Minifloat(Scaled):
         scale, _ = params.spread(array.shape)
         # Clipped first: beyond the greatest value, casts to FP8 give NaN (E4M3FN) or infinity
         # (E5M2). The cast itself rounds half to even.
-        codes: NDArray[Any] = np.clip(
-            np.asarray(array, np.float32) / scale,
-            self.qmin,
-            self.qmax,
-        ).astype(self.numpy)
+        reals = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax)
+        codes: NDArray[Any] = reals.astype(self.numpy)
         return codes
 
 
@@ -192,11 +186,7 @@ class Float4(Minifloat):
         """Quantize an array to codes of type ``numpy``."""
         scale, _ = params.spread(array.shape)
         # FP4 E2M1 has neither infinity nor NaN; the clip saturates at 6.
-        reals = np.clip(
-            np.asarray(array, np.float32) / scale,
-            self.qmin,
-            self.qmax,
-        )
+        reals = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax)
         # Rounded by ml_dtypes, then the four bits as an unsigned integer, which ONNX can store as
         # UINT4.
         codes: NDArray[Any] = reals.astype(_FLOAT4).view(np.uint8).astype(self.numpy)

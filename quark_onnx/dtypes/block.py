@@ -39,12 +39,7 @@ def _mx(name: str, element: str, bits: int) -> Block:
     # OCP Microscaling 1.0: 32 elements share a scale of 8 bits (E8M0).
     attributes = {"element_dtype": element, "block_size": 32, "rounding_mode": 2}
     row = Block(
-        name,
-        bits,
-        BODY_OPSET,
-        "MXQuantizeDequantize",
-        tuple(attributes.items()),
-        32,
+        name, bits, BODY_OPSET, "MXQuantizeDequantize", tuple(attributes.items()), 32
     )
     DTYPES.add(name, row)
     return row

@@ -8,11 +8,7 @@ from quark_onnx.dtypes.base import Float4, Half, Minifloat
 
 
 def minifloat(
-    name: str,
-    onnx: int,
-    bits: int,
-    largest: int,
-    min_opset: int,
+    name: str, onnx: int, bits: int, largest: int, min_opset: int
 ) -> Minifloat:
     """Register a floating format that QuantizeLinear writes."""
     storage = np.dtype(helper.tensor_dtype_to_np_dtype(onnx))
@@ -62,9 +58,4 @@ FP4E2M1 = float4("fp4e2m1", 6)
 # Cast takes its target as an integer from opset 6 on.
 FLOAT16 = half("float16", TensorProto.FLOAT16, 65504.0, 6)
 #: The greatest finite value is 2^127 (2 - 2^-7). Cast supports bfloat16 from opset 13 on.
-BFLOAT16 = half(
-    "bfloat16",
-    TensorProto.BFLOAT16,
-    2.0**127 * (2 - 2.0**-7),
-    13,
-)
+BFLOAT16 = half("bfloat16", TensorProto.BFLOAT16, 2.0**127 * (2 - 2.0**-7), 13)

@@ -98,16 +98,8 @@ def bfp(
     finite = np.isfinite(blocks)
     clean = np.where(finite, blocks, 0.0)
     step = _power(_exponent(clean) - bits + 1)
-    codes = np.clip(
-        to_integer(clean / step, rounding_mode),
-        1 - 2**bits,
-        2**bits - 1,
-    )
-    return _restored(
-        np.where(finite, codes * step, blocks),
-        shape,
-        axis,
-    )
+    codes = np.clip(to_integer(clean / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
+    return _restored(np.where(finite, codes * step, blocks), shape, axis)
 
 
 def bfp_prime(  # noqa: PLR0913  the attributes of the operator
@@ -151,33 +143,16 @@ def bfp_prime(  # noqa: PLR0913  the attributes of the operator
         )
     blocks, shape = _blocks(x, axis, block_size)
     broken = ~np.isfinite(blocks).all(axis=-1, keepdims=True)
-    clean = np.where(
-        broken | (np.abs(blocks) < np.finfo(np.float32).smallest_normal),
-        0.0,
-        blocks,
-    )
-    parts = clean.reshape(
-        *clean.shape[:-1],
-        block_size // sub_block_size,
-        sub_block_size,
-    )
+    subnormal = np.abs(blocks) < np.finfo(np.float32).smallest_normal
+    clean = np.where(broken | subnormal, 0.0, blocks)
+    count = block_size // sub_block_size
+    parts = clean.reshape(*clean.shape[:-1], count, sub_block_size)
     block = _exponent(clean)[..., None]
     shift = np.minimum(block - _exponent(parts), 2**sub_block_shift_bits - 1)
     step = _power(block - shift - bits + 1)
-    codes = np.clip(
-        to_integer(parts / step, rounding_mode),
-        1 - 2**bits,
-        2**bits - 1,
-    )
-    return _restored(
-        np.where(
-            broken,
-            np.nan,
-            (codes * step).reshape(clean.shape),
-        ),
-        shape,
-        axis,
-    )
+    codes = np.clip(to_integer(parts / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
+    values = (codes * step).reshape(clean.shape)
+    return _restored(np.where(broken, np.nan, values), shape, axis)
 
 
 def mx(  # noqa: PLR0913  the attributes of the operator
@@ -228,22 +203,12 @@ def mx(  # noqa: PLR0913  the attributes of the operator
     clean = np.where(finite, blocks, 0.0)
     format = ELEMENTS.get(element)
     shared = _shared(clean, format, exponent)
-    return _restored(
-        np.where(
-            finite,
-            _in_elements(clean, shared, format, rounding_mode),
-            blocks,
-        ),
-        shape,
-        axis,
-    )
+    values = _in_elements(clean, shared, format, rounding_mode)
+    return _restored(np.where(finite, values, blocks), shape, axis)
 
 
 def better_mx(
-    x: ArrayLike,
-    axis: int,
-    element: str,
-    block_size: int = 32,
+    x: ArrayLike, axis: int, element: str, block_size: int = 32
 ) -> NDArray[np.float32]:
     """Quantize constants to microscaling with the better of two scales for each block.
 
@@ -270,25 +235,12 @@ def better_mx(
     rounded = np.empty_like(rows)
     step = max(1, _PART // max(1, rows.shape[1]))
     for start in range(0, len(rows), step):
-        blocks, shape = _blocks(
-            rows[start : start + step],
-            -1,
-            block_size,
-        )
+        blocks, shape = _blocks(rows[start : start + step], -1, block_size)
         finite = np.isfinite(blocks)
         better = _better(np.where(finite, blocks, 0.0), ELEMENTS[element])
-        rounded[start : start + step] = _restored(
-            np.where(finite, better, blocks),
-            shape,
-            -1,
-        )
-    return np.ascontiguousarray(
-        np.moveaxis(
-            rounded.reshape(moved.shape),
-            -1,
-            axis,
-        )
-    )
+        values = np.where(finite, better, blocks)
+        rounded[start : start + step] = _restored(values, shape, -1)
+    return np.ascontiguousarray(np.moveaxis(rounded.reshape(moved.shape), -1, axis))
 
 
 def _better(blocks: Floats, element: MiniFloat) -> Floats:
@@ -302,21 +254,14 @@ def _better(blocks: Floats, element: MiniFloat) -> Floats:
     power = _power(plain + 1)
     last = element.largest * _power(plain - element.emax)
     # Values beyond the last code must become values that either scale represents.
-    kept = np.where(
-        np.abs(blocks) > (last + power) / 2,
-        power,
-        np.minimum(np.abs(blocks), last),
-    )
-    first = _in_elements(blocks, plain - element.emax, element)
-    second = _in_elements(
-        np.copysign(kept, blocks),
-        plain - element.emax + 1,
-        element,
-    )
-    first_error = np.square(first - blocks).sum(axis=-1, keepdims=True)
-    second_error = np.square(second - blocks).sum(axis=-1, keepdims=True)
+    size = np.abs(blocks)
+    kept = np.where(size > (last + power) / 2, power, np.minimum(size, last))
+    usual = _in_elements(blocks, plain - element.emax, element)
+    raised = _in_elements(np.copysign(kept, blocks), plain - element.emax + 1, element)
+    usual_error = np.square(usual - blocks).sum(axis=-1, keepdims=True)
+    raised_error = np.square(raised - blocks).sum(axis=-1, keepdims=True)
     storable = power <= 2.0**E8M0
-    better: Floats = np.where((second_error < first_error) & storable, second, first)
+    better: Floats = np.where((raised_error < usual_error) & storable, raised, usual)
     return better
 
 
@@ -353,11 +298,7 @@ def emax_of(element: MiniFloat | None) -> int:
     return 0 if element is None else element.emax
 
 
-def _shared(
-    blocks: Floats,
-    element: MiniFloat | None,
-    rule: str,
-) -> NDArray[np.int64]:
+def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.int64]:
     """Return the exponents of the scales of blocks, keeping the last axis with length 1."""
     exponent = _exponent(blocks)
     emax = emax_of(element)
@@ -365,18 +306,10 @@ def _shared(
         return exponent - emax
     share, inclusive = threshold(rule, element)
     bound = share * _power(exponent + 1)
-    greatest = np.abs(blocks).max(
-        axis=-1,
-        keepdims=True,
-        initial=0.0,
-    )
+    greatest = np.abs(blocks).max(axis=-1, keepdims=True, initial=0.0)
     raised = greatest >= bound if inclusive else greatest > bound
     raised &= greatest >= np.finfo(np.float32).tiny
-    shared: NDArray[np.int64] = np.clip(
-        exponent + raised - emax,
-        -E8M0,
-        E8M0,
-    )
+    shared: NDArray[np.int64] = np.clip(exponent + raised - emax, -E8M0, E8M0)
     return shared
 
 
@@ -405,11 +338,7 @@ def _mantissa_bits(bit_width: int) -> int:
     return bit_width - EXPONENT_AND_SIGN
 
 
-def _blocks(
-    x: ArrayLike,
-    axis: int,
-    block_size: int,
-) -> tuple[Floats, tuple[int, ...]]:
+def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int, ...]]:
     """Return the values as (..., blocks, block_size), and their shape with ``axis`` last.
 
     The last block is padded with zeros.
@@ -426,17 +355,10 @@ def _blocks(
     count = -(-moved.shape[-1] // block_size)
     padded = np.zeros((*moved.shape[:-1], count * block_size))
     padded[..., : moved.shape[-1]] = moved
-    return (
-        padded.reshape(*moved.shape[:-1], count, block_size),
-        moved.shape,
-    )
+    return padded.reshape(*moved.shape[:-1], count, block_size), moved.shape
 
 
-def _restored(
-    blocks: Floats,
-    shape: tuple[int, ...],
-    axis: int,
-) -> NDArray[np.float32]:
+def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.float32]:
     """Return blocks as float32 in the shape of the tensor, without the padding.
 
     Args:
@@ -444,13 +366,8 @@ def _restored(
         shape: shape of the tensor, with the axis of the blocks last.
         axis: the axis of the blocks in the tensor.
     """
-    flat = blocks.reshape(
-        *blocks.shape[:-2],
-        blocks.shape[-2] * blocks.shape[-1],
-    )[
-        ...,
-        : shape[-1],
-    ]
+    *outer, count, block_size = blocks.shape
+    flat = blocks.reshape(*outer, count * block_size)[..., : shape[-1]]
     # The element -128 of the greatest blocks is -2^128, beyond float32.
     with np.errstate(over="ignore"):
         # Adding 0 makes negative zeros positive.
@@ -460,16 +377,9 @@ def _restored(
 
 def _exponent(groups: Floats) -> NDArray[np.int64]:
     """Return floor(log2) of the greatest magnitude along the last axis, which is kept."""
-    greatest = np.abs(groups).max(
-        axis=-1,
-        keepdims=True,
-        initial=0.0,
-    )
-    exponent = np.where(
-        greatest > 0,
-        np.frexp(greatest)[1].astype(np.int64) - 1,
-        LEAST_EXPONENT,
-    )
+    greatest = np.abs(groups).max(axis=-1, keepdims=True, initial=0.0)
+    exponent = np.frexp(greatest)[1].astype(np.int64) - 1
+    exponent = np.where(greatest > 0, exponent, LEAST_EXPONENT)
     return np.maximum(exponent, LEAST_EXPONENT)
 
 

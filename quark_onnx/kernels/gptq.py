@@ -32,11 +32,7 @@ class Compensation:
     """The error compensation of GPTQ for a Hessian."""
 
     def __init__(
-        self,
-        gram: Doubles,
-        *,
-        damping: float = 0.01,
-        act_order: bool = True,
+        self, gram: Doubles, *, damping: float = 0.01, act_order: bool = True
     ) -> None:
         """Compute Hinv.
 
@@ -76,21 +72,12 @@ class Compensation:
         def sweep(part: slice) -> None:
             scale, least, greatest = (field[:, part] for field in fields)
             levels = Levels(scale, lattice.levels, least, greatest)
-            Q[:, part] = _sweep(
-                W[:, part],
-                self._inverse,
-                levels,
-            )
+            Q[:, part] = _sweep(W[:, part], self._inverse, levels)
 
         for _ in side_by_side(sweep, slabs(W.shape[1], _ROWS)):
             pass
         result = np.empty_like(nearest)
-        np.put_along_axis(
-            result,
-            np.broadcast_to(order, result.shape),
-            Q,
-            2,
-        )
+        np.put_along_axis(result, np.broadcast_to(order, result.shape), Q, 2)
         error = error_of(weight, result, self._gram)
         nearest_error = error_of(weight, nearest, self._gram)
         # An output for which the compensation does not pay keeps RTN.
@@ -118,20 +105,15 @@ def gptq(
         damping: see ``Compensation``.
         act_order: see ``Compensation``.
     """
-    return Compensation(gram, damping=damping, act_order=act_order).rounded(
-        weight,
-        lattice,
-    )[0]
+    compensation = Compensation(gram, damping=damping, act_order=act_order)
+    return compensation.rounded(weight, lattice)[0]
 
 
 def error_of(weight: Doubles, rounded: Floats, gram: Doubles) -> Doubles:
     """Return the squared errors of the outputs, summed over rows, (groups, outputs)."""
     difference = rounded - weight
-    error: Doubles = np.maximum(
-        ((difference @ gram) * difference).sum(axis=2),
-        0.0,
-    )
-    return error
+    error: Doubles = ((difference @ gram) * difference).sum(axis=2)
+    return np.maximum(error, 0.0)
 
 
 def _fields(lattice: Levels) -> tuple[Floats, Floats, Floats]:
@@ -147,12 +129,8 @@ def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
         Err = np.empty((*W.shape[:2], stop - start))
         for j in range(start, stop):
             scale, least, greatest = (field[:, :, j] for field in _fields(lattice))
-            column = Levels(
-                scale,
-                lattice.levels,
-                least,
-                greatest,
-            ).nearest(W[:, :, j])
+            levels = Levels(scale, lattice.levels, least, greatest)
+            column = levels.nearest(W[:, :, j])
             Q[:, :, j] = column
             # GPTQ, algorithm 1: an error spreads to the rest of its batch at once, and to later
             # columns by a single product after the batch.
@@ -163,26 +141,18 @@ def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
     return Q
 
 
-def _inverse_root(
-    gram: Doubles,
-    order: NDArray[np.int64],
-    damping: float,
-) -> Doubles:
+def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
     """Return the upper Cholesky factors of the inverse damped Hessians, with columns in order.
 
     Inputs that are always zero get a one on the diagonal: their weights have no effect.
     """
     permuted = np.take_along_axis(
-        np.take_along_axis(gram, order[:, :, None], 1),
-        order[:, None, :],
-        2,
+        np.take_along_axis(gram, order[:, :, None], 1), order[:, None, :], 2
     )
     index = np.arange(permuted.shape[1])
     diagonal = permuted[:, index, index]
-    mean = np.maximum(
-        diagonal.mean(axis=1, keepdims=True),
-        np.finfo(np.float64).tiny,
-    )
+    tiny = np.finfo(np.float64).tiny
+    mean = np.maximum(diagonal.mean(axis=1, keepdims=True), tiny)
     # In units of the mean diagonal, of which damping is a share.
     base = permuted / mean[..., None]
     base[:, index, index] += np.where(diagonal == 0, 1.0, 0.0)
@@ -213,11 +183,7 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
             raise np.linalg.LinAlgError("the products of the inputs are not finite")
 
 
-def _factor(
-    base: Doubles,
-    index: NDArray[np.int64],
-    share: float,
-) -> Doubles:
+def _factor(base: Doubles, index: NDArray[np.int64], share: float) -> Doubles:
     """Return Hinv, (groups, inputs, inputs), for a share of damping.
 
     Args:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +46,9 @@ class Rotation:
     @property
     def size(self) -> int:
         """Number of channels."""
-        return int(np.prod(list(map(len, self.factors))))
+        return prod(len(factor) for factor in self.factors)
 
-    def turn(
-        self,
-        array: NDArray[np.floating],
-        axis: int = -1,
-    ) -> Floats:
+    def turn(self, array: NDArray[np.floating], axis: int = -1) -> Floats:
         """Multiply every vector along an axis by the matrix, in float64; the shape stays.
 
         An axis of several times the size is rotated part by part.
@@ -112,18 +109,15 @@ def random_hadamard(size: int, seed: int) -> Rotation:
         return Rotation((_orthogonal(size, random),))
     core, power = parts
     orders = [*core, *_chunks(power, _CHUNK)] or [1]
-    return Rotation(
-        tuple(map(hadamard, orders)),
-        random.choice([-1.0, 1.0], size),
-    )
+    factors = tuple(hadamard(order) for order in orders)
+    return Rotation(factors, random.choice([-1.0, 1.0], size))
 
 
 def balanced(size: int, seed: int) -> Rotation:
     """Return a random rotation that keeps the vector of ones, and so means.
 
     A Hadamard matrix H with a constant first row gives ``H^T diag(1, signs) H``. The signs with the
-    most
-    even entries are taken; with bent functions, for 4 and 16 channels, all entries are equal.
+    most even entries are taken; with bent functions, for 4 and 16 channels, all entries are equal.
 
     >>> bool(np.allclose(balanced(96, seed=0).turn(np.ones(96)), 1))
     True
@@ -214,10 +208,7 @@ def _signs(order: int) -> Floats | None:
     half = _signs(order // 2)
     if half is None:
         return None
-    return np.kron(
-        np.array([[1.0, 1.0], [1.0, -1.0]]),
-        half,
-    )
+    return np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), half)
 
 
 def _is_prime(number: int) -> bool:
@@ -232,8 +223,8 @@ def _residues(prime: int) -> Floats:
     # Squares have the symbol 1, other numbers -1, and 0 has 0.
     symbol[np.arange(prime) ** 2 % prime] = 1.0
     symbol[0] = 0.0
-    place = np.arange(prime)
-    matrix: Floats = symbol[(place[:, None] - place) % prime]
+    index = np.arange(prime)
+    matrix: Floats = symbol[(index[:, None] - index) % prime]
     return matrix
 
 
@@ -275,16 +266,11 @@ def _williamson(order: int) -> Floats | None:
             continue
         rows = _four_circulants(m, _cosets(m, size))
         if rows is not None:
-            place = np.arange(m)
-            a, b, c, d = (row[(place[:, None] - place) % m] for row in rows)
+            index = np.arange(m)
+            a, b, c, d = (row[(index[:, None] - index) % m] for row in rows)
             # Williamson's array: symmetric circulants commute, which makes its rows orthogonal.
             return np.block(
-                [
-                    [a, b, c, d],
-                    [-b, a, -d, c],
-                    [-c, d, a, -b],
-                    [-d, -c, b, a],
-                ],
+                [[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]]
             )
     return None
 
@@ -311,33 +297,27 @@ def _primitive_root(prime: int) -> int:
 def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
     """Return four rows of signs, constant on cosets, whose power spectra add up to 4 m."""
     rows = np.ones((2 ** len(cosets), m))
-    for row, signs in zip(
-        rows,
-        product([1.0, -1.0], repeat=len(cosets)),
-        strict=True,
-    ):
+    choices = product([1.0, -1.0], repeat=len(cosets))
+    for row, signs in zip(rows, choices, strict=True):
         for coset, sign in zip(cosets, signs, strict=True):
             row[coset] = sign
     # Cosets of a group of even size hold -k with k: the rows are symmetric, their spectra real.
     # Spectra are constant on cosets as well, so that one frequency of each is enough.
     spectra = np.fft.fft(rows).real[:, [0, *(coset[0] for coset in cosets)]] ** 2
-    one, other = np.triu_indices(len(rows))
-    sums = spectra[one] + spectra[other]
+    left, right = np.triu_indices(len(rows))
+    sums = spectra[left] + spectra[right]
     # Meet in the middle: for every sum of two spectra, look up the sum that completes it to 4 m.
     pairs = {
-        tuple(np.rint(total * 16).astype(int)): place
-        for place, total in reversed(list(enumerate(sums)))
+        tuple(np.rint(total * 16).astype(int)): pair
+        for pair, total in reversed(list(enumerate(sums)))
     }
-    for place, total in enumerate(sums):
+    for pair, total in enumerate(sums):
         match = pairs.get(tuple(np.rint((4 * m - total) * 16).astype(int)))
         if match is not None:
-            circulants = [
-                rows[index]
-                for index in (one[place], other[place], one[match], other[match])
-            ]
+            chosen = (left[pair], right[pair], left[match], right[match])
+            circulants = [rows[index] for index in chosen]
             # Rounding to sixteenths may match by chance.
-            if np.allclose(
-                sum(np.abs(np.fft.fft(row)) ** 2 for row in circulants), 4 * m
-            ):
+            spectrum = sum(np.abs(np.fft.fft(row)) ** 2 for row in circulants)
+            if np.allclose(spectrum, 4 * m):
                 return circulants
     return None

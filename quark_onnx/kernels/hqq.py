@@ -130,16 +130,14 @@ def quantize_hqq(
     zeros = np.empty((n, count), np.float32)
     # Values in the last block of a column; 0 if it is full.
     short = weight.shape[0] % block_size
-    for place, blocks in slabs(weight, block_size):
+    for position, blocks in slabs(weight, block_size):
         params = round_to_nearest(
-            blocks.reshape(-1, block_size),
-            bits,
-            symmetric=False,
+            blocks.reshape(-1, block_size), bits, symmetric=False
         )[1]
         scale = params.scale.reshape(blocks.shape[:2])
         zero = params.zero_point.reshape(blocks.shape[:2]).astype(np.float32)
         # The padding of the last block is not part of the weight, and must not move its zero point.
-        full_blocks = blocks.shape[1] - (short > 0 and place[1].stop == count)
+        full_blocks = blocks.shape[1] - (short > 0 and position[1].stop == count)
         for part, length in (
             (slice(0, full_blocks), block_size),
             (slice(full_blocks, None), short),
@@ -147,46 +145,31 @@ def quantize_hqq(
             values = blocks[:, part, :length]
             # The slab may have no full blocks, or no incomplete one.
             if values.size:
-                start = scale[:, part].ravel(), zero[:, part].ravel()
-                solved = _solve(
+                best_scale, best_zero = _solve(
                     values.reshape(-1, length),
-                    *start,
+                    scale[:, part].ravel(),
+                    zero[:, part].ravel(),
                     bits,
                     float_zero_points,
                     settings,
                 )
                 # (columns, blocks): one scale and one zero point per block.
-                scale[:, part], zero[:, part] = (
-                    part.reshape(values.shape[:2]) for part in solved
-                )
-        scales[place], zeros[place] = scale, zero
-        packed[place] = pack(
-            _codes(
-                blocks / scale[..., None],
-                zero[..., None],
-                bits,
-            ).astype(np.uint8),
-            bits,
-        )
+                scale[:, part] = best_scale.reshape(values.shape[:2])
+                zero[:, part] = best_zero.reshape(values.shape[:2])
+        scales[position] = scale
+        zeros[position] = zero
+        codes = _codes(blocks / scale[..., None], zero[..., None], bits)
+        packed[position] = pack(codes.astype(np.uint8), bits)
     if float_zero_points:
         # float32 zero points are not packed: (N, blocks), as scales.
         stored = zeros
     else:
         stored = pack(zeros.astype(np.uint8), bits)
-    return NBitsWeight(
-        packed,
-        scales,
-        stored,
-        bits,
-        block_size,
-        weight.shape[0],
-    )
+    return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
 
 
 def half_quadratic(
-    blocks: Float32,
-    bits: int,
-    settings: HalfQuadratic | None = None,
+    blocks: Float32, bits: int, settings: HalfQuadratic | None = None
 ) -> QParams:
     """Return scale and integer zero point of each block, asymmetric.
 
@@ -203,14 +186,8 @@ def half_quadratic(
     """
     start = round_to_nearest(blocks, bits, symmetric=False)[1]
     zero = start.zero_point.astype(np.float32)
-    scale, zero = _solve(
-        blocks,
-        start.scale,
-        zero,
-        bits,
-        False,
-        settings or HalfQuadratic(),
-    )
+    settings = settings or HalfQuadratic()
+    scale, zero = _solve(blocks, start.scale, zero, bits, False, settings)
     return QParams(scale, zero.astype(np.int64), 0)
 
 
@@ -250,7 +227,6 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
 
         target = steps - shrink(error, beta, settings.p)
         # The zero point of least squares for fixed codes.
-        # (rows,): the mean over the values of a block.
         moved = (codes - target).mean(axis=1)
         if not floating:
             # Packed zero points are codes.
@@ -260,9 +236,8 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
         centred = codes - zero[:, None]
         # 0 if all codes equal the zero point: no scale follows then, and ``legal`` refuses it.
         energy = np.einsum("ij,ij->i", centred, centred)
-        fitted = scale * (
-            np.einsum("ij,ij->i", centred, target) / np.where(energy > 0, energy, 1)
-        )
+        correlation = np.einsum("ij,ij->i", centred, target)
+        fitted = scale * (correlation / np.where(energy > 0, energy, 1))
         legal = (np.abs(fitted) > 2 * _F32.tiny) & (np.abs(fitted) < 2 * size)
         scale = np.where(free & legal, fitted, scale)
         beta *= settings.kappa
@@ -270,11 +245,7 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
 
 
 def _tight(
-    values: Float32,
-    scale: Float32,
-    zero: Float32,
-    bits: int,
-    free: NDArray[np.bool_],
+    values: Float32, scale: Float32, zero: Float32, bits: int, free: NDArray[np.bool_]
 ) -> tuple[Float32, Float32]:
     """Return scales and float zero points for codes that span the rows completely.
 
@@ -286,19 +257,12 @@ def _tight(
     # For ranges far from zero, code - zero_point would lose precision.
     spans = (extent > 2 * top * _F32.tiny) & (extent * 4 > np.abs(lo))
     step = np.where(spans, extent, 1) / np.float32(top)
-    return (
-        np.where(spans, step, scale),
-        np.where(spans, -lo / step, zero),
-    )
+    return np.where(spans, step, scale), np.where(spans, -lo / step, zero)
 
 
 def _codes(steps: Float32, zero: Float32, bits: int) -> Float32:
     """Return codes of values in steps of the scale, as floats, for zero points of any kind."""
-    codes: Float32 = np.clip(
-        np.rint(steps + zero),
-        0,
-        (1 << bits) - 1,
-    )
+    codes: Float32 = np.clip(np.rint(steps + zero), 0, (1 << bits) - 1)
     return codes
 
 

@@ -44,10 +44,7 @@ class Window:
 
     @lru_cache(maxsize=64)  # noqa: B019  (windows and tables are small)
     def seen(
-        self,
-        axis: int,
-        size: int,
-        output: int,
+        self, axis: int, size: int, output: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the inputs along an axis for each tap, and a mask of valid ones.
 
@@ -91,68 +88,46 @@ def windowed(  # noqa: PLR0913  the geometry of a convolution
     """
     shape = xs[0].shape
     rank = len(window.kernel)
-    ones = [1] * len(window.kernel)
-    spots: list[NDArray[np.int64]] = [
-        spot.reshape(len(xs), *ones, places.shape[1])
-        # (tensors, 1, ..., places), to broadcast against the taps of every axis.
-        for spot in np.unravel_index(places, (shape[0], *output))
+    ones = [1] * rank
+    # (tensors, 1, ..., places), to broadcast against the taps of every axis.
+    coordinates: list[NDArray[np.int64]] = [
+        coordinate.reshape(len(xs), *ones, places.shape[1])
+        for coordinate in np.unravel_index(places, (shape[0], *output))
     ]
     # Flat index into (batch, *spatial): Horner's scheme over the axes, the batch first.
-    index = spots[0]
+    index = coordinates[0]
     outside: NDArray[np.bool_] = np.zeros(1, bool)
-    for axis, spot in enumerate(spots[1:]):
+    for axis, coordinate in enumerate(coordinates[1:]):
         inputs_seen, inside = window.seen(axis, shape[2 + axis], output[axis])
         taps = np.arange(window.kernel[axis]).reshape(*along(axis, rank), 1)
-        index = index * shape[2 + axis] + inputs_seen[taps, spot]
+        index = index * shape[2 + axis] + inputs_seen[taps, coordinate]
         # Most layers have axes without padding, for which no mask is built.
         if not inside.all():
-            outside = outside | ~inside[taps, spot]
-    index = index.reshape(
-        len(xs),
-        prod(window.kernel),
-        places.shape[1],
-    )
-    patches = np.empty(
-        # (tensors, channels, taps, places): a channel's taps are adjacent, as in the weight.
-        (len(xs), shape[1], *index.shape[1:]),
-        xs[0].dtype,
-    )
-    for x, at, values in zip(xs, index, patches, strict=True):
-        _planes(x).take(at, axis=1, out=values, mode="clip")  # "clip" avoids a buffer
+            outside = outside | ~inside[taps, coordinate]
+    count = places.shape[1]
+    index = index.reshape(len(xs), prod(window.kernel), count)
+    # (tensors, channels, taps, places): a channel's taps are adjacent, as in the weight.
+    patches = np.empty((len(xs), shape[1], *index.shape[1:]), xs[0].dtype)
+    for x, indices, values in zip(xs, index, patches, strict=True):
+        # "clip" avoids a buffer.
+        _planes(x).take(indices, axis=1, out=values, mode="clip")
     if outside.any():
-        beyond = np.broadcast_to(
-            outside,
-            (len(xs), *window.kernel, places.shape[1]),
-        )
-        np.copyto(
-            patches,
-            np.array(zero, patches.dtype),
-            where=beyond.reshape(index.shape)[:, None],
-        )
+        mask = np.broadcast_to(outside, (len(xs), *window.kernel, count))
+        padding = np.array(zero, patches.dtype)
+        np.copyto(patches, padding, where=mask.reshape(index.shape)[:, None])
     inputs = shape[1] // groups * prod(window.kernel)
-    rows: NDArray[T] = patches.reshape(
-        len(xs), groups, inputs, places.shape[1]
-    ).swapaxes(
-        2,
-        3,
-    )
+    rows: NDArray[T] = patches.reshape(len(xs), groups, inputs, count).swapaxes(2, 3)
     return rows
 
 
 def _planes(x: NDArray[T]) -> NDArray[T]:
     """Return (channels, everything else); uncopied for a batch of one."""
-    planes: NDArray[T] = x.swapaxes(0, 1).reshape(
-        x.shape[1],
-        x.shape[0] * prod(x.shape[2:]),
-    )
+    size = x.shape[0] * prod(x.shape[2:])
+    planes: NDArray[T] = x.swapaxes(0, 1).reshape(x.shape[1], size)
     return planes
 
 
-def places_of(
-    count: int,
-    wanted: int,
-    seeds: Sequence[int],
-) -> NDArray[np.int64]:
+def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64]:
     """Return distinct random places out of ``count``, for each seed; (seeds, places).
 
     One is drawn from each of equally many stretches, so that they are evenly distributed.
@@ -161,22 +136,18 @@ def places_of(
     wanted = min(count, wanted)
     # Integer ends: stretches differ in length by one at most, and overlap nowhere.
     ends = np.arange(wanted + 1) * count // max(1, wanted)
-    draws = list(map(np.random.default_rng, seeds))
-    shares = np.array([random.random(wanted) for random in draws]).reshape(
-        len(draws),
-        wanted,
-    )
+    generators = [np.random.default_rng(seed) for seed in seeds]
+    draws = np.array([generator.random(wanted) for generator in generators])
+    shares = draws.reshape(len(generators), wanted)
     places: NDArray[np.int64] = ends[:-1] + (shares * np.diff(ends)).astype(np.int64)
     # Stretches are in the order of the image, and optimizers take consecutive rows as a batch.
-    for random, row in zip(draws, places, strict=True):
-        random.shuffle(row)
+    for generator, row in zip(generators, places, strict=True):
+        generator.shuffle(row)
     return places
 
 
 def at_places(
-    ys: Sequence[NDArray[T]],
-    places: NDArray[np.int64],
-    groups: int,
+    ys: Sequence[NDArray[T]], places: NDArray[np.int64], groups: int
 ) -> NDArray[T]:
     """Return outputs of a convolution at places, (tensors, groups, places, channels / groups).
 
@@ -187,30 +158,22 @@ def at_places(
         places: (tensors, places).
         groups: groups of the convolution.
     """
-    columns = np.empty(
-        (len(ys), ys[0].shape[1], places.shape[1]),
-        ys[0].dtype,
-    )
-    for y, at, values in zip(ys, places, columns, strict=True):
-        _planes(y).take(at, axis=1, out=values, mode="clip")
-    rows: NDArray[T] = columns.reshape(
-        len(ys),
-        groups,
-        columns.shape[1] // groups,
-        places.shape[1],
-    ).swapaxes(2, 3)
-    return rows
+    channels = ys[0].shape[1]
+    count = places.shape[1]
+    columns = np.empty((len(ys), channels, count), ys[0].dtype)
+    for y, indices, values in zip(ys, places, columns, strict=True):
+        _planes(y).take(indices, axis=1, out=values, mode="clip")
+    rows = columns.reshape(len(ys), groups, channels // groups, count)
+    swapped: NDArray[T] = rows.swapaxes(2, 3)
+    return swapped
 
 
-def rows_at(
-    xs: Sequence[NDArray[T]],
-    places: NDArray[np.int64],
-) -> NDArray[T]:
+def rows_at(xs: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
     """Return rows of tensors along the last axis, (tensors, 1, places, values)."""
     # Leading axes are flattened: each place is a row of the last axis.
     rows = [
-        x.reshape(-1, x.shape[-1]).take(at, axis=0)
-        for x, at in zip(xs, places, strict=True)
+        x.reshape(-1, x.shape[-1]).take(indices, axis=0)
+        for x, indices in zip(xs, places, strict=True)
     ]
     return np.stack(rows)[:, None]
 

@@ -32,25 +32,22 @@ class Levels:
         """Least and greatest level, of the weight's shape."""
         if not self.levels.size:
             return self.least, self.greatest
-        return np.full_like(self.least, self.levels[0]), np.full_like(
-            self.greatest,
-            self.levels[-1],
+        return (
+            np.full_like(self.least, self.levels[0]),
+            np.full_like(self.greatest, self.levels[-1]),
         )
 
     def times(self, factor: NDArray[np.float64]) -> Levels:
         """Return the same codes under scales times a factor per output, (groups, outputs)."""
-        return replace(
-            self,
-            scale=(self.scale * factor[..., None].astype(np.float32)),
-        )
+        return replace(self, scale=self.scale * factor[..., None].astype(np.float32))
 
-    def part(self, own: tuple[slice, slice]) -> Levels:
+    def part(self, position: tuple[slice, slice]) -> Levels:
         """Return the levels of a part of groups and outputs."""
         return replace(
             self,
-            scale=self.scale[own],
-            least=self.least[own],
-            greatest=self.greatest[own],
+            scale=self.scale[position],
+            least=self.least[position],
+            greatest=self.greatest[position],
         )
 
     def nearest(self, weight: NDArray[np.float64]) -> Floats:
@@ -63,13 +60,11 @@ class Levels:
             return codes * self.scale
         below, above = self._around(units)
         # Ties to even (IEEE 754): among sorted levels, mantissas alternate, and that of 0 is even.
-        even = (
-            np.searchsorted(self.levels, below) % 2
-            == np.searchsorted(self.levels, 0.0) % 2
-        )
-        lower = (units - below < above - units) | (
-            (units - below == above - units) & even
-        )
+        parity = np.searchsorted(self.levels, 0.0) % 2
+        even = np.searchsorted(self.levels, below) % 2 == parity
+        from_below = units - below
+        from_above = above - units
+        lower = (from_below < from_above) | ((from_below == from_above) & even)
         return np.where(lower, below, above) * self.scale
 
     def neighbours(self, weight: NDArray[np.float64]) -> tuple[Floats, Floats]:
@@ -79,20 +74,15 @@ class Levels:
             below, above = self._around(units)
             return below * self.scale, above * self.scale
         # `below` stops one short of the end, so that both neighbours are codes.
-        below = np.clip(
-            np.floor(units),
-            self.least,
-            np.maximum(self.greatest - 1, self.least),
-        )
-        return (
-            below * self.scale,
-            np.minimum(below + 1, self.greatest) * self.scale,
-        )
+        last = np.maximum(self.greatest - 1, self.least)
+        below = np.clip(np.floor(units), self.least, last)
+        above = np.minimum(below + 1, self.greatest)
+        return below * self.scale, above * self.scale
 
     def _around(self, units: Floats) -> tuple[Floats, Floats]:
         """Return the levels below and above each weight, in units of the scale."""
         # Index of the last level at or below each weight.
-        place = np.searchsorted(self.levels, units, side="right") - 1
+        index = np.searchsorted(self.levels, units, side="right") - 1
         # Beyond the ends both neighbours are the last two levels, so that rounding saturates.
-        place = place.clip(0, self.levels.size - 2)
-        return self.levels[place], self.levels[place + 1]
+        index = index.clip(0, self.levels.size - 2)
+        return self.levels[index], self.levels[index + 1]

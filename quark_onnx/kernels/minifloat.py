@@ -54,8 +54,7 @@ class MiniFloat:
 
 
 # OCP FP8: E4M3 has no infinities, and above 448 = 1.75 * 2^8 NaN alone. E5M2 is like IEEE 754,
-# whose last exponent stands for infinities and NaN. FP6 and FP4 (OCP MX) have finite values
-# alone.
+# whose last exponent stands for infinities and NaN. FP6 and FP4 (OCP MX) have only finite values.
 E4M3 = MiniFloat("E4M3", 4, 3, 7, 448.0, 8)
 E5M2 = MiniFloat("E5M2", 5, 2, 15, 57344.0, 15)
 E3M2 = MiniFloat("E3M2", 3, 2, 3, 28.0, 4)
@@ -67,10 +66,7 @@ BF16 = MiniFloat("BF16", 8, 7, 127, 255 * 2.0**120, 127)
 
 def _half_away(v: Floats) -> Floats:
     # Magnitudes are rounded, so that ties move away from zero on both sides of it.
-    rounded: Floats = np.copysign(
-        np.floor(np.abs(v) + 0.5),
-        v,
-    )
+    rounded: Floats = np.copysign(np.floor(np.abs(v) + 0.5), v)
     return rounded
 
 
@@ -115,9 +111,7 @@ def to_integer(v: Floats, rounding: int = HALF_EVEN) -> Floats:
 
 
 def round_to(
-    x: ArrayLike,
-    format: MiniFloat,
-    rounding: int = HALF_EVEN,
+    x: ArrayLike, format: MiniFloat, rounding: int = HALF_EVEN
 ) -> NDArray[np.float32]:
     """Round to the values of ``format``; larger values saturate, NaN stays NaN.
 
@@ -135,19 +129,9 @@ def round_to(
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
         wide = np.asarray(x, np.float32).astype(np.float64)
     # Below the least normal number, the step no longer shrinks: subnormals share its exponent.
-    exponent = (
-        np.maximum(
-            np.frexp(wide)[1] - 1,
-            format.emin,
-        )
-        - format.mantissa_bits
-    )
+    exponent = np.maximum(np.frexp(wide)[1] - 1, format.emin) - format.mantissa_bits
     # ldexp and float64 are exact here, so that only to_integer rounds; a carry into the next power
     # of two needs no case of its own.
     rounded = np.ldexp(to_integer(np.ldexp(wide, -exponent), rounding), exponent)
-    saturated: NDArray[np.float32] = np.clip(
-        rounded,
-        -format.largest,
-        format.largest,
-    ).astype(np.float32)
-    return saturated
+    saturated: Floats = np.clip(rounded, -format.largest, format.largest)
+    return saturated.astype(np.float32)

@@ -119,11 +119,7 @@ class NBitsWeight:
 
 
 def quantize_nbits(
-    weight: NDArray[Any],
-    bits: int = 4,
-    block_size: int = 32,
-    *,
-    symmetric: bool = True,
+    weight: NDArray[Any], bits: int = 4, block_size: int = 32, *, symmetric: bool = True
 ) -> NBitsWeight:
     """Quantize a weight matrix by RTN.
 
@@ -151,25 +147,16 @@ def quantize_nbits(
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
     scales = np.empty((n, count), np.float32)
     zero_points = np.empty((n, count), np.uint8)
-    for place, blocks in slabs(weight, block_size):
+    for position, blocks in slabs(weight, block_size):
         codes, params = round_to_nearest(
-            blocks.reshape(-1, block_size),
-            bits,
-            symmetric=symmetric,
+            blocks.reshape(-1, block_size), bits, symmetric=symmetric
         )
-        packed[place] = pack(codes.reshape(blocks.shape), bits)
-        scales[place] = params.scale.reshape(blocks.shape[:2])
-        zero_points[place] = params.zero_point.reshape(blocks.shape[:2])
+        packed[position] = pack(codes.reshape(blocks.shape), bits)
+        scales[position] = params.scale.reshape(blocks.shape[:2])
+        zero_points[position] = params.zero_point.reshape(blocks.shape[:2])
     # Without zero points onnxruntime takes 2^(bits-1), the middle code.
     stored = None if symmetric else pack(zero_points, bits)
-    return NBitsWeight(
-        packed,
-        scales,
-        stored,
-        bits,
-        block_size,
-        weight.shape[0],
-    )
+    return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
 
 
 def from_codes(
@@ -208,13 +195,11 @@ def from_codes(
         )
     if zero_points is not None and zero_points.shape != scales.shape:
         raise PlanError(
-            f"zero points {zero_points.shape} and scales {scales.shape} differ in"
-            " shape",
+            f"zero points {zero_points.shape} and scales {scales.shape} differ in shape"
         )
     _check_sizes(bits, codes.shape[2])
     if zero_points is not None:
-        floating = zero_points.dtype.kind == "f"
-        if floating:
+        if zero_points.dtype.kind == "f":
             zero_points = zero_points.astype(np.float32)
         else:
             zero_points = pack(zero_points, bits)
@@ -243,18 +228,13 @@ def dequantize_nbits(weight: NBitsWeight) -> Float32:
     high = max(weight.block_size, _HIGH)
     blocks_at_once = high // weight.block_size
     wide = _SLAB // high
-    for first, left in product(
-        range(0, count, blocks_at_once),
-        range(0, n, wide),
-    ):
-        place = slice(left, left + wide), slice(first, first + blocks_at_once)
-        codes = unpack(weight.packed[place], weight.bits, weight.block_size)
+    for block, column in product(range(0, count, blocks_at_once), range(0, n, wide)):
+        position = slice(column, column + wide), slice(block, block + blocks_at_once)
+        codes = unpack(weight.packed[position], weight.bits, weight.block_size)
         # (columns, blocks, block_size) less one zero point, times one scale, per block.
-        values = (codes - zero_points[place][..., None]) * weight.scales[place][
-            ...,
-            None,
-        ]
-        part = real[first * weight.block_size :, left : left + wide][:high]
+        values = codes - zero_points[position][..., None]
+        values = values * weight.scales[position][..., None]
+        part = real[block * weight.block_size :, column : column + wide][:high]
         # The padding of the last block lies beyond K, and is cut.
         part[:] = values.reshape(len(values), -1)[:, : len(part)].T
     return real
@@ -272,17 +252,12 @@ def zero_points_of(weight: NBitsWeight) -> Float32:
     if weight.zero_points.dtype == np.float32:
         return weight.zero_points.astype(np.float32)
     return unpack(
-        weight.zero_points.astype(np.uint8),
-        weight.bits,
-        weight.scales.shape[1],
+        weight.zero_points.astype(np.uint8), weight.bits, weight.scales.shape[1]
     ).astype(np.float32)
 
 
 def round_to_nearest(
-    blocks: Float32,
-    bits: int,
-    *,
-    symmetric: bool,
+    blocks: Float32, bits: int, *, symmetric: bool
 ) -> tuple[NDArray[np.uint8], QParams]:
     """Return the codes of blocks and the better of two scales for each (see the module).
 
@@ -310,49 +285,25 @@ def round_to_nearest(
     greatest = np.maximum(hi, -lo)
     none = np.zeros(lo.shape)
     # As a negative number the extremum becomes code 0; the sign of the scale restores its sign.
-    first = params_for(
-        Range(-greatest, none),
-        Grid(0, grid.qmax, symmetric=True),
-        axis=0,
-    )
-    first = first.with_scale(
-        np.where(
-            hi > -lo,
-            -first.scale,
-            first.scale,
-        )
-    )
-    second = params_for(
-        # With symmetric=True the range from 0 to the extremum gives it the greatest code.
-        Range(none, greatest) if symmetric else Range(lo, hi),
-        grid,
-        axis=0,
-    )
+    low = params_for(Range(-greatest, none), Grid(0, grid.qmax, symmetric=True), axis=0)
+    low = low.with_scale(np.where(hi > -lo, -low.scale, low.scale))
+    # With symmetric=True the range from 0 to the extremum gives it the greatest code.
+    usual_range = Range(none, greatest) if symmetric else Range(lo, hi)
+    usual = params_for(usual_range, grid, axis=0)
+    low_codes = codes_of(blocks, low, grid.qmax)
+    usual_codes = codes_of(blocks, usual, grid.qmax)
     # Errors are compared as fractions of the extremum, whose squares neither overflow nor vanish.
-    unit = np.float32(1) / np.maximum(
-        greatest,
-        np.finfo(np.float32).tiny,
-    )
-    candidates = [
-        (params, codes_of(blocks, params, grid.qmax)) for params in (first, second)
-    ]
+    unit = np.float32(1) / np.maximum(greatest, np.finfo(np.float32).tiny)
     # A scale whose values exceed float32 has an infinite error.
     with np.errstate(over="ignore"):
-        errors = [
-            squared_error(blocks, _reals(codes, params), unit)
-            for params, codes in candidates
-        ]
-    (first, codes), (second, others) = candidates
-    # Strictly: of equal errors the first scale, code 0 for the extremum, is kept.
-    other = errors[1] < errors[0]
-    scale = np.where(other, second.scale, first.scale)
-    zero = np.where(other, second.zero_point, first.zero_point)
-    chosen = np.where(
-        other[:, None],
-        others,
-        codes,
-    ).astype(np.uint8)
-    return chosen, QParams(scale, zero, 0)
+        low_error = squared_error(blocks, _reals(low_codes, low), unit)
+        usual_error = squared_error(blocks, _reals(usual_codes, usual), unit)
+    # Strictly: of equal errors the scale with code 0 for the extremum is kept.
+    better = usual_error < low_error
+    scale = np.where(better, usual.scale, low.scale)
+    zero = np.where(better, usual.zero_point, low.zero_point)
+    codes = np.where(better[:, None], usual_codes, low_codes).astype(np.uint8)
+    return codes, QParams(scale, zero, 0)
 
 
 def codes_of(blocks: Float32, params: QParams, qmax: int) -> Float32:
@@ -363,8 +314,7 @@ def codes_of(blocks: Float32, params: QParams, qmax: int) -> Float32:
     # A tiny scale sends large values to infinity, which saturates.
     with np.errstate(over="ignore"):
         codes = blocks / params.scale[:, None]
-    # Half to even, as QuantizeLinear rounds; in place, which spares arrays of the size of the
-    # blocks.
+    # Half to even, as QuantizeLinear rounds. In place, to save arrays of the size of the blocks.
     np.rint(codes, out=codes)
     codes += params.zero_point[:, None].astype(np.float32)
     np.clip(codes, 0, qmax, out=codes)
@@ -378,11 +328,7 @@ def _reals(codes: Float32, params: QParams) -> Float32:
     return reals
 
 
-def squared_error(
-    blocks: Float32,
-    real: Float32,
-    unit: Float32,
-) -> NDArray[np.float32]:
+def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.float32]:
     """Return the sum of squared differences of each block, multiplied by ``unit`` first.
 
     >>> squared_error(np.float32([[1, 2]]), np.float32([[1, 4]]), np.float32([0.5]))
@@ -394,8 +340,7 @@ def squared_error(
 
 
 def slabs(
-    weight: NDArray[Any],
-    block_size: int,
+    weight: NDArray[Any], block_size: int
 ) -> Iterator[tuple[tuple[slice, slice], Float32]]:
     """Yield the blocks of a matrix (K, N), some at a time.
 
@@ -410,16 +355,13 @@ def slabs(
     Raises:
         ModelError: a value is NaN or infinite as float32.
 
-    >>> [(place, blocks.shape) for place, blocks in slabs(np.ones((20, 3)), 16)]
+    >>> [(position, blocks.shape) for position, blocks in slabs(np.ones((20, 3)), 16)]
     [((slice(0, 3, None), slice(0, 2, None)), (3, 2, 16))]
     """
     k, n = weight.shape
     high = max(block_size, _HIGH)
     wide = _SLAB // high
-    for top, left in product(
-        range(0, k, high),
-        range(0, n, wide),
-    ):
+    for top, left in product(range(0, k, high), range(0, n, wide)):
         part = weight[top : top + high, left : left + wide]
         # Only the last slab of rows may have an incomplete block: ``high`` is a multiple of the
         # block size.
@@ -436,15 +378,9 @@ def slabs(
                 f" [{top + row}, {left + column}], which has no finite float32 value to"
                 " quantize",
             )
-        first = top // block_size
-        place = (
-            slice(
-                left,
-                left + part.shape[1],
-            ),
-            slice(first, first + count),
-        )
-        yield place, values.reshape(-1, count, block_size)
+        block = top // block_size
+        position = slice(left, left + part.shape[1]), slice(block, block + count)
+        yield position, values.reshape(-1, count, block_size)
 
 
 def check(weight: NDArray[Any], bits: int, block_size: int) -> None:
@@ -469,10 +405,10 @@ def check(weight: NDArray[Any], bits: int, block_size: int) -> None:
 def _check_sizes(bits: int, block_size: int) -> None:
     if bits not in BITS:
         raise ConfigError(
-            f"bits is {bits!r}; onnxruntime takes {', '.join(map(str, BITS))}",
+            f"bits is {bits!r}; onnxruntime takes {', '.join(str(width) for width in BITS)}",
         )
     if block_size not in BLOCK_SIZES:
         raise ConfigError(
             f"block_size is {block_size!r}; onnxruntime takes"
-            f" {', '.join(map(str, BLOCK_SIZES))}",
+            f" {', '.join(str(size) for size in BLOCK_SIZES)}",
         )

@@ -1,8 +1,7 @@
 """Model the rounding noise of a chain of layers as a function of factors between them.
 
-A rounding step has a variance of a twelfth of its square. Noise over signal is a sum of
-exponentials
-of linear functions of the factors' logarithms once its maxima are replaced by p-norms, and so it is
+A rounding step has a variance of a twelfth of its square. Once its maxima are replaced by p-norms,
+noise over signal is a sum of exponentials of linear functions of the factors' logarithms. So it is
 convex in them: a geometric program (Boyd et al. 2007, "A Tutorial on Geometric Programming"), whose
 minimum one descent finds.
 
@@ -131,10 +130,8 @@ class Spread:
         unit = 1 / (12 * rounding.activation**2)
         total = parts.sum()
         gradient = 2 * unit * (width**2 * parts - width * slope * total)
-        return (
-            float(unit * width**2 * total),
-            -gradient if self.inverse else gradient,
-        )
+        noise = float(unit * width**2 * total)
+        return noise, -gradient if self.inverse else gradient
 
     @cached_property
     def _matters(self) -> bool:
@@ -178,9 +175,7 @@ class Term:
         u = logarithm[self.source]
         v = logarithm[self.target]
         noise, by_input, by_output = self._weights(
-            u.reshape(self.energy.shape),
-            v.reshape(self.matter.shape),
-            rounding,
+            u.reshape(self.energy.shape), v.reshape(self.matter.shape), rounding
         )
         by_input = by_input.ravel()
         by_output = by_output.ravel()
@@ -193,18 +188,13 @@ class Term:
                 by_input = by_input + slope
         read, sources, targets = self._touched
         size = len(read)
-        gradient[read] += np.bincount(sources, by_input, size) + np.bincount(
-            targets,
-            by_output,
-            size,
-        )
+        from_inputs = np.bincount(sources, by_input, size)
+        from_outputs = np.bincount(targets, by_output, size)
+        gradient[read] += from_inputs + from_outputs
         return noise
 
     def _weights(
-        self,
-        u: Doubles,
-        v: Doubles,
-        rounding: Rounding,
+        self, u: Doubles, v: Doubles, rounding: Rounding
     ) -> tuple[float, Doubles, Doubles]:
         """Return the noise of the weights, and its gradients by inputs and by outputs."""
         top = self._top
@@ -222,16 +212,11 @@ class Term:
         # Per-channel scales cancel the factors of outputs.
         if rounding.per_channel:
             parts = unit * self.matter * along ** (2 / _POWER) * sums
-            shares = (
-                np.einsum("goi,go->gi", reach, parts / np.maximum(along, _LEAST))
-                * grown
-            )
+            relative = parts / np.maximum(along, _LEAST)
+            shares = np.einsum("goi,go->gi", reach, relative) * grown
             whole = parts.sum(axis=1, keepdims=True) / np.maximum(sums, _LEAST)
-            return (
-                float(parts.sum()),
-                2 * (shares - whole * read),
-                np.zeros(v.shape),
-            )
+            by_input = 2 * (shares - whole * read)
+            return float(parts.sum()), by_input, np.zeros(v.shape)
         shrunk = np.exp(-_POWER * v)
         counted = self.matter * np.exp(2 * v)
         across = np.einsum("goi,go->gi", reach, shrunk)
@@ -240,11 +225,8 @@ class Term:
         step = unit * total ** (2 / _POWER)
         noise = step * (whole * sums).sum()
         by_input = 2 * (noise * across * grown / total - step * whole * read)
-        return (
-            float(noise),
-            by_input,
-            2 * (step * sums * counted - noise * along * shrunk / total),
-        )
+        by_output = 2 * (step * sums * counted - noise * along * shrunk / total)
+        return float(noise), by_input, by_output
 
     @cached_property
     def _touched(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
@@ -264,9 +246,7 @@ class Term:
 
 
 def total_noise(
-    terms: Sequence[Term],
-    logarithm: Doubles,
-    rounding: Rounding,
+    terms: Sequence[Term], logarithm: Doubles, rounding: Rounding
 ) -> tuple[float, Doubles]:
     """Return the noise of all layers at the logarithms of the factors, and its gradient."""
     gradient = np.zeros(logarithm.size)
@@ -275,9 +255,7 @@ def total_noise(
 
 
 def minimize_noise(
-    terms: Sequence[Term],
-    fixed: NDArray[np.bool_],
-    rounding: Rounding,
+    terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding
 ) -> tuple[Doubles, float, float]:
     """Return the logarithms with the least total noise, and the noise before and after.
 
@@ -300,10 +278,7 @@ def minimize_noise(
     past = deque[tuple[Doubles, Doubles]](maxlen=_PAST)
     for _ in range(_STEPS):
         step = -_newton_step(gradient, past)
-        step *= min(
-            1.0,
-            _STRIDE / max(np.abs(step).max(), _LEAST),
-        )
+        step *= min(1.0, _STRIDE / max(np.abs(step).max(), _LEAST))
         fall = _dot(gradient, step)
         while -fall > _CONVERGED * least:
             there = (here + step).clip(-_LIMIT, _LIMIT)
@@ -335,12 +310,10 @@ def _newton_step(gradient: Doubles, past: Sequence[tuple[Doubles, Doubles]]) -> 
         moved, changed = past[-1]
         result = result * (_dot(moved, changed) / _dot(changed, changed))
     for moved, changed in past:
-        result = (
-            result
-            + (shares.pop() - _dot(changed, result) / _dot(moved, changed)) * moved
-        )
+        share = shares.pop() - _dot(changed, result) / _dot(moved, changed)
+        result = result + share * moved
     return result
 
 
-def _dot(one: Doubles, other: Doubles) -> float:
-    return float(np.einsum("i,i->", one, other))
+def _dot(a: Doubles, b: Doubles) -> float:
+    return float(np.einsum("i,i->", a, b))

@@ -21,10 +21,7 @@ BITS = (2, 4, 8)
 _CHUNK = 1 << 16
 
 # The codes of a byte are adjacent in one word: shifting the word onto itself moves all of them.
-_WORDS: dict[int, np.dtype[Any]] = {
-    2: np.dtype("<u4"),
-    4: np.dtype("<u2"),
-}
+_WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
 _MASKS = {2: 0x03030303, 4: 0x0F0F}
 
 
@@ -39,12 +36,7 @@ def packed_size(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-def pack(
-    codes: NDArray[Any],
-    bits: int,
-    *,
-    signed: bool = False,
-) -> NDArray[np.uint8]:
+def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.uint8]:
     """Pack integer codes along the last axis into bytes, the first code in the lowest bits.
 
     Args:
@@ -89,14 +81,8 @@ def pack(
     # Each row starts at a byte of its own.
     short = -codes.shape[-1] % (8 // bits)
     if short:
-        plain = np.pad(
-            plain,
-            [(0, 0)] * (codes.ndim - 1) + [(0, short)],
-        )
-    packed = np.empty(
-        (*plain.shape[:-1], plain.shape[-1] * bits // 8),
-        np.uint8,
-    )
+        plain = np.pad(plain, [(0, 0)] * (codes.ndim - 1) + [(0, short)])
+    packed = np.empty((*plain.shape[:-1], plain.shape[-1] * bits // 8), np.uint8)
     words = np.ascontiguousarray(plain).reshape(-1).view(_WORDS[bits])
     flat = packed.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
@@ -111,11 +97,7 @@ def pack(
 
 
 def unpack(
-    packed: NDArray[np.uint8],
-    bits: int,
-    count: int,
-    *,
-    signed: bool = False,
+    packed: NDArray[np.uint8], bits: int, count: int, *, signed: bool = False
 ) -> NDArray[Any]:
     """Unpack the codes of :func:`pack`.
 
@@ -146,10 +128,7 @@ def unpack(
     packed = packed[..., :size]
     if bits == 8:
         return packed.astype(np.int8 if signed else np.uint8)
-    codes: NDArray[Any] = np.empty(
-        (*packed.shape[:-1], size * (8 // bits)),
-        np.uint8,
-    )
+    codes: NDArray[Any] = np.empty((*packed.shape[:-1], size * (8 // bits)), np.uint8)
     flat = np.ascontiguousarray(packed).reshape(-1)
     words = codes.reshape(-1).view(_WORDS[bits])
     half = 1 << bits - 1
@@ -164,11 +143,10 @@ def unpack(
         words[start : start + _CHUNK] = part
         # Flipping the sign bit and subtracting it extends it to the full byte.
         if signed:
-            place = codes.reshape(-1)[
-                start * (8 // bits) : (start + _CHUNK) * (8 // bits)
-            ]
-            place ^= half
-            place -= half
+            per_byte = 8 // bits
+            chunk = codes.reshape(-1)[start * per_byte : (start + _CHUNK) * per_byte]
+            chunk ^= half
+            chunk -= half
     if signed:
         # The bytes are two's complement already.
         codes = codes.view(np.int8)

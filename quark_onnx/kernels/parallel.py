@@ -22,19 +22,10 @@ def slabs(count: int, size: int) -> list[slice]:
     >>> slabs(5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    return [
-        slice(
-            start,
-            min(count, start + size),
-        )
-        for start in range(0, count, size)
-    ]
+    return [slice(start, min(count, start + size)) for start in range(0, count, size)]
 
 
-def side_by_side(
-    work: Callable[[T], R],
-    items: Sequence[T],
-) -> Iterator[R]:
+def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield the results of work on items in order, computed on all cores, few in memory."""
     cores = os.cpu_count() or 1
     if len(items) == 1:
@@ -44,7 +35,6 @@ def side_by_side(
         todo = iter(items)
         running = [pool.submit(work, item) for item in islice(todo, 2 * cores)]
         while running:
-            done = running.pop(0)
-            result = done.result()
+            result = running.pop(0).result()
             running += [pool.submit(work, item) for item in islice(todo, 1)]
             yield result

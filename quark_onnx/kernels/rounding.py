@@ -89,24 +89,19 @@ class Part:
 
     def on(self, device: Device) -> Part:
         """Return the part on another device; its functions must be the device's already."""
-        inputs, wanted, norm = map(
-            device.put,
-            (self.inputs, self.wanted, self.norm),
+        return Part(
+            device.put(self.inputs),
+            device.put(self.wanted),
+            self.value,
+            self.derivative,
+            device.put(self.norm),
         )
-        return Part(inputs, wanted, self.value, self.derivative, norm)
 
-    def gradient(
-        self,
-        weight: Any,
-        bias: Any,
-        size: int,
-        turn: int,
-    ) -> tuple[Any, Any]:
+    def gradient(self, weight: Any, bias: Any, size: int, turn: int) -> tuple[Any, Any]:
         """Return the gradient of half the squared error on the next rows, by weight and bias.
 
-        ``share`` converts it to the gradient of the mean square: multiplying an existing factor by
-        it is
-        cheaper than scaling all errors.
+        ``share`` converts it to the gradient of the mean square: to multiply an existing factor by
+        it is cheaper than to scale all errors.
         """
         count = self.wanted.shape[1]
         size = min(size, count)
@@ -121,13 +116,8 @@ class Part:
 
     def share(self, size: int) -> Any:
         """Return the factor from ``gradient`` to the normalized mean square, (groups, outputs)."""
-        return (
-            2
-            / max(
-                1,
-                min(size, self.wanted.shape[1]),
-            )
-        ) / self.norm
+        rows = max(1, min(size, self.wanted.shape[1]))
+        return (2 / rows) / self.norm
 
 
 def in_parts(  # noqa: PLR0913  the sizes of a weight
@@ -168,8 +158,8 @@ def in_parts(  # noqa: PLR0913  the sizes of a weight
     parts = list(product(group_slices, output_slices))
     # The pool takes all cores, and sums must not depend on the threads of BLAS.
     with one_thread(), ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(lambda part: work(*part), parts):
-            pass
+        # A list, so that an exception of a part is raised.
+        list(pool.map(lambda part: work(*part), parts))
 
 
 def _split(count: int, size: int, least: int) -> list[slice]:
@@ -195,11 +185,9 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
 ) -> Any:
     """Return a mask of the weights to round up.
 
-    The sigmoid is computed as a hyperbolic tangent of half its argument u, and stretched it is ``2
-    h -
-    1``: the position of the weight between its two codes, 0 in the middle. This needs fewer passes
-    over
-    the weights than the formulas of the paper.
+    The sigmoid is computed as a hyperbolic tangent of half its argument u. Stretched, it is
+    ``2 h - 1``: the position of the weight between its two codes, 0 in the middle. This needs fewer
+    passes over the weights than the formulas of the paper.
 
     Args:
         part: inputs and targets.
@@ -229,8 +217,7 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
         if turn >= warm:
             done = (turn - warm) / max(1, settings.iterations - warm)
             power = settings.end + (settings.start - settings.end) * (1 - done)
-            # |2 h - 1|^(power - 2), by logarithms; 1e-12 keeps them finite halfway between two
-            # codes.
+            # |2 h - 1|^(power - 2), by logarithms; 1e-12 keeps them finite between two codes.
             push = square + 1e-12
             push *= stretch * stretch
             push = xp.log(push)
@@ -258,12 +245,7 @@ class _Adam:
         self._turn = 0
         self._xp = xp
 
-    def moved(
-        self,
-        value: Any,
-        gradient: Any,
-        factor: Any = 1.0,
-    ) -> Any:
+    def moved(self, value: Any, gradient: Any, factor: Any = 1.0) -> Any:
         """Return the value after a step against the gradient, which is overwritten."""
         self._turn += 1
         self._first *= _BETA1
@@ -323,9 +305,9 @@ class Units:
 
 def _single(array: Any) -> Any:
     """Return the scalar of a constant array, otherwise the array."""
-    first = array.reshape(-1)[:1]
-    if first.size and (array == first).all():
-        return first.reshape(())
+    value = array.reshape(-1)[:1]
+    if value.size and (array == value).all():
+        return value.reshape(())
     return array
 
 
@@ -350,7 +332,7 @@ def adaquant(  # noqa: PLR0913  the arrays of a layer
         xp: numpy or torch.
     """
     adam = _Adam(weight, settings.rate, xp)
-    other = _Adam(bias, bias_rate, xp)
+    bias_adam = _Adam(bias, bias_rate, xp)
     spread = xp.sqrt(part.norm)
     share = part.share(settings.rows)
     pull = units.scale * share[..., None]
@@ -366,6 +348,6 @@ def adaquant(  # noqa: PLR0913  the arrays of a layer
         gradient *= units.inside(weight)
         weight = adam.moved(weight, gradient, cooled * reach)
         if bias_rate:
-            bias = other.moved(bias, shift * share * spread, cooled * spread)
+            bias = bias_adam.moved(bias, shift * share * spread, cooled * spread)
         if (turn + 1) % stage == 0 or turn + 1 == settings.iterations:
             yield weight, bias

@@ -105,12 +105,14 @@ def calibrate(  # noqa: PLR0913
     watched = _watched(graph, wanted, known)
     # Bodies have no keys: their tensors are measured in each run.
     if begun is not None and not insides:
-        first = begun.known(watched)
+        begun_statistics = begun.known(watched)
         # All or nothing: one missing tensor needs a run over the first samples anyway.
-        if len(first) == len(watched):
-            run = _Rest(begun.calibration.samples, samples, progress, receive)
-            found = run.collect(extended or graph, watched, first, executor)
-            return _ranges(graph, plan, (), iter(found))
+        if len(begun_statistics) == len(watched):
+            later = _Rest(begun.calibration.samples, samples, progress, receive)
+            statistics = later.collect(
+                extended or graph, watched, begun_statistics, executor
+            )
+            return _ranges(graph, plan, (), iter(statistics))
     if keyed is not None:
         # Duplicates among the plans are merged by ``richer``.
         for other in others:
@@ -122,9 +124,9 @@ def calibrate(  # noqa: PLR0913
     with data_errors():
         # Nothing is left to measure, and the float model need not run.
         if known and next(scope.flat(), None) is None:
-            found = _read_through(samples)
+            statistics = _read_through(samples)
         else:
-            found = collect(
+            statistics = collect(
                 (extended or graph).to_model,
                 scope.observations,
                 samples if keyed is None else keyed.measured(samples),
@@ -134,11 +136,12 @@ def calibrate(  # noqa: PLR0913
                 receive=receive,
             )
     if keyed is not None:
-        keyed.keep(watched, found[: len(watched)])
         # Statistics of the main graph come first, those of bodies follow in the order of
         # ``scope.flat``.
-        known, found = keyed.known(wanted), found[len(watched) :]
-    return _ranges(graph, plan, insides, iter(found), known)
+        keyed.keep(watched, statistics[: len(watched)])
+        statistics = statistics[len(watched) :]
+        known = keyed.known(wanted)
+    return _ranges(graph, plan, insides, iter(statistics), known)
 
 
 class _Rest:
@@ -201,7 +204,7 @@ class _Rest:
             following = next(self._samples, None)
             if following is None:
                 return totals
-            found = collect(
+            statistics = collect(
                 graph.to_model,
                 watched,
                 chain([following], self._samples),
@@ -210,8 +213,8 @@ class _Rest:
                 progress=lambda done: self._update(self._first + done),
                 receive=self._received if self._receive is not None else None,
             )
-        for total, more in zip(totals, found, strict=True):
-            total.merge(more)
+        for total, statistic in zip(totals, statistics, strict=True):
+            total.merge(statistic)
         return totals
 
     def _update(self, done: int) -> None:
@@ -257,26 +260,28 @@ def calibrate_each(
     """
     wanted = [_wanted(graph, plan) for plan in plans]
     # Plans of one graph mostly want the same observations, each of which is measured once.
-    every = list(dict.fromkeys(list(chain.from_iterable(wanted))))
-    known = {} if keyed is None else keyed.known(every)
+    observations = list(dict.fromkeys(chain.from_iterable(wanted)))
+    known = {} if keyed is None else keyed.known(observations)
     watched = list(
         dict.fromkeys(
-            [value for group in wanted for value in _watched(graph, group, known)]
+            observation
+            for group in wanted
+            for observation in _watched(graph, group, known)
         ),
     )
     if keyed is not None:
         watched = keyed.richer(watched)
-    found = list[Statistic]()
+    statistics = list[Statistic]()
     if watched:
         if keyed is not None:
             samples = keyed.measured(samples)
         with data_errors():
-            found = collect(graph.to_model, watched, samples, progress=progress)
+            statistics = collect(graph.to_model, watched, samples, progress=progress)
     if keyed is not None:
-        keyed.keep(watched, found)
-        known = keyed.known(every)
+        keyed.keep(watched, statistics)
+        known = keyed.known(observations)
     else:
-        known = dict(zip(watched, found, strict=True))
+        known = dict(zip(watched, statistics, strict=True))
     return [_ranges(graph, plan, (), iter(()), known) for plan in plans]
 
 
@@ -297,7 +302,6 @@ def _scope(
     Args:
         model: the body as a model; an empty model for the main graph.
         watched: the tensors to measure in the graph itself.
-        insides: the bodies of the graph's nodes.
         borrowed: names that a body captures from outer graphs, constants included.
     """
     scopes = list[Scope]()
@@ -308,7 +312,7 @@ def _scope(
             _scope(shapeless(inside), observed, inside.insides, body.borrowed)
         )
     # Captured constants are copies in the body, and need no value from outside.
-    inputs = frozenset([value.name for value in model.graph.input])
+    inputs = frozenset(value.name for value in model.graph.input)
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
 
@@ -329,16 +333,13 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
                 calibrator = bounded.calibrator_for(entry.spec)
             # Uses with one calibrator and axis share an observation.
             wanted.setdefault(
-                Observation(use.tensor, calibrator, entry.axis),
-                [],
+                Observation(use.tensor, calibrator, entry.axis), []
             ).append(use)
     return wanted
 
 
 def _watched(
-    graph: Graph,
-    wanted: Collection[Observation],
-    known: Collection[Observation] = (),
+    graph: Graph, wanted: Collection[Observation], known: Collection[Observation] = ()
 ) -> list[Observation]:
     """Return the required observations without known statistics.
 
@@ -347,27 +348,23 @@ def _watched(
     Returns:
         The observations to measure, in the order of ``wanted``.
     """
-    watched = list[Observation]()
-    for observation in [value for value in wanted if value not in known]:
-        if not _parts(graph, observation, wanted):
-            watched.append(observation)
-    return watched
+    return [
+        observation
+        for observation in wanted
+        if observation not in known and not _parts(graph, observation, wanted)
+    ]
 
 
 def _parts(
-    graph: Graph,
-    observation: Observation,
-    wanted: Collection[Observation],
+    graph: Graph, observation: Observation, wanted: Collection[Observation]
 ) -> list[Observation]:
     """Return observations whose statistics merge exactly to the given observation.
 
     Args:
-        graph: the graph of the tensor.
-        observation: the observation of the result of a Concat, or of any other tensor.
         wanted: the required observations, among which the parts have to be.
 
     Returns:
-        An observation for every input of the Concat; empty if the observation must be measured
+        An observation for every input of a Concat; empty if the observation must be measured
         directly.
     """
     node = graph.producer(observation.tensor)
@@ -382,9 +379,7 @@ def _parts(
     ):
         return []
     parts = [replace(observation, tensor=name) for name in node.inputs]
-    if [part for part in parts if part not in wanted]:
-        return []
-    return parts
+    return parts if all(part in wanted for part in parts) else []
 
 
 def _statistics(
@@ -396,7 +391,6 @@ def _statistics(
     """Return the statistic of every observation, measured now or before.
 
     Args:
-        graph: the graph of the tensors.
         wanted: the required observations.
         found: the measured statistics, in the order of ``_watched``; one is consumed for each
             observation that was measured.
@@ -408,7 +402,7 @@ def _statistics(
         known[observation] = next(found)
     # A Concat may join the results of others: parts are computed before the whole.
     # An explicit stack, because chains of Concat may exceed the recursion limit.
-    todo = [value for value in wanted if value not in known]
+    todo = [observation for observation in wanted if observation not in known]
     while todo:
         observation = todo.pop()
         parts = _parts(graph, observation, wanted)
@@ -424,7 +418,8 @@ def _statistics(
 
 def unmeasured(graph: Graph, plan: Plan) -> list[str]:
     """Return the tensors whose ranges depend on calibration data."""
-    return list(dict.fromkeys(each.tensor for each in _wanted(graph, plan)))
+    wanted = _wanted(graph, plan)
+    return list(dict.fromkeys(observation.tensor for observation in wanted))
 
 
 def _ranges(
@@ -437,9 +432,7 @@ def _ranges(
     """Return the statistics by use, in the order of the scope's observations.
 
     Args:
-        graph: the graph of the plan.
         plan: the plan; not changed.
-        insides: the bodies of the graph's nodes.
         found: the measured statistics, of the graph first and then of the bodies; consumed.
         known: statistics known before the run; None for none.
 
@@ -469,28 +462,23 @@ def _ranges(
         if not inside.played:
             bodies.append(inside)
             continue
-        own = _ranges(inside.graph, inside.plan, inside.insides, found)
-        measured = replace(
-            inside,
-            plan=own.plan,
-            ranges=own.ranges,
-            insides=own.insides,
+        body = _ranges(inside.graph, inside.plan, inside.insides, found)
+        bodies.append(
+            replace(inside, plan=body.plan, ranges=body.ranges, insides=body.insides)
         )
-        bodies.append(measured)
     return Calibrated(changed.build(), ranges, bodies)
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
     """Return whether calibration has to measure the range of a use."""
-    known = entry.given is not None and entry.given.known
-    return entry.spec.measured and not known and not graph.is_constant(use.tensor)
+    is_given = entry.given is not None and entry.given.known
+    return entry.spec.measured and not is_given and not graph.is_constant(use.tensor)
 
 
 def _unfit(statistic: Statistic, entry: Quantize) -> str:
     """Return why a statistic gives no scale; empty if it does.
 
     Args:
-        statistic: the statistic of all samples.
         entry: the decision for the tensor, possibly with a minimum range of the user.
     """
     if not statistic.lo.size:
@@ -589,9 +577,9 @@ class _Reservoir:
             self._kept[index] = sample
         else:
             # Sample number n replaces a kept one with probability most / n.
-            place = self._draws.randrange(self._seen)
-            if place < self._most:
-                self._kept.pop(sorted(self._kept)[place])
+            drawn = self._draws.randrange(self._seen)
+            if drawn < self._most:
+                self._kept.pop(sorted(self._kept)[drawn])
                 self._kept[index] = sample
         self._bound()
 
@@ -693,10 +681,10 @@ class HoldOut:
             outputs: outputs of the calibrated graph.
         """
         positions = set(self._reservoir.positions)
-        for old in self._outputs.keys() - positions:
-            del self._outputs[old]
-        known = [*self._outputs.values(), outputs]
-        if position in positions and _array_bytes(known) <= _VERDICT_BYTES:
+        for dropped in self._outputs.keys() - positions:
+            del self._outputs[dropped]
+        kept = [*self._outputs.values(), outputs]
+        if position in positions and _array_bytes(kept) <= _VERDICT_BYTES:
             self._outputs[position] = outputs
 
     def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from calibrators import (
-    Grid,
-    GroupedHistogram,
-    MovingExtremes,
-    Range,
-    Statistic,
-)
+from calibrators import Grid, GroupedHistogram, MovingExtremes, Range, Statistic
 from calibrators.derived import derived
 from calibrators.json_file import Entry
 from calibrators.onnx_runtime.control_flow import Observation
@@ -86,12 +80,13 @@ class Calibration:
     @property
     def kinds(self) -> list[str]:
         """Return the kinds of statistics."""
-        statistics = [
-            statistic
-            for entry in self._tensors.values()
-            for statistic in entry.statistics
-        ]
-        return sorted(set(map(kind_of, statistics)))
+        return sorted(
+            {
+                kind_of(statistic)
+                for entry in self._tensors.values()
+                for statistic in entry.statistics
+            }
+        )
 
     def find(self, key: str, axis: int | None, wanted: Statistic) -> Statistic | None:
         """Return the statistic of a tensor; None without a measurement.
@@ -104,9 +99,9 @@ class Calibration:
         entry = self._tensors.get((key, axis))
         for statistic in entry.statistics if entry is not None else ():
             # A histogram has the extremes, too, and a grouped histogram has both.
-            found = derived(statistic, wanted)
-            if found is not None:
-                return found
+            match = derived(statistic, wanted)
+            if match is not None:
+                return match
         return None
 
     def add(self, name: str, key: str, axis: int | None, statistic: Statistic) -> None:
@@ -122,7 +117,9 @@ class Calibration:
             return
         entry = self._tensors.setdefault((key, axis), Measured(name, axis))
         # Statistics that the new one implies would only take space.
-        kept = [each for each in entry.statistics if derived(statistic, each) is None]
+        kept = [
+            known for known in entry.statistics if derived(statistic, known) is None
+        ]
         entry.statistics = [*kept, statistic]
 
     def save(self, path: str | Path) -> None:
@@ -229,11 +226,7 @@ class Keyed:
     """
 
     def __init__(
-        self,
-        calibration: Calibration,
-        keys: Mapping[str, str],
-        *,
-        rich: bool = True,
+        self, calibration: Calibration, keys: Mapping[str, str], *, rich: bool = True
     ) -> None:
         self.calibration = calibration
         self._keys = keys
@@ -252,14 +245,14 @@ class Keyed:
         Returns:
             The statistics of those that are stored, of the kind that each calibrator needs.
         """
-        found = {}
+        statistics = {}
         for observation in observations:
-            store, key = self._place(observation)
+            store, key = self._store_and_key(observation)
             wanted = observation.calibrator.statistic()
             statistic = store.find(key, observation.axis, wanted)
             if statistic is not None:
-                found[observation] = statistic
-        return found
+                statistics[observation] = statistic
+        return statistics
 
     def richer(self, observations: Iterable[Observation]) -> list[Observation]:
         """Return equivalent observations for every calibrator, if the calibration is rich.
@@ -273,20 +266,16 @@ class Keyed:
         """
         if not self._rich:
             return list(observations)
-        found = dict[Observation, None]()
+        rich = dict[Observation, None]()
         for observation in observations:
             # A moving average depends on the order of the samples, and follows from no histogram.
-            moving = isinstance(observation.calibrator.statistic(), MovingExtremes)
-            rich = observation
-            if not moving:
-                rich = replace(observation, calibrator=Everything())
-            found[rich] = None
-        return list(found)
+            if not isinstance(observation.calibrator.statistic(), MovingExtremes):
+                observation = replace(observation, calibrator=Everything())
+            rich[observation] = None
+        return list(rich)
 
     def keep(
-        self,
-        observations: Sequence[Observation],
-        statistics: Sequence[Statistic],
+        self, observations: Sequence[Observation], statistics: Sequence[Statistic]
     ) -> None:
         """Store new statistics.
 
@@ -295,7 +284,7 @@ class Keyed:
             statistics: a statistic for each observation.
         """
         for observation, statistic in zip(observations, statistics, strict=True):
-            store, key = self._place(observation)
+            store, key = self._store_and_key(observation)
             store.add(observation.tensor, key, observation.axis, statistic)
 
     def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
@@ -312,7 +301,7 @@ class Keyed:
             self.calibration.digests[sample_key(sample)] = None
             yield sample
 
-    def _place(self, observation: Observation) -> tuple[Calibration, str]:
+    def _store_and_key(self, observation: Observation) -> tuple[Calibration, str]:
         key = self._keys.get(observation.tensor)
         if key is None:
             return self._others, observation.tensor

@@ -79,10 +79,7 @@ def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
     elif spec.resize == "crop":
         target = spec.resize_to or 0
         # One ratio for both axes: the picture covers the input, and what juts out is cut off.
-        ratios[:] = max(
-            max(width, target) / size[0],
-            max(height, target) / size[1],
-        )
+        ratios[:] = max(max(width, target) / size[0], max(height, target) / size[1])
     # Half of what is left on each side; negative where the crop cuts something off.
     margin = (np.array([width, height]) - ratios * size) / 2
     moved = boxes * np.tile(ratios, 2) + np.tile(margin, 2)

@@ -18,7 +18,6 @@ from calibrators.readers.open import (
 )
 from calibrators.shown import short
 from quark_onnx.check.sizes import check_sizes
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import DataError, ModelError, data_errors
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -39,9 +38,8 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
         The specs in the order of the inputs, without initializers. The shape is None if unknown,
         and for sequences, maps and optionals.
     """
-    config = (config or QConfig()).with_(
-        keep_existing=True,
-    )  # inputs of a quantized model still need data
+    # Inputs of a quantized model still need data.
+    config = (config or QConfig()).with_(keep_existing=True)
 
     # Computed for the first sample with a non-finite value only: it needs a plan of the graph.
     @cache
@@ -114,11 +112,10 @@ def reader_for(
             # A partial of open_reader holds a folder and options, and lacks the model's inputs.
             opening = data if isinstance(data, partial) else partial(open_reader, data)
             reader = opening(
-                input_specs(graph, config),
-                constants=frozenset(graph.initializers),
+                input_specs(graph, config), constants=frozenset(graph.initializers)
             )
         # Reading the model has checked the sizes that depend on no open dimension.
-        if not all(map(graph.has_static_shape, [value.name for value in graph.inputs])):
+        if not all(graph.has_static_shape(value.name) for value in graph.inputs):
             check_sample(graph, reader.first())
     return reader
 
@@ -129,10 +126,11 @@ def check_sample(graph: Graph, sample: Mapping[str, Any]) -> None:
     Raises:
         ModelError: a tensor exceeds the size limit; see ``check_sizes``.
     """
-    arrays = {
-        name: value for name, value in sample.items() if isinstance(value, np.ndarray)
+    shapes = {
+        name: value.shape
+        for name, value in sample.items()
+        if isinstance(value, np.ndarray)
     }
-    shapes = {name: array.shape for name, array in arrays.items()}
     try:
         check_sizes(graph.outline(), shapes)
     except ModelError as error:
@@ -145,11 +143,10 @@ def _check_names(graph: Graph, reader: Reader) -> None:
     Raises:
         DataError: the model has other inputs.
     """
-    known = [value.name for value in graph.inputs]
-    inputs = [value for value in known if value not in graph.initializers]
-    missing = [value for value in inputs if value not in reader.names]
-    unknown = excluding(reader.names, set(known))
-    if missing or unknown:
+    names = [value.name for value in graph.inputs]
+    inputs = [name for name in names if name not in graph.initializers]
+    # An input with an initializer has a default value, and may be missing.
+    if not set(inputs) <= set(reader.names) <= set(names):
         raise DataError(
             f"the reader was opened for inputs {short(list(reader.names))}; the model has"
             f" {short(inputs)}: give open_reader an InputSpec with each of these names",

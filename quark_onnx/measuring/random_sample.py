@@ -36,15 +36,14 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     if any(node.domain in DOMAINS for node in graph.nodes):
         return None  # an image decoder crashes the process on other input
     specs = input_specs(graph)
-    dimensions = [value for spec in specs for value in (spec.shape or ())]
-    symbols = [dimension for dimension in dimensions if isinstance(dimension, str)]
+    sizes = [size for spec in specs for size in (spec.shape or ())]
+    symbols = [size for size in sizes if isinstance(size, str)]
     # Small sizes run fastest; a network whose strides leave nothing of a small picture needs 224.
     for size in _SIZES:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # the sample is not used for calibration
+                # The sample is not used for calibration.
+                warnings.simplefilter("ignore")
                 [sample] = RandomData(1, dims=dict.fromkeys(symbols, size)).draw(specs)
             check_sample(graph, sample)
             reference.outputs(sample)

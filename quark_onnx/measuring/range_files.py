@@ -61,19 +61,19 @@ class GivenRanges:
             ConfigError: no tensor of the graph has one of the names.
         """
         names = graph.names
-        found = [
+        overrides = [
             TensorOverride(name, low=low, high=high)
             for name, (low, high) in self.ends.items()
             if name in names
         ]
-        if not found:
+        if not overrides:
             raise ConfigError(
                 f"ranges {self.source}: none of its tensors is in the"
                 f" model (it begins with {short(next(iter(self.ends)))}); was it"
                 " written for another one?",
             )
         # the user's override takes precedence
-        return config.with_(tensors=(*found, *config.tensors))
+        return config.with_(tensors=(*overrides, *config.tensors))
 
 
 def load_ranges(path: str | Path) -> Calibration | GivenRanges:
@@ -89,7 +89,7 @@ def load_ranges(path: str | Path) -> Calibration | GivenRanges:
         ConfigError: the file cannot be read, is damaged, or holds no ranges.
     """
     text = read_document(path, "ranges", ConfigError)
-    # A JSON document begins with a brace; what is neither is onnxruntime's table of lines.
+    # A JSON document begins with a brace; a text without title or brace is onnxruntime's table.
     if _TENSORRT.match(text):
         return _given(path, _read_tensorrt(path, text))
     if not text.lstrip().startswith("{"):
@@ -102,10 +102,7 @@ def load_ranges(path: str | Path) -> Calibration | GivenRanges:
 
 
 def save_ranges(
-    calibration: Calibration,
-    path: str | Path,
-    kind: str,
-    calibrator: Calibrator,
+    calibration: Calibration, path: str | Path, kind: str, calibrator: Calibrator
 ) -> None:
     """Write a file of ranges in a format of ``FORMATS``.
 
@@ -146,13 +143,11 @@ def save_ranges(
 
 
 def _ends(
-    calibration: Calibration,
-    calibrator: Calibrator,
+    calibration: Calibration, calibrator: Calibrator
 ) -> dict[str, tuple[float, float]]:
     """Return the range of every tensor with a per-tensor statistic.
 
     Args:
-        calibration: the measured statistics.
         calibrator: computes ranges for int8 without -128; tensors without the statistic that it
             needs are left out.
 
@@ -161,7 +156,7 @@ def _ends(
     """
     # Codes of TensorRT's int8, without -128.
     grid = Grid(-127, 127, symmetric=True)
-    found = {}
+    ends_by_name = {}
     for key, entry in calibration.entries():
         # The formats have one range per tensor.
         if entry.axis is not None:
@@ -171,8 +166,8 @@ def _ends(
             continue
         ends = calibrator.range(statistic, grid)
         low, high = np.float32(ends.lo.item()), np.float32(ends.hi.item())
-        found[entry.name] = (float(low), float(high))
-    return found
+        ends_by_name[entry.name] = (float(low), float(high))
+    return ends_by_name
 
 
 def _scale_bits(low: float, high: float) -> str:
@@ -198,7 +193,7 @@ def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]
     Raises:
         ConfigError: a line is no name with a scale.
     """
-    found = {}
+    ends = {}
     for number, line in enumerate(_lines(text)[1:], 2):
         if not line.strip():
             continue
@@ -208,8 +203,8 @@ def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]
             (scale,) = struct.unpack(">f", bytes.fromhex(bits.strip()))
         except (ValueError, struct.error) as error:
             raise _damaged(path, f"line {number} is {short(line)}") from error
-        found[name] = (-_LARGEST_CODE * scale, _LARGEST_CODE * scale)
-    return found
+        ends[name] = (-_LARGEST_CODE * scale, _LARGEST_CODE * scale)
+    return ends
 
 
 def _read_table(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
@@ -222,27 +217,27 @@ def _read_table(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
     Raises:
         ConfigError: a line is no name with a number.
     """
-    found = {}
+    ends = {}
     for number, line in enumerate(_lines(text), 1):
         name, _, value = line.rpartition(" ")
         try:
             greatest = abs(float(value))
         except ValueError as error:
             raise _damaged(path, f"line {number} is {short(line)}") from error
-        found[name] = (-greatest, greatest)
-    return found
+        ends[name] = (-greatest, greatest)
+    return ends
 
 
 def _read_onnxruntime(document: Entry) -> dict[str, tuple[float, float]]:
     """Return the ranges in onnxruntime's JSON document, by tensor name."""
     # A TensorsData document has the tensors under ``data``; without it they are at the root.
     entries = document.get("data") or document
-    found = {}
-    for name, entry in entries.object().items():
-        # Beside the tensors there are texts, such as the name of a class.
-        if isinstance(entry.value, dict):
-            found[name] = (_number(entry["lowest"]), _number(entry["highest"]))
-    return found
+    # Beside the tensors there are texts, such as the name of a class.
+    return {
+        name: (_number(entry["lowest"]), _number(entry["highest"]))
+        for name, entry in entries.object().items()
+        if isinstance(entry.value, dict)
+    }
 
 
 def _number(entry: Entry) -> float:

@@ -60,7 +60,9 @@ class RunData:
         calibration = self.calibration
         if calibration is None:
             return self.held.samples
-        return [each for each in self.held.samples if not calibration.has_seen(each)]
+        return [
+            sample for sample in self.held.samples if not calibration.has_seen(sample)
+        ]
 
     @property
     def notes(self) -> list[str]:

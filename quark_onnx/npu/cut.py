@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, filterfalse
-from operator import attrgetter
 from pathlib import Path
 
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import (
-    without,
-)
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.files.half_precision import upcast_to_float32
@@ -90,8 +85,8 @@ def cut(
     (('a',), ['x', 'a'])
     """
     # Both destinations are checked before the model is read, which may take long.
-    places = _places(model, first, second)
-    beside = [keeps_weights_beside(model, place) for place in places]
+    paths = _destinations(model, first, second)
+    beside = [keeps_weights_beside(model, path) for path in paths]
     original = load(model)
     graph = Graph.of(inlined(original))
     # The front is closed under producers: no tail node can feed a front node.
@@ -106,50 +101,46 @@ def cut(
     _check_crossing(graph, crossing, tensors)
     parts = _split(graph, front, tail, crossing)
     verified = _same(graph, original, parts)
-    for part, place, external in zip(parts, places, beside, strict=True):
-        if place is not None:
-            with staged(part, place, external=external) as path:
-                Reference(part, path).session  # noqa: B018  (that it opens is the check)
+    for part, path, external in zip(parts, paths, beside, strict=True):
+        if path is not None:
+            with staged(part, path, external=external) as written:
+                Reference(part, written).session  # noqa: B018  (that it opens is the check)
     return Parts(parts[0], parts[1], crossing, verified)
 
 
-def _places(
-    model: str | Path | ModelProto,
-    first: str | Path | None,
-    second: str | Path | None,
+def _destinations(
+    model: str | Path | ModelProto, first: str | Path | None, second: str | Path | None
 ) -> list[Path | None]:
     """Return the paths of the two models, which must differ."""
-    places = [destination(model, first), destination(model, second)]
+    paths = [destination(model, first), destination(model, second)]
     # Compared as absolute paths: a relative and an absolute path may name one file.
-    written = list(map(Path.absolute, [place for place in places if place is not None]))
+    written = [path.absolute() for path in paths if path is not None]
     if len(set(written)) < len(written):
         raise ConfigError(
-            f"both models would be written to {places[0]}; give two names",
+            f"both models would be written to {paths[0]}; give two names",
         )
-    return places
+    return paths
 
 
 def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:
     """Return the tensors that nodes before the cut compute, and nodes after it read."""
-    names = _read_by(tail)
-    computed = list(
-        chain.from_iterable(
-            map(attrgetter("outputs"), [node for node in graph.nodes if node in front])
-        )
-    )
+    read = _read_by(tail)
     # In graph order, in which a caller passes the tensors from one model to the other.
-    return tuple([value for value in computed if value in names])
+    return tuple(
+        name
+        for node in graph.nodes
+        if node in front
+        for name in node.outputs
+        if name in read
+    )
 
 
 def _check_crossing(
-    graph: Graph,
-    crossing: Sequence[str],
-    tensors: Sequence[str],
+    graph: Graph, crossing: Sequence[str], tensors: Sequence[str]
 ) -> None:
     """Check the tensors that cross the cut.
 
     Args:
-        graph: the whole model.
         crossing: tensors that the first part computes and the second one reads.
         tensors: the tensors that the user names; empty for a cut after the last layers.
 
@@ -157,14 +148,14 @@ def _check_crossing(
         ConfigError: a tensor crosses that is not named, or that is no tensor.
     """
     # A skip connection around the named tensors crosses the cut as well.
-    missing = [value for value in crossing if value not in tensors]
+    missing = [name for name in crossing if name not in tensors]
     if tensors and missing:
         raise ConfigError(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
             " name it as well",
         )
     # Sequences and optional values have no element type, and no ValueInfoProto of a tensor.
-    untyped = list(filterfalse(graph.elem_type, crossing))
+    untyped = [name for name in crossing if not graph.elem_type(name)]
     if untyped:
         raise ConfigError(
             f"the cut goes through {untyped[0]!r}, which is no tensor; cut in front of it"
@@ -173,10 +164,7 @@ def _check_crossing(
 
 
 def _split(
-    graph: Graph,
-    front: set[Node],
-    tail: Sequence[Node],
-    crossing: Sequence[str],
+    graph: Graph, front: set[Node], tail: Sequence[Node], crossing: Sequence[str]
 ) -> list[ModelProto]:
     """Return the models of the nodes before and after the cut."""
     early = list[ValueInfoProto]()
@@ -193,11 +181,10 @@ def _split(
     still_read = [value for value in graph.fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
     # A tensor at the cut that is an output of the model, too, is declared once.
-    added = without(
-        {value.name: value for value in cut_values}, [value.name for value in early]
-    )
+    declared = {value.name for value in early}
+    added = [value for value in cut_values if value.name not in declared]
     return [
-        _part(graph, front, graph.fed, [*early, *added.values()]),
+        _part(graph, front, graph.fed, [*early, *added]),
         _part(graph, tail, [*still_read, *cut_values], late),
     ]
 
@@ -217,7 +204,7 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
 
 def _read_by(nodes: Iterable[Node]) -> set[str]:
     """Return the tensors that nodes or their bodies read."""
-    return set(chain.from_iterable(map(attrgetter("reads"), nodes)))
+    return {name for node in nodes for name in node.reads}
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -270,12 +257,12 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
     for part in parts:
         wide_part = upcast_to_float32(part, graph.store)[0]
         # The first part adds its outputs to ``known``, from which the second one reads.
-        asked = {
+        inputs = {
             value.name: known[value.name]
             for value in wide_part.graph.input
             if value.name in known
         }
-        known |= Reference(wide_part).outputs(asked)
+        known |= Reference(wide_part).outputs(inputs)
     for name, value in expected.items():
         if not agree(value, known[name]):
             raise ModelError(

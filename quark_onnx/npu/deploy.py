@@ -9,8 +9,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import filterfalse, islice
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
-from quark_onnx.common.errors import (
-    ConfigError,
-    ModelError,
-    data_errors,
-    system_reason,
-)
+from quark_onnx.common.errors import ConfigError, ModelError, data_errors, system_reason
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import upcast_to_float32
@@ -152,7 +146,7 @@ def deploy(  # noqa: PLR0913
     refuse_overwritten_arguments(
         {"model": model, "data": data, "config": config}, {"folder": folder}
     )
-    place = _place(Path(folder))
+    path = _bundle_folder(Path(folder))
     kind = format_of(settings)
     if why := refusal(row, settings):
         raise ConfigError(why)
@@ -162,11 +156,8 @@ def deploy(  # noqa: PLR0913
     legal = legalize(front, target, shapes=shapes)
     # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
-    reader = reader_for(
-        Graph.of(wide),
-        data,
-        settings,
-    )  # a model of 16 bits is quantized in float32
+    # A model of 16 bits is quantized in float32.
+    reader = reader_for(Graph.of(wide), data, settings)
     samples = _shipped(reader, narrowing.inputs)
     if tail is not None:  # before the time that quantizing takes
         try_tail(tail, legal.model, samples[0])
@@ -174,18 +165,18 @@ def deploy(  # noqa: PLR0913
     if kind != "BF16":
         # A gate of the configuration takes precedence over the default of this function.
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
-        made = _quantized(
+        quantized = _quantized(
             legal.model, front, reader, settings.with_(min_sqnr=gate), progress
         )
-        result, report = made.model, made.report
-    found, forecast = check(result, target), preflight(result, target, kind=kind)
+        result, report = quantized.model, quantized.report
+    checked, forecast = check(result, target), preflight(result, target, kind=kind)
     # Checked on the result: quantization may add nodes that break rules of the graph.
-    require_rules(found, "nothing was written")
+    require_rules(checked, "nothing was written")
     # Readers of images are partials of a function with the argument ``images``.
     images = data.keywords.get("images") if isinstance(data, partial) else None
     steps = format_steps(legal.model, forecast, report.verdict if report else None)
     bundle = Bundle(
-        place, kind, report, found, forecast, legal.notes, images, tail, steps
+        path, kind, report, checked, forecast, legal.notes, images, tail, steps
     )
     _put(bundle, result, samples)
     return bundle
@@ -222,8 +213,7 @@ def _quantized(
     The statistics of the first BatchNormalization show the scaling of the training data, and
     legalization folds them into weights.
     """
-    op_types = set(map(attrgetter("op_type"), front.graph.node))
-    folded = "BatchNormalization" in op_types
+    folded = any(node.op_type == "BatchNormalization" for node in front.graph.node)
     job = Job.open(legal, config, None, external=False)
     try:
         job = replace(job, trained=front if folded else None)
@@ -240,13 +230,12 @@ def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
         kinds: types of the model's 16-bit inputs, as ``TensorProto.DataType``, by name.
     """
     with data_errors():
-        samples = (
-            list(islice(reader, _SHIPPED))
-            # A reader that cannot start again needs its samples for calibration: the first one is
-            # read without consuming it.
-            if reader.restartable
-            else [first_sample(reader)]
-        )
+        samples: list[Sample]
+        if reader.restartable:
+            samples = list(islice(reader, _SHIPPED))
+        else:
+            # The calibration needs the samples: the first one is read without consuming it.
+            samples = [first_sample(reader)]
     return [_in_types(sample, kinds) for sample in samples]
 
 
@@ -254,17 +243,17 @@ def _in_types(sample: Sample, kinds: Mapping[str, int]) -> Sample:
     """Return a sample with some arrays converted.
 
     Args:
-        sample: arrays by name.
         kinds: types of the arrays to convert, as ``TensorProto.DataType``, by name.
     """
     converted = dict(sample)
-    for name in [value for value in sample if value in kinds]:
-        dtype = helper.tensor_dtype_to_np_dtype(kinds[name])
-        converted[name] = np.asarray(sample[name]).astype(dtype)
+    for name, value in sample.items():
+        if name in kinds:
+            dtype = helper.tensor_dtype_to_np_dtype(kinds[name])
+            converted[name] = np.asarray(value).astype(dtype)
     return converted
 
 
-def _place(folder: Path) -> Path:
+def _bundle_folder(folder: Path) -> Path:
     """Resolve the output folder, and check write access.
 
     Missing parent folders are not created.
@@ -274,34 +263,31 @@ def _place(folder: Path) -> Path:
     """
     try:
         # Resolved once: a change of the working directory does not move the output.
-        place = folder.resolve()
-        if place.exists() and not place.is_dir():
+        path = folder.resolve()
+        if path.exists() and not path.is_dir():
             raise ConfigError(f"output {folder} is a file; name a folder")
-        if place.is_dir() and any(place.iterdir()) and (own := _unknown(place)):
+        if path.is_dir() and any(path.iterdir()) and (unknown := _unknown(path)):
             raise ConfigError(
-                f"output {folder} holds {own}, which is of no earlier bundle; name a"
+                f"output {folder} holds {unknown}, which is of no earlier bundle; name a"
                 " new folder",
             )
         # The test below creates missing parents, which are removed again.
-        made = list(filterfalse(Path.exists, place.parents))
+        missing = [parent for parent in path.parents if not parent.exists()]
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with ScratchFolder(place.parent, place.name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with ScratchFolder(path.parent, path.name):
                 pass
         finally:
-            for parent in made:
-                with contextlib.suppress(
-                    OSError,
-                ):  # the folder is missing, or has files of another origin
+            for parent in missing:
+                # The folder is missing, or has files of another origin.
+                with contextlib.suppress(OSError):
                     parent.rmdir()
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a ValueError is a path that no folder can have
+    # A ValueError is a path that no folder can have.
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"output {folder} cannot be written: {system_reason(error)}",
         ) from error
-    return place
+    return path
 
 
 def _unknown(folder: Path) -> str:
@@ -315,7 +301,7 @@ def _unknown(folder: Path) -> str:
         mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
         sums = (folder / _SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        return f"{min(value.name for value in folder.iterdir())!r}"
+        return f"{min(path.name for path in folder.iterdir())!r}"
     # Lines are those of sha256sum: the digest, two spaces, and the name.
     known = {line.partition("  ")[2] for line in sums} | {_SUMS}
     if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:
@@ -330,37 +316,31 @@ def _unknown(folder: Path) -> str:
 
 def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
     """Write a scratch folder next to the destination, then move the folder."""
-    place = bundle.folder
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target = bundle.folder
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with ScratchFolder(place.parent, place.name) as folder:
-            inside = folder / place.name
+        with ScratchFolder(target.parent, target.name) as folder:
+            inside = folder / target.name
             inside.mkdir()
             _write(inside, bundle, model, samples)
-            _replace(inside, place, folder)
-    except (
-        OSError,
-        ModelError,
-    ) as error:  # which name a file inside the temporary folder
+            _replace(inside, target, folder)
+    # Both name a file inside the temporary folder.
+    except (OSError, ModelError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
         raise ModelError(
-            f"{place} cannot be written: {system_reason(cause)}",
+            f"{target} cannot be written: {system_reason(cause)}",
         ) from error
 
 
 def _write(
-    folder: Path,
-    bundle: Bundle,
-    model: ModelProto,
-    samples: Sequence[Sample],
+    folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]
 ) -> None:
     """Write all files of a bundle, the checksums last.
 
     Args:
         folder: an empty folder.
-        bundle: the reports and settings.
         model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
     """
@@ -392,10 +372,8 @@ def _write(
     if kind == "BF16":
         _json(folder / CONFIG_FILE, compiler_config())
     for name in _FILES:
-        _text(
-            folder / name,
-            (Path(__file__).parent / "bundle" / name).read_text(encoding="utf-8"),
-        )
+        source = Path(__file__).parent / "bundle" / name
+        _text(folder / name, source.read_text(encoding="utf-8"))
     _record(folder, samples)
     forecast = {
         "counts": bundle.forecast.counts,
@@ -441,18 +419,18 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
     """Write samples and the outputs that the model computes on the CPU."""
     # The written file, not the model in memory: what ships is what is recorded.
     session = open_session(folder / _MODEL, what="the quantized model")
-    for part in ("samples", "outputs"):
-        (folder / part).mkdir()
+    for name in ("samples", "outputs"):
+        (folder / name).mkdir()
     # compare.py reads the outputs by the same names.
-    for place, sample in enumerate(samples):
-        given = dict[str, Any]()
+    for index, sample in enumerate(samples):
+        inputs = dict[str, Any]()
         for name, value in sample.items():
-            given |= arrays_of(name, value)
-        _arrays(folder / "samples" / f"{place:04}.npz", given)
-        values = dict[str, Any]()
+            inputs |= arrays_of(name, value)
+        _arrays(folder / "samples" / f"{index:04}.npz", inputs)
+        outputs = dict[str, Any]()
         for number, value in enumerate(session.run(None, dict(sample))):
-            values |= arrays_of(f"output_{number}", value)
-        _arrays(folder / "outputs" / f"{place:04}.npz", values)
+            outputs |= arrays_of(f"output_{number}", value)
+        _arrays(folder / "outputs" / f"{index:04}.npz", outputs)
 
 
 def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -464,9 +442,7 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(
-                    file,
-                    np.asanyarray(array),
-                    allow_pickle=False,
+                    file, np.asanyarray(array), allow_pickle=False
                 )
 
 
@@ -493,23 +469,23 @@ def _cpp_pairs(options: Mapping[str, str]) -> str:
 
     A string of JSON is valid in C++: both escape quotes and backslashes alike.
     """
-    pairs = list[str]()
-    for key, value in options.items():
-        pairs.append(f"{{{json.dumps(key)}, {json.dumps(value)}}}")
-    return ", ".join(pairs)
+    return ", ".join(
+        f"{{{json.dumps(name)}, {json.dumps(value)}}}"
+        for name, value in options.items()
+    )
 
 
-def _replace(made: Path, place: Path, aside: Path) -> None:
+def _replace(made: Path, target: Path, aside: Path) -> None:
     """Move a folder to its destination, after moving an existing folder aside."""
     before = aside / "before"
     # A folder cannot replace a folder that holds files; the rename aside can be undone.
-    if place.exists():
-        place.replace(before)
+    if target.exists():
+        target.replace(before)
     try:
-        made.replace(place)
+        made.replace(target)
     except OSError:
         if before.exists():
-            before.replace(place)
+            before.replace(target)
         raise
 
 

@@ -48,9 +48,7 @@ class Doubt:
 
 
 def doubts_of(
-    case: Case,
-    placements: Mapping[Node, NodePlacement],
-    numbers: Mapping[Node, int],
+    case: Case, placements: Mapping[Node, NodePlacement], numbers: Mapping[Node, int]
 ) -> tuple[Doubt, ...]:
     """Return the doubts about a forecast.
 
@@ -59,7 +57,7 @@ def doubts_of(
         placements: placement of each node.
         numbers: number of each node's partition.
     """
-    inside = [node for node, found in placements.items() if found.device == NPU]
+    inside = [node for node, placed in placements.items() if placed.device == NPU]
     if not inside:
         return ()
     return (

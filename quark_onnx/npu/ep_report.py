@@ -53,9 +53,10 @@ class Scored:
     wrong: tuple[tuple[str, str, str, str], ...]
 
     def __str__(self) -> str:
-        rows = list[str]()
-        for device, (expected, counted) in self.counts.items():
-            rows.append(f"{device}: {expected} forecast, {counted} reported")
+        rows = [
+            f"{device}: {expected} forecast, {counted} reported"
+            for device, (expected, counted) in self.counts.items()
+        ]
         rows.append(
             f"{self.matched - len(self.wrong)} of {self.matched} nodes are where they"
             " were forecast",
@@ -99,10 +100,10 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
     Returns:
         Numbers of nodes, and the nodes with another device than forecast.
     """
-    names = dict.fromkeys([*forecast.counts, *report.counts])
-    counts = dict[str, tuple[int, int]]()
-    for name in names:
-        counts[name] = forecast.counts.get(name, 0), report.counts.get(name, 0)
+    counts = {
+        device: (forecast.counts.get(device, 0), report.counts.get(device, 0))
+        for device in dict.fromkeys([*forecast.counts, *report.counts])
+    }
     # Some reports list no subgraphs, which is no statement of zero.
     if report.subgraphs:
         counts["pieces on the NPU"] = (
@@ -124,10 +125,7 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
 
 
 def _summed(
-    rows: Entry,
-    device_key: str,
-    count_key: str,
-    total: str = "",
+    rows: Entry, device_key: str, count_key: str, total: str = ""
 ) -> dict[str, int]:
     """Add up counts by device; a device may have several rows, under older names.
 
@@ -135,7 +133,7 @@ def _summed(
         rows: array of a report.
         total: device of a row that is not counted; empty for none.
     """
-    found = Counter[str]()
+    counts = Counter[str]()
     for row in rows.array():
         name = row[device_key].text()
         count = row[count_key]
@@ -145,8 +143,8 @@ def _summed(
         text = str(count.value).removesuffix(".0")
         if isinstance(count.value, bool) or not re.fullmatch("[0-9]{1,18}", text):
             raise count.wrong("a count")
-        found[_device(name)] += int(text)
-    return dict(found)
+        counts[_device(name)] += int(text)
+    return dict(counts)
 
 
 def _devices_of(rows: Entry) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
 from pathlib import Path
 
 from onnx import ModelProto
@@ -83,7 +82,7 @@ def legalize(
     """
     # An unknown target raises ConfigError before any work.
     TARGETS[target]
-    place = destination(model, output)
+    path = destination(model, output)
     original = load(model)
     graph, notes = fixed(Graph.of(inlined(original)), shapes or {})
     reference = Reference(original)
@@ -91,13 +90,14 @@ def legalize(
     sample = random_sample(graph, reference)
     if sample is None:
         # Sizes other than the batch stay open unless ``shapes`` has them.
-        open_ = list(
-            filterfalse(graph.has_static_shape, [value.name for value in graph.inputs])
-        )
-        if open_:
-            hint = f"give the shapes of {', '.join(open_)}"
-        else:
-            hint = "its inputs may have to mean something"
+        open_inputs = [
+            value.name
+            for value in graph.inputs
+            if not graph.has_static_shape(value.name)
+        ]
+        hint = "its inputs may have to mean something"
+        if open_inputs:
+            hint = f"give the shapes of {', '.join(open_inputs)}"
         raise ModelError(
             f"the model runs on no random input, so that nothing can be verified; {hint}",
         )
@@ -120,12 +120,9 @@ def legalize(
         graph, turned, sample = _channels_last(graph, reference, sample)
     result = graph.to_model()
     # The written file is opened and run before it replaces the destination.
-    if place is not None:
-        with staged(
-            result,
-            place,
-            external=keeps_weights_beside(model, place),
-        ) as written:
+    if path is not None:
+        external = keeps_weights_beside(model, path)
+        with staged(result, path, external=external) as written:
             Reference(result, written).outputs(sample)
     return Legalized(
         loaded(result),
@@ -140,9 +137,7 @@ def legalize(
 
 
 def _channels_last(
-    graph: Graph,
-    reference: Reference,
-    sample: Sample,
+    graph: Graph, reference: Reference, sample: Sample
 ) -> tuple[Graph, list[str], Sample]:
     """Put the channels of inputs and outputs last, and transpose the sample.
 
@@ -158,9 +153,9 @@ def _channels_last(
         for name, value in sample.items()
     }
     # The reference computes in the original layout, so that the comparison transposes.
-    wanted, found = reference.repeatable(sample), run(result.to_model(), turned)
-    for name, value in wanted.items():
-        if not agree(value.transpose(LAST) if name in names else value, found[name]):
+    expected, outputs = reference.repeatable(sample), run(result.to_model(), turned)
+    for name, value in expected.items():
+        if not agree(value.transpose(LAST) if name in names else value, outputs[name]):
             raise ModelError(
                 f"with its channels last the model computes another {name!r}; leave them first",
             )

@@ -15,7 +15,7 @@ def producers_of(graph: Graph, tensors: Iterable[str]) -> list[Node]:
         ConfigError: no node computes a tensor.
     """
     producers = list[Node]()
-    # Inputs and initializers have no producer: a cut or a stop there has nothing before it.
+    # Inputs and initializers have no producer: a cut or a stop at one has nothing before it.
     for name in tensors:
         node = graph.producer(name)
         if node is None:

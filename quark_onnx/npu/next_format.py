@@ -31,9 +31,9 @@ def format_steps(
     if found.band == "good" and not poor:
         return ()
     usable = dict[str, Preflight]()
-    for kind in [
-        preset for preset in found.target.presets if preset not in [found.kind]
-    ]:
+    for kind in found.target.presets:
+        if kind == found.kind:
+            continue
         other = preflight(model, found.target.name, kind=kind, release=found.release)
         # A format at which the compiler crashes is no advice.
         if not other.aborts:

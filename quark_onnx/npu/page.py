@@ -93,7 +93,7 @@ def write_bundle_page(found: Bundle, path: Path, name: str = "model") -> None:
 
 
 def _header(found: Preflight, name: str) -> list[Block]:
-    outside = sum(each.device not in (NPU, ABORT) for each in found.placements)
+    outside = sum(placed.device not in (NPU, ABORT) for placed in found.placements)
     share = percentage(found.share)
     if found.doubts:
         share = f"{percentage(found.least_share)} to {share}"

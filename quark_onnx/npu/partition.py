@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -67,9 +68,7 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
             # Equal levels exclude a path through the other side, which would raise the level.
             if (devices[leader] == NPU) == inside and levels[leader] == level:
                 root[root_in(root, leader)] = root_in(root, node)
-    members = dict[Node, list[Node]]()
-    for node in root:
-        members.setdefault(root_in(root, node), []).append(node)
+    members = grouped_by(root, lambda node: root_in(root, node))
     return [
         Piece(tuple(nodes), devices[first] == NPU, levels[first])
         for first, nodes in members.items()
@@ -82,15 +81,14 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
     for node in graph.nodes:
         if node.op_type in QUANTIZE:
             # A QuantizeLinear runs with its producer, a DequantizeLinear with its readers.
-            near = [
-                value for value in [graph.producer(node.inputs[0])] if value is not None
-            ]
+            producer = graph.producer(node.inputs[0])
+            near = [] if producer is None else [producer]
         elif node.op_type in DEQUANTIZE:
             near = graph.followers(node)
         else:
             continue
         # Q and DQ nodes have no device of their own.
-        inside = {devices.get(other, NPU) for other in near} == {NPU}
+        inside = {devices.get(neighbour, NPU) for neighbour in near} == {NPU}
         if inside and not any(map(graph.is_output, node.outputs)):
             counts[NPU] += 1
         else:
@@ -114,7 +112,7 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     for value in graph.fed:
         counts[EDGE] += 1
         counts.update(map(device_beside, graph.consumers(value.name)))
-    fused = {value for start in graph.nodes for value in _chain(graph, start)[1:]}
+    fused = {member for start in graph.nodes for member in _chain(graph, start)[1:]}
     for node in graph.nodes:
         starts_a_chain = node not in fused
         if node.kind in LAYERS or (starts_a_chain and node.kind in _ELEMENTWISE):
@@ -143,7 +141,7 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
             return False
         return any(map(graph.is_constant, follower.inputs))
 
-    return chain(graph, node, lambda each: False, follows)
+    return chain(graph, node, lambda _: False, follows)
 
 
 def root_in(root: dict[T, T], node: T) -> T:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, filterfalse
 
 from onnx import TensorProto
 
@@ -44,9 +43,7 @@ _BOUNDS_OPSET = 11
 #: Maximum rank of tensors that the engine can move.
 _RANK = 4
 #: Coordinate transformations of a Resize by its mode, as the converter of X1 takes them.
-_PLACES = frozenset(
-    {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"},
-)
+_PLACES = frozenset({"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"})
 _PLACES_OF_RESIZE = {"linear": _PLACES, "nearest": _PLACES | {"tf_half_pixel_for_nn"}}
 _INTEGER = ("XINT8", "A8W8")
 #: Formats of models with Q/DQ pairs; a BF16 model is given in float32.
@@ -139,7 +136,7 @@ class Case:
     def around(self, node: Node) -> list[str]:
         """Return the tensors that a node reads and computes, without constants."""
         names = (*node.operands, *node.results)
-        return list(filterfalse(self.graph.is_constant, names))
+        return [name for name in names if not self.graph.is_constant(name)]
 
     @cached_property
     def static_shapes(self) -> tuple[str, str]:
@@ -147,10 +144,7 @@ class Case:
         open_inputs = [
             value.name
             for value in self.graph.fed
-            if not all(
-                isinstance(size, int) for size in self.graph.sizes(value.name)[1:]
-            )
-            or self.graph.shape(value.name) is None
+            if not _has_known_sizes(self.graph, value.name)
         ]
         if open_inputs:
             sizes = " ".join(f"--shape {name}=SIZES" for name in open_inputs)
@@ -177,13 +171,13 @@ def place(case: Case, node: Node) -> NodePlacement:
     """
     # Crashes come first: a node that ends the process is not on the CPU.
     for rule in _RULES:
-        found = rule.decide(case, node) if rule.covers(case, node) else None
-        if found is not None:
-            return found
+        decided = rule.decide(case, node) if rule.covers(case, node) else None
+        if decided is not None:
+            return decided
     if case.on_convolution_engine:
         device, reason = CPU, "its converter has no rule for it"
-        # X1 has no table of documented operators; the source of its converter is the best prior.
-        # The source of the converter is the best published predictor for X1.
+        # X1 has no table of documented operators; the source of its converter is the best published
+        # predictor.
         if node.kind in CONVERTED:
             device, reason = NPU, "its converter takes it"
         return placement(node, device, reason, "", "read", _VAIP)
@@ -221,13 +215,12 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
         return reason, mend, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
     # The first such tensor is named; constants of this type are cast before the graph is given.
     # Constants do not count: ``around`` leaves them out.
-    for name in list(chain.from_iterable(map(case.around, graph.nodes))):
-        if graph.elem_type(name) == TensorProto.BFLOAT16:
-            reason = (
-                f"{name!r} is bfloat16, which the provider refuses as an invalid graph"
-            )
-            mend = "give it the float32 model and the config_file"
-            return reason, mend, "measured", _ONNXSIM
+    for node in graph.nodes:
+        for name in case.around(node):
+            if graph.elem_type(name) == TensorProto.BFLOAT16:
+                reason = f"{name!r} is bfloat16, which the provider refuses as an invalid graph"
+                mend = "give it the float32 model and the config_file"
+                return reason, mend, "measured", _ONNXSIM
     for value in graph.inputs:
         batch = _batch(graph, value.name)
         # A static batch of 2 offloads a part of the nodes, and fills the first result only.
@@ -281,7 +274,7 @@ def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
     """Refuse a Conv whose attributes are left to their defaults."""
     # auto_pad takes the place of pads, and ONNX forbids both.
     implied = ["pads"] if _has_automatic_pads(node) else []
-    missing = node.lacking([value for value in _WRITTEN if value not in implied])
+    missing = node.lacking([name for name in _WRITTEN if name not in implied])
     if not missing:
         return None
     reason = f"attributes missing: {', '.join(missing)}"
@@ -308,7 +301,10 @@ _ONE = (
 
 def _first_dynamic(case: Case, node: Node) -> str:
     """Return the first tensor around a node without a static shape; empty if none."""
-    return next(filterfalse(case.graph.has_static_shape, case.around(node)), "")
+    for name in case.around(node):
+        if not case.graph.has_static_shape(name):
+            return name
+    return ""
 
 
 def _shape(case: Case, node: Node) -> NodePlacement | None:
@@ -327,6 +323,12 @@ def _shape(case: Case, node: Node) -> NodePlacement | None:
         f"{_VAIP}; amd/RyzenAI-SW#312",
         cause=f"a tensor has a dynamic shape: {cause}",
     )
+
+
+def _has_known_sizes(graph: Graph, name: str) -> bool:
+    """Return whether all sizes of an input except the batch are known."""
+    sizes = graph.sizes(name)[1:]
+    return graph.shape(name) is not None and all(isinstance(n, int) for n in sizes)
 
 
 def _is_foldable(graph: Graph, node: Node) -> bool:
@@ -441,27 +443,21 @@ def _beside_moving(case: Case, node: Node) -> NodePlacement | None:
         *beyond_pairs(node, case.graph.leaders),
         *beyond_pairs(node, case.graph.followers),
     )
-    moving = [
-        rank
-        for rank in (
-            _ranks(case, neighbour)
-            for neighbour in neighbours
-            if neighbour.kind in _MOVING
+    for neighbour in neighbours:
+        moving = _ranks(case, neighbour) if neighbour.kind in _MOVING else None
+        if moving is None:
+            continue
+        its_reason = moving.reason.removeprefix("it ")
+        return placement(
+            node,
+            CPU,
+            f"it stands beside {moving.node}, which {its_reason}",
+            moving.mend,
+            "inferred",
+            moving.source,
+            "it is connected to a node that moves data in more than 4 dimensions",
         )
-        if rank is not None
-    ]
-    if not moving:
-        return None
-    its_reason = moving[0].reason.removeprefix("it ")
-    return placement(
-        node,
-        CPU,
-        f"it stands beside {moving[0].node}, which {its_reason}",
-        moving[0].mend,
-        "inferred",
-        moving[0].source,
-        "it is connected to a node that moves data in more than 4 dimensions",
-    )
+    return None
 
 
 def _depthwise(case: Case, node: Node) -> NodePlacement | None:
@@ -516,12 +512,7 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
             reason = "its weight is an input of the model, too"
             mend = _LEGALIZE
         return placement(
-            node,
-            CPU,
-            reason,
-            mend,
-            "measured",
-            f"{_ONNXSIM}; 1bit-MONSTER#1468",
+            node, CPU, reason, mend, "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468"
         )
     # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
     float_weight = case.quantized and case.graph.is_constant(node.input(1))
@@ -551,7 +542,7 @@ def _strict(case: Case, node: Node) -> NodePlacement | None:
 
 def _is_on_numbers(case: Case, node: Node) -> bool:
     """Return True if the result of a node is a scalar, or each of its inputs."""
-    shapes = list(map(case.graph.shape, case.around(node)))
+    shapes = [case.graph.shape(name) for name in case.around(node)]
     if not shapes:
         return False
     *inputs, result = shapes
@@ -559,12 +550,15 @@ def _is_on_numbers(case: Case, node: Node) -> bool:
     return result == () or {()}.issuperset(inputs)
 
 
-def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
+def _inconstant(*indices: int) -> Callable[[Case, Node], bool]:
     """Return a test for inputs that are computed as the model runs."""
-    return lambda case, node: (
+
+    def is_computed(case: Case, node: Node) -> bool:
         # Omitted inputs have defaults, which are constants.
-        not all(map(case.graph.is_constant, filter(None, map(node.input, places))))
-    )
+        names = filter(None, map(node.input, indices))
+        return not all(map(case.graph.is_constant, names))
+
+    return is_computed
 
 
 def _not_on_images(case: Case, node: Node) -> bool:
@@ -589,16 +583,12 @@ def _odd(case: Case, node: Node) -> bool:
     before = case.graph.sizes(node.inputs[0])
     after = case.graph.sizes(node.outputs[0])
     # Batch and channels keep their sizes; only height and width are resized.
-    images = len(before) == len(after) == _RANK and before[:2] == after[:2]
-    return not images
+    are_images = len(before) == len(after) == _RANK and before[:2] == after[:2]
+    return not are_images
 
 
 _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] = (
-    (
-        frozenset({"Conv", "GlobalAveragePool"}),
-        "it is not on images",
-        _not_on_images,
-    ),
+    (frozenset({"Conv", "GlobalAveragePool"}), "it is not on images", _not_on_images),
     (
         frozenset({"ConvTranspose"}),
         "it has output padding",
@@ -693,12 +683,11 @@ class _Rule:
 
     def covers(self, case: Case, node: Node) -> bool:
         """Return True if the rule is about a node of a model."""
-        places = (
-            (node.kind, self.kinds),
-            (case.kind, self.formats),
-            (case.target.compiler, self.compilers),
+        return (
+            (not self.kinds or node.kind in self.kinds)
+            and (not self.formats or case.kind in self.formats)
+            and (not self.compilers or case.target.compiler in self.compilers)
         )
-        return all(not known or value in known for value, known in places)
 
 
 _RULES = (

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import excluding
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted, in_units, tally
@@ -75,14 +74,16 @@ class Group:
     @property
     def kinds(self) -> str:
         """Return the operator types with their numbers of nodes."""
-        kinds = Counter(map(attrgetter("op_type"), self.placements)).most_common()
+        op_types = Counter(placement.op_type for placement in self.placements)
+        kinds = op_types.most_common()
         shown = tally(kinds[:_SHOWN])
         return shown + (", ..." if len(kinds) > _SHOWN else "")
 
     @property
     def confidence(self) -> str:
         """Return the confidence of the placements, such as "measured"."""
-        return ", ".join(dict.fromkeys(map(attrgetter("confidence"), self.placements)))
+        placements = self.placements
+        return ", ".join(dict.fromkeys(placed.confidence for placed in placements))
 
     def __str__(self) -> str:
         return (
@@ -157,7 +158,7 @@ class Preflight:
 
     @property
     def _on_npu(self) -> list[bool]:
-        return [each.device == NPU for each in self.placements]
+        return [placed.device == NPU for placed in self.placements]
 
     @property
     def amount(self) -> str:
@@ -167,18 +168,21 @@ class Preflight:
     @property
     def aborts(self) -> list[NodePlacement]:
         """Return the nodes that crash the compiler."""
-        return [each for each in self.placements if each.device == ABORT]
+        return [placed for placed in self.placements if placed.device == ABORT]
 
     @property
     def groups(self) -> list[Group]:
         """Return the nodes off the processor, grouped by reason; crashes come first."""
-        found = dict[tuple[str, str, str], list[NodePlacement]]()
-        for each in self.placements:
-            if each.device != NPU:
-                # Reasons with names of tensors would make a group per node.
-                key = (each.device, each.cause or each.reason, each.mend)
-                found.setdefault(key, []).append(each)
-        groups = [Group(*key, tuple(placements)) for key, placements in found.items()]
+        outside = [placed for placed in self.placements if placed.device != NPU]
+        by_reason = grouped_by(
+            outside,
+            # Reasons with names of tensors would make a group per node.
+            lambda placed: (placed.device, placed.cause or placed.reason, placed.mend),
+        )
+        groups = [
+            Group(*reason, tuple(placements))
+            for reason, placements in by_reason.items()
+        ]
         return sorted(
             groups, key=lambda group: (group.device != ABORT, -len(group.placements))
         )
@@ -274,16 +278,17 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    # the compiler is given the model as it is
+    # The compiler is given the model as it is.
     gather_constants(graph, keep_inputs=True)
     pairs = Pairs(graph)
     known = _kind(pairs)
     # The format of a quantized model is known; a wish of the caller does not change it.
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     # Q and DQ nodes have no device of their own: they are counted by the devices around.
-    nodes = excluding(graph.nodes, {*pairs.quantizing, *pairs.dequantizing})
-    placed = dict(zip(nodes, _placements(case, nodes), strict=True))
-    devices = {node: found.device for node, found in placed.items()}
+    in_pairs = {*pairs.quantizing, *pairs.dequantizing}
+    nodes = [node for node in graph.nodes if node not in in_pairs]
+    placements = dict(zip(nodes, _placements(case, nodes), strict=True))
+    devices = {node: placed.device for node, placed in placements.items()}
     numbers = dict[Node, int]()
     # Partitions are numbered in the order of their first nodes.
     for number, piece in enumerate(pieces(graph, devices)):
@@ -293,13 +298,13 @@ def preflight(
         row,
         case.kind,
         release,
-        tuple(placed.values()),
+        tuple(placements.values()),
         tuple(operations(graph, node) for node in nodes),
-        tuple([numbers[node] for node in nodes]),
+        tuple(numbers[node] for node in nodes),
         _links(graph, numbers),
         _shown_counts(counts),
         bool(known),
-        doubts_of(case, placed, numbers),
+        doubts_of(case, placements, numbers),
     )
 
 
@@ -309,17 +314,14 @@ def _placements(case: Case, nodes: Sequence[Node]) -> list[NodePlacement]:
     refusal = whole_model(case)
     if refusal is not None:
         return [placement(node, CPU, *refusal) for node in nodes]
-    found = [place(case, node) for node in nodes]
-    rows = zip(nodes, found, strict=True)
+    placements = [place(case, node) for node in nodes]
+    pairs = list(zip(nodes, placements, strict=True))
     # The converter of X1 has been read, and wants two convolutions anyway.
     if case.on_convolution_engine or any(
-        each.device == NPU and node.kind in LAYERS for node, each in rows
+        placed.device == NPU and node.kind in LAYERS for node, placed in pairs
     ):
-        return found
-    return [
-        alone(node) if each.device == NPU else each
-        for node, each in zip(nodes, found, strict=True)
-    ]
+        return placements
+    return [alone(node) if placed.device == NPU else placed for node, placed in pairs]
 
 
 def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:

@@ -93,6 +93,7 @@ def _quality(report: Report | None) -> str:
     verdict = report.verdict
     text += f"\n\nVerdict: **{verdict.band}**. {verdict.sentence}, on {verdict.measured_on}."
     if report.warnings:
-        text += "\n\n" + "\n".join(f"Warning: {each}." for each in report.warnings)
+        lines = [f"Warning: {warning}." for warning in report.warnings]
+        text += "\n\n" + "\n".join(lines)
     # Warnings hold names from the model, which may hold control characters.
     return printable(text, lines=True)

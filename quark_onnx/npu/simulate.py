@@ -145,7 +145,7 @@ class _Run:
         self._inexact: list[str] = []
         # Only codes of QuantizeLinear are replaced: all other values follow from codes.
         written = [node.outputs[0] for node in self._pairs.quantizing]
-        unknown = [code for code in codes if code not in written]
+        unknown = [name for name in codes if name not in written]
         if unknown:
             raise ConfigError(
                 f"codes are given for {unknown[0]!r}, which no QuantizeLinear"
@@ -159,16 +159,11 @@ class _Run:
         needed = reach(producers_of(graph, wanted), graph.leaders)
         for value in graph.inputs:
             # Inputs that only other nodes read need no value.
-            if [
-                consumer
-                for consumer in graph.consumers(value.name)
-                if consumer in needed
-            ]:
+            if any(reader in needed for reader in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)
         for node in graph.nodes:
-            if node not in needed:
-                continue
-            self._compute(node)
+            if node in needed:
+                self._compute(node)
         outputs = {name: self._result(name) for name in wanted}
         return Simulation(self._codes, outputs, tuple(self._inexact))
 
@@ -208,13 +203,11 @@ class _Run:
         inputs = tuple(map(self._read, node.inputs))
         call = Call(self._graph, node, inputs, self._engine)
         try:
-            found = self._found(call)
+            results = self._results(call)
         # Raised where an exact integer would need more than 60 bits.
         except OverflowError as error:
             raise call.refused(str(error)) from error
-        self._values.update(
-            zip(node.results, found, strict=True),
-        )
+        self._values.update(zip(node.results, results, strict=True))
 
     def _read(self, name: str) -> Value | None:
         """Return the value of an input: computed, given or constant; None if omitted."""
@@ -224,7 +217,7 @@ class _Run:
             return self._values[name]
         return self._graph.constant(name)
 
-    def _found(self, call: Call) -> list[Value]:
+    def _results(self, call: Call) -> list[Value]:
         """Return the results of a node by the arithmetic of its operator."""
         node = call.node
         if node.op_type in QUANTIZE:
@@ -234,9 +227,7 @@ class _Run:
         operator = OPERATORS.get(node.kind)
         # Before the table: shape arithmetic has no positions, and any operator may compute it.
         if all(value is None or isinstance(value, np.ndarray) for value in call.inputs):
-            return list(
-                call.evaluated({}),
-            )  # shapes and the like, whatever computes them
+            return list(call.evaluated({}))
         if operator is None:
             raise call.refused(f"no integer arithmetic is known here for {node.kind}")
         return operator(call)
@@ -249,25 +240,21 @@ class _Run:
             ModelError: the scale has no position, or codes are no integers.
         """
         name, (grid, position) = call.node.outputs[0], self._grid(call)
-        kind, value = (
-            np.dtype(helper.tensor_dtype_to_np_dtype(grid.elem_type)),
-            call.inputs[0],
-        )
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(grid.elem_type))
+        value = call.inputs[0]
         if kind.kind not in "iu":
             raise call.refused(f"its codes are {kind.name}")
         assert value is not None and grid.zero_point is not None
         # Saturation to the range of the type, as QuantizeLinear does.
         least, greatest = np.iinfo(kind).min, np.iinfo(kind).max
         zero = int(grid.zero_point.reshape(-1)[0])
-        # An input of the model, or a sigmoid: its QuantizeLinear runs on a CPU.
-        if isinstance(value, Real):  # computed by a CPU
-            whole = (
-                # A CPU rounds half to even in QuantizeLinear (ONNX), whatever the engine does.
-                np.rint(np.ldexp(value.values, position))
-                .clip(least - zero, greatest - zero)
-                .astype(np.int64)
-            )
-            self._inexact += [] if value.given or value.known else [name]
+        # An input of the model, or a sigmoid: its QuantizeLinear runs on a CPU, which rounds half
+        # to even (ONNX), whatever the engine does.
+        if isinstance(value, Real):
+            nearest_code = np.rint(np.ldexp(value.values, position))
+            whole = nearest_code.clip(least - zero, greatest - zero).astype(np.int64)
+            if not (value.given or value.known):
+                self._inexact.append(name)
         else:
             whole = rounded(exact(value), position, self._rounding)
         codes = (whole + zero).clip(least, greatest).astype(kind)
@@ -276,10 +263,9 @@ class _Run:
         # ones.
         given = self._given.get(name, codes)
         if given.shape != codes.shape or given.dtype != codes.dtype:
-            found = f"{given.dtype.name} of shape {given.shape}"
             raise DataError(
-                f"the codes given for {name!r} are {found}, and {codes.dtype.name} of"
-                f" {codes.shape} here",
+                f"the codes given for {name!r} are {given.dtype.name} of shape"
+                f" {given.shape}, and {codes.dtype.name} of {codes.shape} here",
             )
         return given
 
@@ -287,10 +273,8 @@ class _Run:
         """Return codes less their zero point, at the position of the scale."""
         codes, (grid, position) = call.known(0), self._grid(call)
         assert grid.zero_point is not None
-        return Fixed(
-            codes.astype(np.int64) - int(grid.zero_point.reshape(-1)[0]),
-            position,
-        )
+        zero = int(grid.zero_point.reshape(-1)[0])
+        return Fixed(codes.astype(np.int64) - zero, position)
 
     def _grid(self, call: Call) -> tuple[Grid, int]:
         """Return the grid of a Q or DQ node, and its position."""

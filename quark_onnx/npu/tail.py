@@ -44,10 +44,8 @@ def _check(tail: ModelProto, front: Graph) -> None:
         value.name: value.type.tensor_type.elem_type
         for value in (*front.inputs, *front.outputs)
     }
-    computed, stored = (
-        [output.name for output in front.outputs],
-        {tensor.name for tensor in tail.graph.initializer},
-    )
+    computed = [output.name for output in front.outputs]
+    stored = {tensor.name for tensor in tail.graph.initializer}
     # Models of IR version 3 list their initializers as inputs.
     read = [value for value in tail.graph.input if value.name not in stored]
     for value in read:
@@ -94,16 +92,13 @@ def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
     """
     try:
         session = open_session(tail, what="the model behind")
-        session.run(
-            None,
-            {
-                value.name: arrays[value.name]
-                for value in session.get_inputs()
-                if value.name in arrays
-            },
-        )
+        inputs = {
+            value.name: arrays[value.name]
+            for value in session.get_inputs()
+            if value.name in arrays
+        }
+        session.run(None, inputs)
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(
-            "the model behind cannot be run on what the one in front computes:"
-            f" {error}",
+            f"the model behind cannot be run on what the one in front computes: {error}"
         ) from error

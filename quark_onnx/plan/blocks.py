@@ -71,10 +71,7 @@ def in_blocks(
             return _by_channel(spec, shape, axis)
         if _mean(length, size) < min(_MIN_BLOCK_VALUES, _mean(row_size, size)):
             return Quantize(
-                spec,
-                1,
-                flat=True,
-                note="few values lie along the axis of the sum",
+                spec, 1, flat=True, note="few values lie along the axis of the sum"
             )
         return Quantize(spec, along)
     # Bits of a line along the sum: its codes, and a scale (and zero point) per block. Beyond 32
@@ -118,7 +115,6 @@ def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
     """Limit the block size to the padded length of the axis.
 
     Args:
-        spec: quantization of the weight.
         length: size of the axis along which blocks run.
 
     Returns:
@@ -142,25 +138,18 @@ def _mean(length: int, size: int) -> float:
 
 
 def _by_channel(
-    spec: QuantizationSpec,
-    shape: tuple[int, ...],
-    axis: int | None,
+    spec: QuantizationSpec, shape: tuple[int, ...], axis: int | None
 ) -> Entry:
     """Return 8-bit codes with a scale per channel, or Keep if the floats take no more space.
 
     Args:
         spec: the requested quantization in blocks; formats of 8 bits or more are kept.
-        shape: shape of the weight.
         axis: axis of the output channels; None for a scale per tensor.
     """
     # Symmetric codes save the zero points, and the solvers of blocks have no block to solve.
     dtype = spec.dtype if spec.dtype.bits >= INT8.bits else INT8
     plain = spec.with_(
-        dtype=dtype,
-        symmetric=True,
-        per_channel=True,
-        block_size=0,
-        solver="nearest",
+        dtype=dtype, symmetric=True, per_channel=True, block_size=0, solver="nearest"
     )
     if axis is None:
         channels = 1

@@ -83,8 +83,8 @@ class PlanBuilder(Plan):
                 # The values are known: clipping would only lose information.
                 # The least power of two above the range may be nearly twice the range, which wastes
                 # a bit.
-                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
-                self._put(node, tensor, Quantize(known, axis))
+                unclipped = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
+                self._put(node, tensor, Quantize(unclipped, axis))
             else:
                 self._put(node, tensor, Quantize(spec, axis, bounds))
 
@@ -111,11 +111,7 @@ class PlanBuilder(Plan):
         return None
 
     def weight(
-        self,
-        node: Node,
-        tensor: str,
-        axis: int | None,
-        along: int | None = None,
+        self, node: Node, tensor: str, axis: int | None, along: int | None = None
     ) -> None:
         """Request quantization of a weight; a computed weight is an activation.
 
@@ -175,8 +171,6 @@ class PlanBuilder(Plan):
         """Return a decision whose scales serve one output channel each, where they must.
 
         Args:
-            tensor: name of the weight.
-            axes: its axes.
             entry: the decision with scales as integer kernels take them, or with blocks.
         """
         spec, shape = entry.spec, tuple(self.graph.initializers[tensor].dims)
@@ -204,11 +198,7 @@ class PlanBuilder(Plan):
         )
 
     def _weight_entry(
-        self,
-        tensor: str,
-        spec: QuantizationSpec,
-        axis: int | None,
-        along: int | None,
+        self, tensor: str, spec: QuantizationSpec, axis: int | None, along: int | None
     ) -> Entry:
         """Return the decision for a constant weight: per block, per channel or per tensor.
 
@@ -270,11 +260,11 @@ class PlanBuilder(Plan):
         if override is not None and override.keep:
             self.keep_for(node, tensor, EXCLUDED)
             return
-        # The scale of the bias is the product of both: one number for the activation, and one or
-        # one per channel for the weight.
+        # The scale of the bias is the product of the scale of the activation, which is one number,
+        # and of those of the weight, which may be one per channel.
         if _has_one_integer_scale(activation_entry) and _multiplies(weight_entry):
-            # Another reader may add it to another product, whose scale differs: onnxruntime takes
-            # the codes of a bias for those of the product that they are added to.
+            # Another reader may add the bias to another product, whose scale differs: onnxruntime
+            # takes the codes of a bias for those of the product that they are added to.
             alone = self.graph.consumers(tensor) == [node]
             use = Use(tensor) if alone else Use(tensor, node.name)
             self.entries.setdefault(use, BiasOf(activation, weight, axis, repeat))
@@ -311,9 +301,7 @@ class PlanBuilder(Plan):
 
         Args:
             node: the node that moves the values.
-            result: name of the result.
             source: name of the tensor that holds the values before.
-            origin: decision at the root of the source.
         """
         # A format of the user's choice for the result excludes the scale of the source.
         if self._is_separate(result):
@@ -323,7 +311,11 @@ class PlanBuilder(Plan):
             if self._holds(result, origin.spec):
                 self._put(node, result, Quantize(origin.spec))
         elif origin.axis is not None:
-            self._measure_channels(node, result, origin)
+            # The channels may lie along another axis than in the source, so that no scale is
+            # shared. A dynamic run measures no channels.
+            if Use(result) not in self.entries and self.specs[node].static:
+                axis = self._channels(result)
+                self._put(node, result, Quantize(origin.spec, axis))
         elif _may_share(origin, self.entries.get(Use(result))):
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
@@ -331,20 +323,6 @@ class PlanBuilder(Plan):
         """Return whether the user's override gives a tensor a scale of its own."""
         override = self.asked.tensors.of(tensor)
         return override is not None and override.separates
-
-    def _measure_channels(self, node: Node, result: str, origin: Quantize) -> None:
-        """Request a scale per channel for a result whose source has one.
-
-        The channels may lie along another axis than in the source, so that no scale is shared. A
-        dynamic run measures no channels.
-
-        Args:
-            node: the node that moves the values.
-            result: name of the result; unchanged if it has a decision.
-            origin: decision at the root of the source.
-        """
-        if Use(result) not in self.entries and self.specs[node].static:
-            self._put(node, result, Quantize(origin.spec, self._channels(result)))
 
     def keep(self, tensor: str, reason: str) -> None:
         """Keep a tensor float, also for readers with an entry of their own.
@@ -384,10 +362,7 @@ class PlanBuilder(Plan):
         self.kept[node.name] = reason
 
     def _dynamic(
-        self,
-        node: Node,
-        tensors: tuple[str, ...],
-        spec: QuantizationSpec,
+        self, node: Node, tensors: tuple[str, ...], spec: QuantizationSpec
     ) -> None:
         """Quantize the activation of an integer product with a scale per run.
 
@@ -499,14 +474,14 @@ class PlanBuilder(Plan):
         shared = Use(tensor)
         # Two entries: an override may name readers, and applies to no other reader then.
         shared_entry = self._given(entry, tensor, "")
-        own_entry = self._given(entry, tensor, node.name)
+        reader_entry = self._given(entry, tensor, node.name)
         # Another format for this reader, which gets the values rounded to the shared format; a
         # reader that keeps them float gets the float values.
-        if shared not in self.entries and shared_entry != own_entry:
+        if shared not in self.entries and shared_entry != reader_entry:
             self.entries[shared] = shared_entry
-            if not isinstance(own_entry, Keep):
+            if not isinstance(reader_entry, Keep):
                 self.spoken.add(tensor)
-        return own_entry
+        return reader_entry
 
     def rounded_result(self, node: Node) -> None:
         """Request quantization of the first result where the engine has no float32."""
@@ -529,8 +504,8 @@ class PlanBuilder(Plan):
         """Return the channel axis of an activation, 1; None for an unknown shape."""
         shape = self.graph.sizes(tensor)
         # The number of scales is stored in the model: an open size leaves it unknown.
-        known = len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0
-        return 1 if known else None
+        is_known = len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0
+        return 1 if is_known else None
 
     def _axis(self, tensor: str, axis: int | None) -> int | None:
         """Return an axis counted from the front, if the rank is known.
@@ -565,12 +540,7 @@ def _alike(present: Entry, wanted: Entry) -> bool:
 
 
 def _fits_axis(present: Quantize, wanted: Quantize) -> bool:
-    """Return whether scales or blocks run along the axis that a reader needs.
-
-    Args:
-        present: decision for the tensor.
-        wanted: decision that the reader needs; without an axis, blocks along any axis serve.
-    """
+    """Return whether scales or blocks run along the axis that a reader needs."""
     # A reader without an axis for its blocks accepts blocks along any axis.
     if wanted.axis is None and isinstance(wanted.spec.dtype, Block):
         return True
@@ -581,7 +551,6 @@ def _may_share(origin: Quantize, present: Entry | None) -> bool:
     """Return whether a result can have the scale of its source.
 
     Args:
-        origin: decision at the root of the source.
         present: decision for the result, None if there is none.
     """
     # A dynamic scale belongs to one product, and is not shared.

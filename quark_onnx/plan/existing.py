@@ -52,10 +52,7 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
     """
     quantizing = list(filter(is_quantizing, graph.nodes))
     # Bodies count for the refusal alone: the plan of a body excludes its own quantized nodes.
-    everywhere = [
-        *quantizing,
-        *filter(is_quantizing, inner_nodes(graph.nodes)),
-    ]
+    everywhere = [*quantizing, *filter(is_quantizing, inner_nodes(graph.nodes))]
     if everywhere and not keep:
         kinds = Counter(node.op_type for node in everywhere)
         words = tally(kinds.most_common(4))
@@ -66,7 +63,7 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         )
     # Tensors next to quantized nodes have the scale of their first quantizer, and a second pair
     # would round the values again.
-    touched = dict.fromkeys([value.name for value in quantizing])
+    touched = dict.fromkeys(node.name for node in quantizing)
     for node in quantizing:
         for neighbour in (*graph.leaders(node), *graph.followers(node)):
             touched[neighbour.name] = None

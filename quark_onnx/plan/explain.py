@@ -33,7 +33,6 @@ def _decisions(plan: Plan, sign: str, uses: Iterable[Use]) -> Iterator[str]:
 
     Args:
         sign: "<" for inputs, ">" for outputs.
-        uses: the uses of a node's tensors.
     """
     for use in uses:
         entry = plan.entries.get(use)

@@ -7,9 +7,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quark_onnx.common.containers import (
-    excluding,
-)
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.wording import counted
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
@@ -52,11 +49,7 @@ class NodeSpec:
 
 
 def select(
-    graph: Graph,
-    config: QConfig,
-    *,
-    strict: bool = True,
-    measured: bool = True,
+    graph: Graph, config: QConfig, *, strict: bool = True, measured: bool = True
 ) -> dict[Node, NodeSpec]:
     """Return the settings of each node: the configuration's, changed by matching overrides.
 
@@ -99,9 +92,7 @@ def _configured(graph: Graph, node: Node, config: QConfig) -> NodeSpec:
     """Return the settings of a node without overrides.
 
     Args:
-        graph: the model.
         node: the node; one that gathers rows of a table gets the settings of tables.
-        config: the user's configuration.
     """
     # Rows of a table reach the following layers unsummed: tables have settings of their own.
     if looks_up(graph, node):
@@ -124,8 +115,6 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     """Return the nodes that stay float, with the reason.
 
     Args:
-        graph: the model.
-        config: the user's configuration.
         strict: one of ``op_types``, and every pattern of ``nodes``, must match.
 
     Raises:
@@ -136,13 +125,13 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     if config.op_types:
         if strict:
             _check_any_type(graph, config.op_types)
-        others = excluding(graph.nodes, graph.nodes_of(config.op_types))
+        chosen = set(graph.nodes_of(config.op_types))
+        others = [node for node in graph.nodes if node not in chosen]
         excluded |= dict.fromkeys(others, _OTHER_TYPE)
     if config.nodes:
         wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
-        excluded |= dict.fromkeys(
-            [node for node in graph.nodes if node not in wanted], _OTHER_NODE
-        )
+        others = [node for node in graph.nodes if node not in wanted]
+        excluded |= dict.fromkeys(others, _OTHER_NODE)
     # Merged last: the reason of existing quantization replaces the other reasons.
     nodes = {node.name: node for node in graph.nodes}
     present = existing(graph, keep=config.keep_existing)
@@ -179,8 +168,6 @@ def _settled(spec: NodeSpec, config: QConfig, measured: bool) -> NodeSpec:
 
     Args:
         spec: the settings of a node after all overrides.
-        config: the user's configuration.
-        measured: activations can be measured.
     """
     activation = spec.activation
     weight = spec.weight
@@ -192,9 +179,7 @@ def _settled(spec: NodeSpec, config: QConfig, measured: bool) -> NodeSpec:
     if weight is not None:
         weight = weight.settled(weight=True, vendor=config.vendor_computes)
     return NodeSpec(
-        activation,
-        weight,
-        overridden=spec.overridden and activation is not None,
+        activation, weight, overridden=spec.overridden and activation is not None
     )
 
 
@@ -212,8 +197,7 @@ def _check_tensors(graph: Graph, config: QConfig) -> None:
     missing = TensorOverrides(config.tensors).unmatched(known)
     if missing:
         raise ConfigError(
-            "no tensor of the model matches"
-            f" {missing[0]!r}{nearest(missing[0], known)}",
+            f"no tensor of the model matches {missing[0]!r}{nearest(missing[0], known)}"
         )
 
 
@@ -240,21 +224,20 @@ def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
     """Return the nodes whose names match a pattern, pattern by pattern.
 
     Args:
-        graph: the model.
         patterns: names, globs, or regular expressions after "re:".
         strict: every pattern must match a node, of a body at least.
 
     Raises:
         ConfigError: ``strict``, and a pattern matches nothing.
     """
-    names = {node.name: node for node in graph.nodes}
-    found = list[Node]()
+    nodes = {node.name: node for node in graph.nodes}
+    matched = list[Node]()
     for pattern in patterns:
-        hits = _matches(pattern, names)
-        if strict and not hits:
-            _check_matches_inside(graph, pattern, names)
-        found += [names[hit] for hit in hits]
-    return found
+        names = _matches(pattern, nodes)
+        if strict and not names:
+            _check_matches_inside(graph, pattern, nodes)
+        matched += [nodes[name] for name in names]
+    return matched
 
 
 def _check_matches_inside(graph: Graph, pattern: str, names: Iterable[str]) -> None:
@@ -269,19 +252,18 @@ def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]
     """Return the nodes of operator types, type by type.
 
     Args:
-        graph: the model.
         strict: every type must occur, in a body at least.
 
     Raises:
         ConfigError: ``strict``, and a type does not occur.
     """
-    found = list[Node]()
+    matched = list[Node]()
     for op_type in op_types:
-        hits = graph.nodes_of((op_type,))
-        if strict and not hits:
+        nodes = graph.nodes_of((op_type,))
+        if strict and not nodes:
             _check_type_inside(graph, op_type)
-        found += hits
-    return found
+        matched += nodes
+    return matched
 
 
 def _check_type_inside(graph: Graph, op_type: str) -> None:
@@ -297,7 +279,6 @@ def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
     """Return the nodes between the two ends of an override.
 
     Args:
-        graph: the model.
         override: the override; one without ``between`` matches no node here.
         strict: both ends must exist, and a node must lie between.
 
@@ -346,7 +327,6 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 
     Args:
         pattern: a name, a glob, or ``"re:"`` with a regular expression.
-        names: names of nodes.
 
     Raises:
         ConfigError: the regular expression is not valid.
@@ -367,15 +347,11 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _between(
-    graph: Graph,
-    starts: tuple[str, ...],
-    ends: tuple[str, ...],
-    strict: bool,
+    graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...], strict: bool
 ) -> list[Node]:
     """Return the nodes on the paths from ``starts`` to ``ends``.
 
     Args:
-        graph: the model.
         starts: names of nodes, or of tensors, which stand for their readers.
         ends: names of nodes, or of tensors, which stand for their producers.
         strict: every name must stand for a node.
@@ -391,17 +367,11 @@ def _between(
 
 
 def _nodes_at(
-    graph: Graph,
-    names: tuple[str, ...],
-    strict: bool,
-    *,
-    reading: bool,
+    graph: Graph, names: tuple[str, ...], strict: bool, *, reading: bool
 ) -> list[Node]:
     """Return nodes by name, or the readers or the producer of a tensor by its name.
 
     Args:
-        graph: the model.
-        names: names of nodes or tensors.
         strict: every name must stand for a node.
         reading: a tensor stands for its readers, otherwise for its producer.
 
@@ -425,19 +395,18 @@ def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
     """Return the readers of a tensor, or its producer, if there is one.
 
     Args:
-        graph: the model.
         reading: return the readers, for which a tensor stands as a start.
     """
     if reading:
         return graph.consumers(tensor)
-    return [value for value in [graph.producer(tensor)] if value is not None]
+    producer = graph.producer(tensor)
+    return [] if producer is None else [producer]
 
 
 def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
     """Return the error for a start or an end of ``between`` that stands for no node.
 
     Args:
-        graph: the model.
         name: the start, if ``reading``, or the end.
         reading: the name was to be that of a node, or of a tensor that a node reads.
     """
@@ -446,7 +415,7 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
     if name in tensors:
         verb = "reads" if reading else "computes"
         return ConfigError(f"between: no node {verb} {name!r}")
-    known = {*[node.name for node in graph.nodes], *tensors}
+    known = tensors.union(node.name for node in graph.nodes)
     return ConfigError(
         f"between: {name!r} is no node or tensor of the model{nearest(name, known)}",
     )
@@ -454,4 +423,4 @@ def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
 
 def _tensors_of(nodes: Iterable[Node]) -> set[str]:
     """Return the names of the tensors that nodes read or compute."""
-    return {value for node in nodes for value in (*node.inputs, *node.outputs)}
+    return {name for node in nodes for name in (*node.inputs, *node.outputs)}

@@ -166,12 +166,7 @@ def _lower(graph: Graph, node: Node) -> None:
     result, output = graph.fresh(f"{codes.codes}_rows"), node.outputs[0]
     graph.remove([node])
     graph.add(
-        "DequantizeLinear",
-        inputs,
-        [result],
-        name=node.name,
-        domain=CONTRIB,
-        axis=0,
+        "DequantizeLinear", inputs, [result], name=node.name, domain=CONTRIB, axis=0
     )
     steps: list[tuple[str, NDArray[Any] | None, dict[str, Any]]] = [
         ("Reshape", np.array([*last[:-1], padded], np.int64), {}),
@@ -182,17 +177,15 @@ def _lower(graph: Graph, node: Node) -> None:
         # Inverse of moving the axis to the end.
         back = [*range(axis), rank - 1, *range(axis, rank - 1)]
         steps.append(("Transpose", None, {"perm": back}))
-    for place, (op_type, constant, attributes) in enumerate(steps, 1):
-        source = result
-        if place == len(steps):
+    for number, (op_type, constant, attributes) in enumerate(steps, 1):
+        inputs = [result]
+        if number == len(steps):
             result = output
         else:
             result = graph.fresh(f"{output}_{op_type}")
-        if constant is None:
-            more = []
-        else:
-            more = [graph.add_constant(f"{output}_{op_type}_by", constant)]
-        graph.add(op_type, [source, *more], [result], **attributes)
+        if constant is not None:
+            inputs.append(graph.add_constant(f"{output}_{op_type}_by", constant))
+        graph.add(op_type, inputs, [result], **attributes)
 
 
 def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:

@@ -66,11 +66,7 @@ def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> 
     return (finer, covering)[HistogramRow(found, 0, grid).best_params(scales, zeros)]
 
 
-def within(
-    bounds: tuple[float, float],
-    found: Statistic | None,
-    grid: Grid,
-) -> Range:
+def within(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> Range:
     """Return the known bounds, reduced while they still contain every measured value.
 
     A softmax over a thousand values leaves most of the unit interval empty, and Tanh in a

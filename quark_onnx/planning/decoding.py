@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import filterfalse
 
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
@@ -30,11 +29,8 @@ _SIZES = frozenset({"Shape", "Size"})
 
 def tail_of(graph: Graph) -> dict[Node, None]:
     """Return the nodes without a path to a weighted operator."""
-    before = reach(
-        graph.nodes_of(WEIGHTED),
-        graph.leaders,
-    )
-    return dict.fromkeys([node for node in graph.nodes if node not in before])
+    before = reach(graph.nodes_of(WEIGHTED), graph.leaders)
+    return dict.fromkeys(node for node in graph.nodes if node not in before)
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
@@ -47,11 +43,8 @@ def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, No
     """
 
     def neighbours(member: Node) -> list[Node]:
-        return [
-            value
-            for value in (*graph.leaders(member), *graph.followers(member))
-            if value in tail
-        ]
+        near = (*graph.leaders(member), *graph.followers(member))
+        return [neighbour for neighbour in near if neighbour in tail]
 
     return reach([node], neighbours)
 
@@ -96,11 +89,9 @@ def keep_whole(plan: PlanBuilder, node: Node, reason: str) -> None:
     # Results too: a reader that is not in the tail, or the graph's output, would round them.
     for tensor in filter(None, node.outputs):
         plan.keep(tensor, reason)
-    for tensor in filter(
-        plan.graph.is_constant,
-        node.inputs,
-    ):  # grids, strides, anchors
-        plan.entries[Use(tensor, node.name)] = Keep(reason)
+    for tensor in node.inputs:
+        if plan.graph.is_constant(tensor):  # grids, strides, anchors
+            plan.entries[Use(tensor, node.name)] = Keep(reason)
 
 
 def _fused(graph: Graph, node: Node) -> bool:
@@ -154,26 +145,24 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
         return False
     shape = graph.shape(tensor)
     # Scales and offsets per channel vary along one axis alone.
-    return (
-        shape is not None and len([value for value in shape if value not in (1,)]) > 1
-    )
+    return shape is not None and sum(size != 1 for size in shape) > 1
 
 
 def _positions(graph: Graph) -> set[str]:
     """Return the tensors computed from sizes and constants only."""
-    found = set[str]()
+    positions = set[str]()
     for node in graph.nodes:
         signals = _signals(graph, node.reads)
         # Random operators have no signal among the inputs, and are no positions.
-        computed = not node.kind.startswith("Random") and found.issuperset(signals)
+        computed = not node.kind.startswith("Random") and positions.issuperset(signals)
         if computed or node.kind in _SIZES:
-            found.update(node.outputs)
-    return found
+            positions.update(node.outputs)
+    return positions
 
 
 def _signals(graph: Graph, names: Iterable[str]) -> list[str]:
     """Return the tensors that are neither omitted nor constant."""
-    return list(filterfalse(graph.is_constant, filter(None, names)))
+    return [name for name in names if name and not graph.is_constant(name)]
 
 
 def _sum_of_parts(graph: Graph, tensor: str) -> str:
@@ -184,7 +173,7 @@ def _sum_of_parts(graph: Graph, tensor: str) -> str:
     node = _origin(graph, tensor)
     if node is None or node.kind not in _SUMS:
         return ""
-    # "" for an operand that is no part: it stands beside the sources, so that two are found.
+    # An operand that is no part adds "", so that there are two sources.
     sources = {_cut_from(_origin(graph, name)) for name in node.inputs}
     if len(sources) != 1:
         return ""

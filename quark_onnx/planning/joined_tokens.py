@@ -50,7 +50,10 @@ def _before(
     """
 
     def step(node: Node) -> list[Node]:
-        leaders = graph.leaders(node)
-        return [each for each in leaders if each.kind in _MOVING or each.kind in kinds]
+        return [
+            leader
+            for leader in graph.leaders(node)
+            if leader.kind in _MOVING or leader.kind in kinds
+        ]
 
     return reach(nodes, step)

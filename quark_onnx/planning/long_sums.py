@@ -9,7 +9,6 @@ codes, whereas float additions only cost the conversion of what enters and leave
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 from quark_onnx.dtypes import Block
@@ -60,10 +59,7 @@ def spare_long_sums(plan: PlanBuilder) -> None:
 
 
 def _trace(
-    graph: Graph,
-    node: Node,
-    sources: dict[str, str],
-    depths: dict[str, int],
+    graph: Graph, node: Node, sources: dict[str, str], depths: dict[str, int]
 ) -> None:
     """Record the summed tensor of a node's result, and the successive additions in the result.
 
@@ -106,12 +102,11 @@ def _pays(graph: Graph, source: str, additions: list[Node]) -> bool:
         source: name of the summed tensor.
         additions: all additions of its parts.
     """
-    values = partial(_values, graph)
     added = {node.outputs[0] for node in additions}
-    sums = filter(partial(_is_converted, graph), added)
+    sums = [tensor for tensor in added if _is_converted(graph, tensor)]
     # One dequantization of the source, one quantization of each sum.
-    converted = sum(map(values, [source, *sums]))
-    return converted < _CONVERSIONS * sum(map(values, added))
+    converted = sum(_values(graph, tensor) for tensor in [source, *sums])
+    return converted < _CONVERSIONS * sum(_values(graph, tensor) for tensor in added)
 
 
 def _is_converted(graph: Graph, tensor: str) -> bool:
@@ -123,7 +118,7 @@ def _is_converted(graph: Graph, tensor: str) -> bool:
 
 def _values(graph: Graph, tensor: str) -> int:
     """Return the number of values of a tensor; a size that is not known counts as 1."""
-    return prod([size for size in graph.sizes(tensor) if isinstance(size, int)])
+    return prod(size for size in graph.sizes(tensor) if isinstance(size, int))
 
 
 def _keep(
@@ -147,8 +142,8 @@ def _keep(
     # Upstream from the additions, as far as the operands are parts of the source.
     while todo:
         for leader in graph.leaders(todo.pop()):
-            cuts = source in map(sources.get, leader.outputs)
-            if cuts and leader not in kept:
+            is_cut = any(sources.get(name) == source for name in leader.outputs)
+            if is_cut and leader not in kept:
                 kept[leader] = None
                 todo.append(leader)
     for node in kept:

@@ -109,7 +109,6 @@ def _apply_rule(plan: PlanBuilder, node: Node, *, movers: bool) -> None:
     """Let the rule of a node decide, or keep the node float.
 
     Args:
-        plan: the plan under construction.
         node: the node; the nodes before it are decided.
         movers: request the input of an operator that only moves values.
     """
@@ -174,31 +173,25 @@ def _spare_tied(plan: PlanBuilder) -> None:
         for node in floats:
             if any(_tied(graph, table, name) for name in node.inputs):
                 plan.keep(
-                    table,
-                    f"node {node.name!r} has the same values, and stays float",
+                    table, f"node {node.name!r} has the same values, and stays float"
                 )
 
 
-def _tied(graph: Graph, table: str, other: str) -> bool:
-    """Return whether a constant is a table, or the transpose of a table.
-
-    Args:
-        table: name of a constant matrix.
-        other: name of any tensor.
-    """
-    if table == other:
+def _tied(graph: Graph, table: str, tensor: str) -> bool:
+    """Return whether a tensor is a constant table, or the transpose of the table."""
+    if table == tensor:
         return True
-    if not graph.is_constant(other):
+    if not graph.is_constant(tensor):
         return False
     # Shapes are compared first, because constants may have to be read from a file.
     shape = graph.shape(table)
-    if shape is None or graph.shape(other) != shape[::-1]:
+    if shape is None or graph.shape(tensor) != shape[::-1]:
         return False
-    first, second = graph.constant(table), graph.constant(other)
-    assert first is not None and second is not None
+    rows, columns = graph.constant(table), graph.constant(tensor)
+    assert rows is not None and columns is not None
     # One row first: tables have tens of thousands.
     return bool(
-        np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T),
+        np.array_equal(rows[0], columns[:, 0]) and np.array_equal(rows, columns.T),
     )
 
 
@@ -246,17 +239,20 @@ def _lift(plan: PlanBuilder) -> None:
 def _spare_float_readers(plan: PlanBuilder) -> None:
     """Let a float node read the float value of a tensor if available."""
     # A list, because the loop adds entries.
-    for use in [
-        use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
-    ]:
-        producer = plan.graph.producer(use.tensor)
-        if plan.graph.is_constant(use.tensor) or (
+    tensors = [
+        use.tensor
+        for use in plan.entries
+        if use.node is None and plan.quantized(use.tensor)
+    ]
+    for tensor in tensors:
+        producer = plan.graph.producer(tensor)
+        if plan.graph.is_constant(tensor) or (
             producer is not None and producer.name not in plan.kept
         ):
             continue
-        for reader in plan.graph.consumers(use.tensor):
+        for reader in plan.graph.consumers(tensor):
             if reader.name in plan.kept:
-                plan.entries[Use(use.tensor, reader.name)] = Keep(
+                plan.entries[Use(tensor, reader.name)] = Keep(
                     "its reader is a float node and so is its producer",
                 )
 
@@ -281,8 +277,7 @@ def _spare_outputs(plan: PlanBuilder) -> None:
     weighted = graph.nodes_of(WEIGHTED)
     # Weighted layers are no ancestors of themselves: the last ones are not in ``before``.
     before = reach(
-        [leader for node in weighted for leader in graph.leaders(node)],
-        graph.leaders,
+        [leader for node in weighted for leader in graph.leaders(node)], graph.leaders
     )
     for use, entry in plan.entries.items():
         producer = graph.producer(use.tensor)

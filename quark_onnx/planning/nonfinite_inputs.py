@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import chain
 
 from onnx import TensorProto
 
@@ -74,11 +73,11 @@ def _is_spoiled(entry: Entry) -> bool:
 
 def _is_mask(graph: Graph, tensor: str) -> bool:
     # Tensors that may hold minus infinity: those up to the softmax.
-    way = _depending(graph, tensor, _ABSORBING)
-    readers = kinds_of(list(chain.from_iterable(map(graph.consumers, way))))
+    infinite = _depending(graph, tensor, _ABSORBING)
+    readers = kinds_of(node for name in infinite for node in graph.consumers(name))
     # An infinite output could not be measured against the float model.
-    outputs = any(map(graph.is_output, way))
-    return bool(readers & _ABSORBING) and not readers & WEIGHTED and not outputs
+    has_outputs = any(map(graph.is_output, infinite))
+    return bool(readers & _ABSORBING) and not readers & WEIGHTED and not has_outputs
 
 
 def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
@@ -87,14 +86,14 @@ def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
     Args:
         stop: kinds of operators at which the search ends; empty to search to the outputs.
     """
-    found, todo = {tensor}, [tensor]
+    depending, todo = {tensor}, [tensor]
     while todo:
         for node in graph.consumers(todo.pop()):
             # Values of other types, such as the shape or a comparison, are never infinite.
             after = () if node.kind in stop else node.outputs
             new = {
                 name for name in after if name and graph.elem_type(name) in _FLOATS
-            } - found
-            found |= new
+            } - depending
+            depending |= new
             todo += new
-    return found
+    return depending

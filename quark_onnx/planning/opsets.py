@@ -72,10 +72,7 @@ def loads_pairs(opset: int) -> bool:
 
 
 def lower_opset(
-    graph: Graph,
-    target: str | None,
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, target: str | None, reference: Reference, sample: Sample | None
 ) -> tuple[Graph, list[str]]:
     """Lower the opset to one with Q/DQ nodes in the runtime, as the target advises.
 
@@ -176,27 +173,26 @@ def raise_opset_for(  # noqa: PLR0913
     notes = list[str]()
     if raised is not graph:
         notes.append(f"opset raised from {before} to {raised.opset}")
-    quantized = [
-        value for value in plan.entries.values() if isinstance(value, Quantize)
-    ]
-    if any(entry.min_opset > raised.opset for entry in quantized):
-        low = f"opset {before} could not be raised to {needed}"
+    if any(
+        isinstance(entry, Quantize) and entry.min_opset > raised.opset
+        for entry in plan.entries.values()
+    ):
         notes.append(
-            f"{low}: operators that it lacks are those of the com.microsoft domain",
+            f"opset {before} could not be raised to {needed}: operators that it lacks"
+            " are those of the com.microsoft domain",
         )
     return raised, notes
 
 
 def _written(plan: Plan) -> list[Quantize]:
     """Return the quantized tensors, and the stored biases of other types than int32."""
-    wanted = [value for value in plan.entries.values() if isinstance(value, Quantize)]
-    for entry in [
-        value for value in plan.entries.values() if isinstance(value, BiasOf)
-    ]:
+    entries = plan.entries.values()
+    quantized = [entry for entry in entries if isinstance(entry, Quantize)]
+    for entry in entries:
         # DequantizeLinear takes int32 at every opset, int16 from a later one on.
-        if entry.stored and entry.dtype != INT32:
-            wanted.append(entry.alone)
-    return wanted
+        if isinstance(entry, BiasOf) and entry.stored and entry.dtype != INT32:
+            quantized.append(entry.alone)
+    return quantized
 
 
 def _is_at_every_opset(entry: Quantize) -> bool:
@@ -206,9 +202,6 @@ def _is_at_every_opset(entry: Quantize) -> bool:
 
 def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
     """Raise an error for a format that no domain has at the highest opset allowed.
-
-    Args:
-        entries: the quantized tensors.
 
     Raises:
         ConfigError: the first such format needs a higher opset.
@@ -222,15 +215,11 @@ def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
 
 
 def _first_raised(
-    graph: Graph,
-    opsets: Sequence[int],
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, opsets: Sequence[int], reference: Reference, sample: Sample | None
 ) -> Graph:
     """Return the graph at the first of some opsets that leaves its outputs unchanged.
 
     Args:
-        opsets: the opsets to try, in order.
         sample: a sample for the comparison; None for none.
 
     Returns:
@@ -244,10 +233,7 @@ def _first_raised(
 
 
 def _raised(
-    graph: Graph,
-    opset: int,
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, opset: int, reference: Reference, sample: Sample | None
 ) -> Graph | None:
     """Return the graph at another opset.
 
@@ -340,44 +326,33 @@ def _wanting(graph: Graph, use: Use) -> str:
 
 
 def _obstacle(graph: Graph, opset: int) -> str:
-    """Return why a graph cannot be raised to an opset.
-
-    Args:
-        opset: the opset that the graph could not be raised to.
-
-    Returns:
-        The words of a sentence, without a full stop.
-    """
+    """Return why a graph cannot be raised to an opset, without a full stop."""
     try:
         to_opset(graph.to_model(), opset)
     except ModelError as error:
         return str(error)
     # Conversion succeeds here, so that the outputs were found, or suspected, to change.
-    found = _changed_meaning(graph, opset)
-    if found is not None:
-        first, node = found
+    change = _changed_meaning(graph, opset)
+    if change is not None:
+        changed_at, node = change
         return (
             f"node {node.name!r} ({node.op_type}) means something else from opset"
-            f" {first} on"
+            f" {changed_at} on"
         )
     return f"at opset {opset} the model computes something else"
 
 
 def _changed_meaning(graph: Graph, opset: int) -> tuple[int, Node] | None:
-    """Return a node whose operator has another meaning at an opset, and since which opset.
+    """Return the opset at which an operator changes its meaning, and a node of this operator.
 
-    Args:
-        opset: the opset to raise the graph to.
-
-    Returns:
-        The first opset with the other meaning, and the node; None without such a node.
+    None if no operator of the graph changes its meaning up to ``opset``.
     """
-    for first, changed in _CHANGED.items():
-        if not graph.opset < first <= opset:
+    for changed_at, kinds in _CHANGED.items():
+        if not graph.opset < changed_at <= opset:
             continue
         for node in graph.nodes:
-            if node.kind in changed:
-                return first, node
+            if node.kind in kinds:
+                return changed_at, node
     return None
 
 

@@ -60,12 +60,7 @@ def plan_at_opset(
     draft = make_plan(graph, config, strict=False)
     insides = plan_insides(graph, config) if inside else []
     raised, notes = raise_opset_for(
-        graph,
-        draft,
-        config,
-        reference,
-        sample,
-        wanted(insides),
+        graph, draft, config, reference, sample, wanted(insides)
     )
     # Identity: raise_opset_for returns the same object where nothing was converted.
     if raised is graph:
@@ -74,8 +69,5 @@ def plan_at_opset(
     # tensors that may be gone.
     plan = make_plan(raised, config, strict=False)
     return PlannedGraph(
-        raised,
-        plan,
-        plan_insides(raised, config) if inside else [],
-        notes,
+        raised, plan, plan_insides(raised, config) if inside else [], notes
     )

@@ -21,10 +21,7 @@ _MOST_ROUNDS = 100
 
 
 def prepare(
-    graph: Graph,
-    config: QConfig,
-    reference: Reference,
-    sample: Sample | None,
+    graph: Graph, config: QConfig, reference: Reference, sample: Sample | None
 ) -> tuple[Graph, list[str]]:
     """Return the cleaned graph, and notes on rewrites and rolled-back passes.
 
@@ -57,9 +54,7 @@ def prepare(
 
 
 def prepare_again(
-    graph: Graph,
-    config: QConfig,
-    sample: Sample | None,
+    graph: Graph, config: QConfig, sample: Sample | None
 ) -> tuple[Graph, list[str]]:
     """Rewrite for the target what stages after ``prepare`` have added, and return notes.
 
@@ -81,10 +76,7 @@ def prepare_again(
 
 
 def settled(
-    graph: Graph,
-    passes: Sequence[Pass],
-    reference: Reference,
-    sample: Sample,
+    graph: Graph, passes: Sequence[Pass], reference: Reference, sample: Sample
 ) -> tuple[Graph, list[str]]:
     """Return the graph after passes that are repeated until they rewrite nothing, and notes.
 
@@ -152,9 +144,7 @@ def rewritten(
 
 
 def clean(
-    graph: Graph,
-    passes: Sequence[Pass],
-    rounds: int = 1,
+    graph: Graph, passes: Sequence[Pass], rounds: int = 1
 ) -> tuple[Graph, list[str]]:
     """Return a rewritten copy, and notes.
 
@@ -182,17 +172,12 @@ def clean(
                     count = single(result)
             except Exception as error:  # a defect of a pass must not fail the run
                 logger.warning(
-                    "pass %s failed (%s); it was left out",
-                    single.__name__,
-                    error,
+                    "pass %s failed (%s); it was left out", single.__name__, error
                 )
                 # A pass that raises may have left the copy half rewritten: the others start from
                 # the original.
-                result, notes = clean(
-                    graph,
-                    [each_pass for each_pass in passes if each_pass not in [single]],
-                    rounds,
-                )
+                others = [other for other in passes if other != single]
+                result, notes = clean(graph, others, rounds)
                 return result, [*notes, f"{single.__name__} failed: {error}"]
             if count:
                 result.drop_unused()
@@ -229,11 +214,12 @@ def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool
         expected: outputs by name; further outputs of the graph are not compared.
     """
     try:
-        found = run(graph.to_model(), sample)
+        outputs = run(graph.to_model(), sample)
     except QuarkError as error:
         logger.warning("the rewritten model does not run: %s", error)
         return False
     # Only outputs with known values are compared: ``expected`` may lack random outputs.
-    if not found.keys() >= expected.keys():
-        return False
-    return all(map(agree, expected.values(), [found[key] for key in expected]))
+    return all(
+        name in outputs and agree(value, outputs[name])
+        for name, value in expected.items()
+    )

@@ -38,9 +38,8 @@ def spare_states(plan: PlanBuilder, states: Sequence[State]) -> None:
             f"rounding would accumulate in the state: {state.output!r} is"
             f" {state.input!r} of the next step"
         )
-        for tensor in dict.fromkeys(
-            (*moved(graph, state.input), *_updates(plan, state.output, path, reason)),
-        ):
+        updates = _updates(plan, state.output, path, reason)
+        for tensor in dict.fromkeys((*moved(graph, state.input), *updates)):
             if not plan.ineligible(tensor):
                 plan.keep(tensor, reason)
 
@@ -57,13 +56,11 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
         For each state that the branch reads and whose next value it returns, the names of input
         and output inside the branch.
     """
-    found = list[State]()
     if body.node.kind != "If":
-        return found
+        return []
+    inner = list[State]()
     for state in states:
-        before = [
-            value for value in moved(graph, state.input) if value in body.borrowed
-        ]
+        before = [name for name in moved(graph, state.input) if name in body.borrowed]
         after = state.output
         # The result of the If may be rearranged before it becomes the state.
         while (
@@ -71,13 +68,9 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
         ) is not None and producer.kind in HANDING_ON:
             after = producer.inputs[0]
         if producer is body.node and before:
-            found.append(
-                State(
-                    before[-1],
-                    body.model.graph.output[producer.outputs.index(after)].name,
-                ),
-            )
-    return found
+            result = body.model.graph.output[producer.outputs.index(after)]
+            inner.append(State(before[-1], result.name))
+    return inner
 
 
 def moved(graph: Graph, tensor: str) -> list[str]:
@@ -87,16 +80,16 @@ def moved(graph: Graph, tensor: str) -> list[str]:
         graph: the graph.
         tensor: name of the tensor; the first name of the result.
     """
-    found = [tensor]
+    names = [tensor]
     # The list grows while it is walked: a breadth-first search in the order of discovery.
-    for name in found:
+    for name in names:
         for node in graph.consumers(name):
             if node.kind in _MOVING and (
                 # Operands after the first are shapes and indices, except those of Concat.
                 node.kind == "Concat" or node.inputs[0] == name
             ):
-                found += [result for result in node.results if result not in found]
-    return found
+                names += [result for result in node.results if result not in names]
+    return names
 
 
 def _path(graph: Graph, state: State) -> dict[Node, None]:
@@ -106,19 +99,16 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
         state: names of input and output of a step.
     """
     # A node is on the way if it follows the state's input and precedes the state's output.
+    producer = graph.producer(state.output)
+    if producer is None:
+        return {}
     downstream = reach(graph.consumers(state.input), graph.followers)
-    upstream = reach(
-        [value for value in [graph.producer(state.output)] if value is not None],
-        graph.leaders,
-    )
-    return dict.fromkeys([value for value in downstream if value in upstream])
+    upstream = reach([producer], graph.leaders)
+    return dict.fromkeys(node for node in downstream if node in upstream)
 
 
 def _updates(
-    plan: PlanBuilder,
-    output: str,
-    path: dict[Node, None],
-    reason: str,
+    plan: PlanBuilder, output: str, path: dict[Node, None], reason: str
 ) -> Iterator[str]:
     """Yield the tensors upstream of an output, up to weighted operators.
 
@@ -129,8 +119,8 @@ def _updates(
         output: name of the state's output, the first name of the result.
         path: the nodes between input and output of the state.
     """
-    found = [output]
-    for name in found:
+    names = [output]
+    for name in names:
         yield name
         node = plan.graph.producer(name)
         if (
@@ -144,8 +134,8 @@ def _updates(
             # A float operator with a rounded constant would lose accuracy for nothing.
             if plan.graph.is_constant(operand):
                 plan.keep_for(node, operand, reason)
-            elif operand and operand not in found:
-                found.append(operand)
+            elif operand and operand not in names:
+                names.append(operand)
 
 
 def _coarse(spec: QuantizationSpec | None) -> bool:

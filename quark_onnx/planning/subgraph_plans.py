@@ -96,26 +96,24 @@ def plan_insides(
     # sizes.
     shapes = shapes or ShapeArithmetic.of(graph)
     outer = states(graph) if recurrent is None else recurrent
-    chosen, found = (
-        # The main graph has been checked for existing pairs; here they must not raise an error.
-        select(graph, config.with_(keep_existing=True), strict=False),
-        list[SubgraphPlan](),
-    )
+    # The main graph has been checked for existing pairs; here they must not raise an error.
+    specs = select(graph, config.with_(keep_existing=True), strict=False)
+    plans = list[SubgraphPlan]()
     for body in bodies(graph):
         # Bodies of other operators, such as SequenceMap, are not run step by step.
-        if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
+        if body.node.kind not in _CONTROL or specs[body.node].keep == EXCLUDED:
             continue
         played = _playable(graph, body.node)
         # New names must not hide those of the outer graph, as ONNX forbids.
         inner = Graph(body.model)
         inner.reserve(graph.names)
-        known = shapes.inside(body)
+        inner_shapes = shapes.inside(body)
         carried = inner_states(graph, outer, body)
         decided = make_plan(
             inner,
             config.with_(keep_existing=True),
             strict=False,
-            shapes=known,
+            shapes=inner_shapes,
             recurrent=carried,
             measured=measured and played,
         )
@@ -128,44 +126,36 @@ def plan_insides(
             # A second pair inside would round what the consumer outside rounds with its own scale.
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
-        found.append(
+        plans.append(
             SubgraphPlan(
                 body,
                 inner,
                 plan.build(),
                 plan_insides(
-                    inner,
-                    config,
-                    known,
-                    carried,
-                    measured=measured and played,
+                    inner, config, inner_shapes, carried, measured=measured and played
                 ),
                 played,
             ),
         )
-    return found
+    return plans
 
 
 def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Return every tensor to quantize in bodies, nested bodies included."""
-    entries = [value for inside in insides for value in inside.plan.entries.values()]
-    deeper = [value for inside in insides for value in wanted(inside.insides)]
+    entries = [entry for inside in insides for entry in inside.plan.entries.values()]
+    deeper = [entry for inside in insides for entry in wanted(inside.insides)]
     return [entry for entry in entries if isinstance(entry, Quantize)] + deeper
 
 
 def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     """Return the plans of bodies, nested bodies included."""
     return [
-        value
-        for inside in insides
-        for value in (inside.plan, *all_plans(inside.insides))
+        plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
     ]
 
 
 def give_up_late(
-    insides: Sequence[SubgraphPlan],
-    *,
-    vendor: bool,
+    insides: Sequence[SubgraphPlan], *, vendor: bool
 ) -> list[SubgraphPlan]:
     """Return plans with float tensors where the opset lacks a format and cannot be raised.
 
@@ -176,7 +166,7 @@ def give_up_late(
     Returns:
         The plans in the same order, nested bodies included.
     """
-    found = list[SubgraphPlan]()
+    plans = list[SubgraphPlan]()
     for inside in insides:
         opset = inside.graph.opset
         changes: dict[Use, Entry] = {}
@@ -191,13 +181,12 @@ def give_up_late(
                 )
         plan = inside.plan.revised(changes)
         inner = give_up_late(inside.insides, vendor=vendor)
-        found.append(replace(inside, plan=plan, insides=inner))
-    return found
+        plans.append(replace(inside, plan=plan, insides=inner))
+    return plans
 
 
 def controls(
-    insides: Sequence[SubgraphPlan],
-    scopes: Sequence[Scope],
+    insides: Sequence[SubgraphPlan], scopes: Sequence[Scope]
 ) -> tuple[Control, ...]:
     """Return the control-flow nodes to run, with bodies and observations.
 
@@ -213,12 +202,12 @@ def controls(
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
             nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
-    watched = list[Control]()
-    for node, own in nodes.items():
-        # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
-        if [value for scope in own.values() for value in scope.flat()]:
-            watched.append(_control(node, own))
-    return tuple(watched)
+    # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
+    return tuple(
+        _control(node, node_scopes)
+        for node, node_scopes in nodes.items()
+        if any(True for scope in node_scopes.values() for _ in scope.flat())
+    )
 
 
 def shapeless(inside: SubgraphPlan) -> ModelProto:
@@ -251,24 +240,24 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
         plan: the plan of the body; changed in place.
         body: a body of any node; that of an If carries nothing.
     """
-    own = [
+    inputs = [
         value.name
         for value in body.model.graph.input
         if value.name not in body.borrowed
     ]
     results = [value.name for value in body.model.graph.output]
-    scanned = int(body.node.attribute("num_scan_inputs", 0))
     if body.node.kind == "Loop":
         # Body of Loop: inputs (iteration, condition, carried...), outputs (condition, carried...,
         # scanned...), by the ONNX specification.
-        carried = own[2:] + results[1 : len(own) - 1]
+        carried = inputs[2:] + results[1 : len(inputs) - 1]
     elif body.node.kind == "Scan":
         # Body of Scan: states first in inputs and outputs, then scanned elements.
-        carried = own[: len(own) - scanned] + results[: len(own) - scanned]
+        states_count = len(inputs) - int(body.node.attribute("num_scan_inputs", 0))
+        carried = inputs[:states_count] + results[:states_count]
     else:
         return
     # A dictionary for its order: sets have another order in each process.
-    for root in dict.fromkeys(map(plan.root, map(Use, carried))):
+    for root in dict.fromkeys(plan.root(Use(tensor)) for tensor in carried):
         entry = plan.entries.get(root)
         if isinstance(entry, Quantize) and entry.spec.measured:
             plan.keep(
@@ -281,8 +270,11 @@ def _playable(graph: Graph, node: Node) -> bool:
     """Return whether the bodies of a node can be run step by step, outside of onnxruntime."""
     if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
         return False
-    inputs = [value for body in bodies(graph, node) for value in body.model.graph.input]
-    return all(_is_exchanged(value.type) for value in inputs)
+    return all(
+        _is_exchanged(value.type)
+        for body in bodies(graph, node)
+        for value in body.model.graph.input
+    )
 
 
 def _is_exchanged(kind: TypeProto) -> bool:

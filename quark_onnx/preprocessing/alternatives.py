@@ -44,7 +44,7 @@ class Pictures:
         Alternatives that change one of the two come first.
         """
         # An unknown scaling (None) equals none of them, and all are tried.
-        scalings = [each for each in SCALINGS if each is not self.scaling]
+        scalings = [scaling for scaling in SCALINGS if scaling is not self.scaling]
         for scaling in scalings:
             yield Alternative(self, scaling, swapped=False)
         # Pictures in gray have one order of channels.
@@ -150,23 +150,19 @@ class Alternative:
         """
         return map(self._feed, range(start, end))
 
-    def _feed(self, place: int) -> Feeds:
-        """Return a sample with the alternative preprocessing; other inputs are unchanged.
-
-        Args:
-            place: index of the sample.
-        """
+    def _feed(self, index: int) -> Feeds:
+        """Return a sample with the alternative preprocessing; other inputs are unchanged."""
         given = self.pictures
         scaling = self.scaling or given.scaling
         if scaling is None:
             # Only the order of channels changes, for which no pixels are needed.
-            image = given.images[place][:, ::-1]
+            image = given.images[index][:, ::-1]
         else:
-            pixels = given.pixels(place)
+            pixels = given.pixels(index)
             image = scaling.of_pixels(pixels[:, ::-1] if self.swapped else pixels)
         # onnxruntime copies arrays that are not contiguous in each run.
         array = np.ascontiguousarray(np.moveaxis(image, 1, given.axis), np.float32)
-        return {**given.feeds[place], given.name: array}
+        return {**given.feeds[index], given.name: array}
 
     def is_twin_of(self, other: Alternative) -> bool:
         """Return whether only the order of channels differs."""

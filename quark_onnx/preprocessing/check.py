@@ -2,8 +2,8 @@
 
 The check reads the outputs that calibration computes anyway. Every scaling is tried on the first
 2 rows, with the other order of channels where it is promising, and promising pairs on up to 32
-rows. Where the
-responses of the first layers fit training inputs, only scalings that fit as well are tried.
+rows. Where the responses of the first layers fit training inputs, only scalings that fit as well
+are tried.
 
 With labels of a classifier, the float model's top-1 decides, on up to 128 rows. The cost is
 independent of the amount of data.
@@ -39,11 +39,7 @@ from quark_onnx.preprocessing.first_layers import (
     other_data,
     too_large,
 )
-from quark_onnx.preprocessing.pixels import (
-    picture_axis,
-    scaling_of,
-    smoothness,
-)
+from quark_onnx.preprocessing.pixels import picture_axis, scaling_of, smoothness
 from quark_onnx.preprocessing.search import FIRST, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.verdict.task import Task, find_task
@@ -142,9 +138,7 @@ class PreprocessingCheck:
         return self._rows >= most
 
     def _add_labels(
-        self,
-        outputs: Mapping[str, NDArray[Any]],
-        labels: Sequence[int | None],
+        self, outputs: Mapping[str, NDArray[Any]], labels: Sequence[int | None]
     ) -> None:
         """Score the outputs of a classifier on labels, if every sample has them.
 
@@ -199,11 +193,7 @@ class PreprocessingCheck:
             return list(self._found(session))
 
     def _found(self, session: Session) -> Iterator[Finding]:
-        """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures.
-
-        Args:
-            session: session on the float model.
-        """
+        """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures."""
         if self._given is not None and self._pictures() is not None:
             # The float model runs on further samples only where pictures have alternatives to
             # compare.
@@ -240,7 +230,7 @@ class PreprocessingCheck:
         """Return whether the output is constant although the inputs change."""
         if self._rows < FIRST or self._varies:
             return False
-        return not all(map(partial(_are_equal, self._feeds[0]), self._feeds))
+        return not all(_are_equal(self._feeds[0], feeds) for feeds in self._feeds)
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
         """Return the input with pictures, the channel axis, and the batches as NCHW.
@@ -249,15 +239,15 @@ class PreprocessingCheck:
             Name, axis in the input, and a view of every sample; None without exactly one float
             input of pictures, or if the samples have different layouts.
         """
-        found = []
+        inputs = []
         for name, value in self._feeds[0].items():
             axis = picture_axis(value.shape)
             if axis is not None and value.dtype.kind == "f":
-                found.append((name, axis))
-        if len(found) != 1:
-            return None
+                inputs.append((name, axis))
         # With two inputs of pictures, an alternative of one of them would prove nothing.
-        name, axis = found[0]
+        if len(inputs) != 1:
+            return None
+        name, axis = inputs[0]
         images = [np.moveaxis(feed[name], axis, 1) for feed in self._feeds]
         # A later sample has another layout or size of the channels.
         if any(picture_axis(image.shape) != 1 for image in images):
@@ -265,18 +255,12 @@ class PreprocessingCheck:
         return name, axis, images
 
     def _picture_findings(
-        self,
-        session: Any,
-        name: str,
-        axis: int,
-        images: list[NDArray[Any]],
+        self, session: Any, name: str, axis: int, images: list[NDArray[Any]]
     ) -> Iterator[Finding]:
         """Yield findings on the scaling and the order of channels of pictures.
 
         Args:
-            session: session on the float model.
             name: the input with the pictures.
-            axis: its channel axis.
             images: the pictures of every sample, channels on axis 1.
         """
         pictures = Pictures(self._feeds, name, axis, images, scaling_of(images))
@@ -291,14 +275,11 @@ class PreprocessingCheck:
         yield from self._unlabelled(session, alternatives)
 
     def _unlabelled(
-        self,
-        session: Any,
-        alternatives: list[Alternative],
+        self, session: Any, alternatives: list[Alternative]
     ) -> Iterator[Finding]:
         """Yield a finding from the responses of the first layers, or from the outputs.
 
         Args:
-            session: session on the float model.
             alternatives: the preprocessings to compare with the given one.
         """
         layers = FirstLayers(self._model)
@@ -313,17 +294,19 @@ class PreprocessingCheck:
         finding: Finding | None = None
         if distance is not None:  # the scaling equals the training's
             # The order of channels is left, which the statistics hardly tell.
-            alternatives = [each for each in alternatives if each.scaling is None]
+            alternatives = [
+                alternative
+                for alternative in alternatives
+                if alternative.scaling is None
+            ]
         # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
             alternatives = self._as_near(layers, alternatives, ratios)
         elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
-        yield from [
-            value
-            for value in [finding or self._by_outputs(session, alternatives, distance)]
-            if value is not None
-        ]
+        finding = finding or self._by_outputs(session, alternatives, distance)
+        if finding is not None:
+            yield finding
 
     def _by_outputs(
         self,
@@ -334,7 +317,6 @@ class PreprocessingCheck:
         """Return a finding from the evidence in the outputs, if there are enough.
 
         Args:
-            session: session on the float model.
             alternatives: the preprocessings that the responses of the first layers leave.
             distance: from the data of the training; None without a BatchNormalization.
         """
@@ -349,16 +331,9 @@ class PreprocessingCheck:
             )
         return finding
 
-    def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
-        """Return the ratios of responses to biases on the first rows of an alternative.
-
-        Args:
-            layers: the first layers.
-
-        Returns:
-            A ratio per layer with a bias and without a BatchNormalization.
-        """
-        few = [*other.feeds(0, self._count(_RESPONSE_ROWS))]
+    def _ratios(self, layers: FirstLayers, alternative: Alternative) -> list[float]:
+        """Return the ratios of responses to biases on the first rows of an alternative."""
+        few = [*alternative.feeds(0, self._count(_RESPONSE_ROWS))]
         return layers.ratios(layers.responses(few))
 
     def _as_near(
@@ -370,15 +345,14 @@ class PreprocessingCheck:
         """Return alternatives whose responses are as near to the biases as the given ones.
 
         Args:
-            layers: the first layers.
             alternatives: the alternatives; those without another scaling are kept.
         """
-        near = list[Alternative]()
-        for other in alternatives:
-            same = other.scaling is None
-            if same or not farther(self._ratios(layers, other), ratios):
-                near.append(other)
-        return near
+        return [
+            alternative
+            for alternative in alternatives
+            if alternative.scaling is None
+            or not farther(self._ratios(layers, alternative), ratios)
+        ]
 
     def _too_large(
         self,
@@ -390,51 +364,45 @@ class PreprocessingCheck:
         """Return a scaling with influential biases in a detector's first layers.
 
         Args:
-            session: session on the float model.
-            layers: the first layers.
             responses: their responses to the given inputs, which are far larger than the biases.
-            alternatives: the preprocessings to try.
 
         Returns:
             The first one whose responses fit the biases and which keeps the detections; None
             without one.
         """
         assert isinstance(self._given, Detected)
-        for other in alternatives:
+        for alternative in alternatives:
             # The first layers are cheap, and spare most alternatives a run of the whole model.
-            if not fits(self._ratios(layers, other)):
+            if not fits(self._ratios(layers, alternative)):
                 continue
-            found = self._fresh()
-            for feeds in other.feeds(0, self._count(_ROWS)):
-                found.add(_run(session, feeds))
+            evidence = self._fresh()
+            for feeds in alternative.feeds(0, self._count(_ROWS)):
+                evidence.add(_run(session, feeds))
             # Detections that vanish with the other scaling would speak for the given one.
-            if found.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
+            if evidence.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
                 return Finding(
-                    other.cause,
+                    alternative.cause,
                     "the first layers respond far beyond their biases (median"
                     f" {min(layers.ratios(responses)):.0f} times), and like those of a"
-                    f" trained model with {other.name}",
-                    other.advice,
-                    other.options,
+                    f" trained model with {alternative.name}",
+                    alternative.advice,
+                    alternative.options,
                 )
         return None
 
     def _better(
-        self,
-        session: Any,
-        alternatives: Sequence[Alternative],
+        self, session: Any, alternatives: Sequence[Alternative]
     ) -> Finding | None:
         """Return a preprocessing with significantly more evidence in the outputs.
 
         Args:
-            session: session on the float model.
             alternatives: the preprocessings to try; those with fewer changes first.
 
         Returns:
             The finding; None if no preprocessing is significantly better.
         """
         assert self._given is not None
-        counts = list(map(self._count, _STAGES))
+        counts = [self._count(rows) for rows in _STAGES]
         search = PreprocessingSearch(
             # With labels, more rows are collected than evidence without labels needs.
             self._given.head(self._given_rows[counts[-1]]),
@@ -447,10 +415,7 @@ class PreprocessingCheck:
         return search.finding(self._admissible(alternatives))
 
     def _better_top1(
-        self,
-        session: Any,
-        labelled: Labelled,
-        alternatives: Sequence[Alternative],
+        self, session: Any, labelled: Labelled, alternatives: Sequence[Alternative]
     ) -> Finding | None:
         """Return a preprocessing with a significantly higher top-1 of the float model.
 
@@ -461,7 +426,7 @@ class PreprocessingCheck:
         Returns:
             The finding; None if no preprocessing is significantly better.
         """
-        counts = list(map(self._count, _LABELLED_STAGES))
+        counts = [self._count(rows) for rows in _LABELLED_STAGES]
         search = PreprocessingSearch(
             labelled.head(self._labelled_rows[counts[-1]]),
             # The labels are shared; hits begin anew.
@@ -482,11 +447,11 @@ class PreprocessingCheck:
         # Inputs as large as the given ones are no argument against an alternative.
         if too_large(layers.ratios(layers.responses(given))):
             return list(alternatives)
-        admissible = list[Alternative]()
-        for other in alternatives:
-            if not too_large(self._ratios(layers, other)):
-                admissible.append(other)
-        return admissible
+        return [
+            alternative
+            for alternative in alternatives
+            if not too_large(self._ratios(layers, alternative))
+        ]
 
     def _collapsed(self) -> bool:
         """Return whether a classifier predicts few classes, without certainty, for many rows."""
@@ -499,19 +464,15 @@ class PreprocessingCheck:
         )
 
     def _count(self, rows: int) -> int:
-        """Return the number of samples for ``rows`` rows.
+        """Return the least number of leading samples with so many rows.
 
-        Args:
-            rows: wanted number of rows.
-
-        Returns:
-            The least number of leading samples with so many rows; all samples if they have fewer.
+        All samples if they have fewer rows.
         """
         total = 0
-        for place, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             # Whole samples: a batch is never split.
             if total >= rows:
-                return place
+                return index
             total += count
         return len(self._feeds)
 
@@ -534,7 +495,6 @@ def _batch_norm_finding(
     The finding names the alternative that agrees.
 
     Args:
-        layers: the first layers.
         alternatives: the preprocessings to compare; those with two changes are skipped.
         distance: distance of the given data, as from ``FirstLayers.batch_norm_distance``.
         few: number of leading samples to compare on.
@@ -544,17 +504,21 @@ def _batch_norm_finding(
         f" {distance[0]:.2g} standard deviations, the variance {distance[1]:.2g} times"
     )
     best: tuple[float, Alternative] | None = None
-    for other in alternatives:
-        if other.changes > 1:  # statistics over all channels say little about the order
+    for alternative in alternatives:
+        if (
+            alternative.changes > 1
+        ):  # statistics over all channels say little about the order
             continue
-        found = layers.batch_norm_distance(layers.responses([*other.feeds(0, few)]))
-        if found is None or other_data(found):
+        deviation = layers.batch_norm_distance(
+            layers.responses([*alternative.feeds(0, few)])
+        )
+        if deviation is None or other_data(deviation):
             continue
         # Deviations of the mean in standard deviations, and of the variance in nats, are alike in
         # size.
-        total = found[0] + float(np.log(found[1]))
+        total = deviation[0] + float(np.log(deviation[1]))
         if best is None or total < best[0]:
-            best = (total, other)
+            best = (total, alternative)
     if best is None:
         return Finding(
             "scaling", evidence, "look at scale, mean and standard deviation"
@@ -583,9 +547,9 @@ def _rows_of(feed: Feeds, output: NDArray[Any] | None) -> int:
 
 def _are_equal(first: Feeds, second: Feeds) -> bool:
     """Return whether two samples have the same values."""
-    if first.keys() != second.keys():
-        return False
-    return all(map(np.array_equal, first.values(), [second[key] for key in first]))
+    return first.keys() == second.keys() and all(
+        np.array_equal(value, second[name]) for name, value in first.items()
+    )
 
 
 def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
@@ -595,12 +559,12 @@ def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
         feed: the sample; entries that are no inputs of the model are ignored.
     """
     names = [value.name for value in session.get_outputs()]
-    given = {
+    inputs = {
         value.name: feed[value.name]
         for value in session.get_inputs()
         if value.name in feed
     }
-    return _arrays(dict(zip(names, session.run(names, given), strict=True)))
+    return _arrays(dict(zip(names, session.run(names, inputs), strict=True)))
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

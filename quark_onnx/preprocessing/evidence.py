@@ -116,12 +116,8 @@ def _limit(limits: Mapping[int, float], rows: int) -> float:
         limits: limits by least number of rows, in ascending order.
         rows: number of rows; below the first number, the least limit holds.
     """
-    found = min(limits.values())
-    # In the order of increasing numbers of rows.
-    for least, limit in limits.items():
-        if least <= rows:
-            found = limit
-    return found
+    reached = [limit for least, limit in limits.items() if least <= rows]
+    return reached[-1] if reached else min(limits.values())
 
 
 def _student(differences: Floats) -> float:
@@ -278,9 +274,9 @@ class Labelled:
         for row, label in zip(rows, labels, strict=False):
             if label is not None:
                 # A label beyond the classes counts as a miss.
-                known = 0 <= label < len(row)
+                is_class = 0 <= label < len(row)
                 self.hits.append(bool(row.argmax() == label))
-                self.likelihoods.append(float(row[label]) if known else 0.0)
+                self.likelihoods.append(float(row[label]) if is_class else 0.0)
 
     def head(self, rows: int) -> Labelled:
         return Labelled(

@@ -8,13 +8,7 @@ from typing import Literal
 from quark_onnx.report.verdict import NextStep
 
 Cause = Literal[
-    "scaling",
-    "color",
-    "scaling and color",
-    "layout",
-    "tokens",
-    "mask",
-    "outputs",
+    "scaling", "color", "scaling and color", "layout", "tokens", "mask", "outputs"
 ]
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import subset
 from quark_onnx.graph import constants_of
 from quark_onnx.graph.node import makers_of
 from quark_onnx.graph.traversal import reach
@@ -66,23 +65,23 @@ class FirstLayers:
         Args:
             feeds: the samples, at least one; only the inputs that the first layers read are used.
         """
-        names = [layer.output for layer in self._layers]
-        known = [value.name for value in self._session.get_inputs()]
-        sums: list[list[Floats]] = []
+        outputs = [layer.output for layer in self._layers]
+        inputs = [value.name for value in self._session.get_inputs()]
+        moments: list[list[Floats]] = []
         for feed in feeds:
-            outputs = self._session.run(
-                names, {key: feed[key] for key in known if key in feed}
-            )
-            sums.append(list(map(_moments, outputs)))
+            known = {name: feed[name] for name in inputs if name in feed}
+            arrays = self._session.run(outputs, known)
+            moments.append([_moments(array) for array in arrays])
         # (3, channels) for each layer: sums over the samples, which may have different numbers of
         # rows.
-        totals = [sum(each) for each in zip(*sums, strict=True)]
-        found = []
-        for count, first, second in totals:
-            mean = first / count
+        totals = [sum(of_layer) for of_layer in zip(*moments, strict=True)]
+        responses = []
+        for count, values_sum, squares_sum in totals:
+            mean = values_sum / count
             # Rounding can make a variance of 0 slightly negative.
-            found.append((mean, np.maximum(second / count - mean * mean, 0)))
-        return found
+            variance = np.maximum(squares_sum / count - mean * mean, 0)
+            responses.append((mean, variance))
+        return responses
 
     def ratios(self, responses: Responses) -> list[float]:
         """Return the median ratio of standard deviation to bias, per layer with a bias.
@@ -96,19 +95,16 @@ class FirstLayers:
         Returns:
             A ratio per layer with a bias and without a BatchNormalization after it.
         """
-        found = []
+        medians = []
         for layer, (_, variance) in zip(self._layers, responses, strict=True):
             if layer.bias is not None and layer.mean is None:
                 # The floor keeps channels with a bias of 0 finite; the median ignores the few of
                 # them.
                 ratio = np.sqrt(variance) / np.maximum(np.abs(layer.bias), 1e-9)
-                found.append(float(np.median(ratio)))
-        return found
+                medians.append(float(np.median(ratio)))
+        return medians
 
-    def batch_norm_distance(
-        self,
-        responses: Responses,
-    ) -> tuple[float, float] | None:
+    def batch_norm_distance(self, responses: Responses) -> tuple[float, float] | None:
         """Return the distance of BatchNormalization's statistics from the data's.
 
         The first BatchNormalization of the model is compared.
@@ -125,11 +121,11 @@ class FirstLayers:
             if layer.mean is None or layer.variance is None:
                 continue
             # Dead channels have a running variance of 0.
-            known = np.maximum(layer.variance, 1e-12)
-            off = np.abs(mean - layer.mean) / np.sqrt(known)
+            running = np.maximum(layer.variance, 1e-12)
+            deviation = np.abs(mean - layer.mean) / np.sqrt(running)
             # A logarithm, so that half and twice the variance are equally far.
-            ratio = np.abs(np.log(np.maximum(variance, 1e-12) / known))
-            return float(np.median(off)), float(np.exp(np.median(ratio)))
+            ratio = np.abs(np.log(np.maximum(variance, 1e-12) / running))
+            return float(np.median(deviation)), float(np.exp(np.median(ratio)))
         return None
 
 
@@ -195,10 +191,11 @@ def _first(model: ModelProto) -> list[_Layer]:
 
     # With 5 inputs, BatchNormalization has running statistics: mean and variance are inputs 3 and
     # 4.
-    norms = dict[str, NodeProto]()
-    for node in graph.node:
-        if node.op_type == "BatchNormalization" and len(node.input) == 5:
-            norms[node.input[0]] = node
+    norms = {
+        node.input[0]: node
+        for node in graph.node
+        if node.op_type == "BatchNormalization" and len(node.input) == 5
+    }
     layers: list[_Layer] = []
     for node in graph.node:
         if node.op_type != "Conv" or node.input[1] not in constants:
@@ -240,14 +237,10 @@ def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
     part.graph.node.extend(
         node for node in model.graph.node if not needed.keys().isdisjoint(node.output)
     )
-    part.graph.initializer.extend(
-        subset(
-            {tensor.name: tensor for tensor in model.graph.initializer}, needed
-        ).values()
-    )
-    part.graph.input.extend(
-        subset({value.name: value for value in model.graph.input}, needed).values()
-    )
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    part.graph.initializer.extend(stored[name] for name in needed if name in stored)
+    inputs = {value.name: value for value in model.graph.input}
+    part.graph.input.extend(inputs[name] for name in needed if name in inputs)
     part.graph.output.extend(map(helper.make_empty_tensor_value_info, outputs))
     return part
 

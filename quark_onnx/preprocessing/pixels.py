@@ -51,10 +51,8 @@ class Scaling:
         Args:
             pixels: (batch, channels, height, width) from 0 to 255, with one channel or three.
         """
-        return (pixels * self.scale - _column(self.mean, pixels)) / _column(
-            self.std,
-            pixels,
-        )
+        mean, std = _column(self.mean, pixels), _column(self.std, pixels)
+        return (pixels * self.scale - mean) / std
 
     def pixels(self, inputs: Images) -> Images:
         """Return the pixels of inputs, channels on axis 1.
@@ -140,8 +138,8 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
         black = scaling.of_pixels(np.zeros(shape)).ravel()
         white = scaling.of_pixels(np.full(shape, 255.0)).ravel()
         # Pictures nearly reach black and white, so that their range tells the scaling.
-        off = np.maximum(np.abs(least - black), np.abs(greatest - white))
-        errors.append(float((off / (white - black)).max()))
+        deviation = np.maximum(np.abs(least - black), np.abs(greatest - white))
+        errors.append(float((deviation / (white - black)).max()))
     best = int(np.argmin(errors))
     if errors[best] > _UNLIKE:
         return None
@@ -182,7 +180,7 @@ def smoothness(images: Sequence[Images]) -> Smoothness:
     Args:
         images: (batch, channels, height, width) each, at least one; batches weigh equally.
     """
-    found = []
+    correlations = []
     for batch in images:
         centred = batch.astype(np.float64)
         # Per picture and channel: different means would look like correlation.
@@ -192,6 +190,6 @@ def smoothness(images: Sequence[Images]) -> Smoothness:
         across = (centred[..., 1:] * centred[..., :-1]).mean()
         third = (centred[..., 3:] * centred[..., :-3]).mean()
         down = (centred[..., 1:, :] * centred[..., :-1, :]).mean()
-        found.append((across / energy, third / energy, down / energy))
-    across, third, down = np.mean(found, axis=0)
+        correlations.append((across / energy, third / energy, down / energy))
+    across, third, down = np.mean(correlations, axis=0)
     return Smoothness(float(across), float(third), float(down))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import filterfalse
 from typing import Any
 
 from numpy.typing import NDArray
@@ -52,7 +50,7 @@ class PreprocessingSearch:
             alternatives: the alternatives to try; those with fewer changes first.
         """
         tried = self._tried(alternatives)
-        confirmed = [each for each in tried if self.given.beaten_by(each[1])]
+        confirmed = [trial for trial in tried if self.given.beaten_by(trial[1])]
         if not confirmed:
             return None
         # Labels tell alternatives apart that look alike without them.
@@ -67,10 +65,10 @@ class PreprocessingSearch:
             f" {other.name}"
         )
         if equals:
-            names = "; ".join([equal.name for equal in equals])
+            names = "; ".join(equal.name for equal in equals)
             evidence += f" (as likely: {names}; --labels can tell)"
         # Both orders of channels are as likely: the usual one of the scaling is advised.
-        if any(each.is_twin_of(other) for each in equals):
+        if any(equal.is_twin_of(other) for equal in equals):
             return Finding(
                 other.cause, evidence, other.usual_advice, other.usual_options
             )
@@ -89,14 +87,14 @@ class PreprocessingSearch:
         tried = self._promising(alternatives, self.counts[0])
         done = self.counts[0]
         for count in self.counts[1:]:
-            for other, found in tried:
-                for feeds in other.feeds(done, count):
-                    found.add(self.run(feeds))
+            for alternative, evidence in tried:
+                for feeds in alternative.feeds(done, count):
+                    evidence.add(self.run(feeds))
             done = count
-            tried = list(filterfalse(partial(self._hopeless, count), tried))
+            tried = [trial for trial in tried if not self._hopeless(count, trial[1])]
             # Before, chance on a few rows could drop the right alternative.
             if count >= self.first and self.rows[count]:
-                tried.sort(key=lambda each: -each[1].strength)
+                tried.sort(key=lambda trial: -trial[1].strength)
                 del tried[_CONFIRMED_STRONG if self._strong else _CONFIRMED :]
         return tried
 
@@ -110,38 +108,31 @@ class PreprocessingSearch:
 
         Args:
             alternatives: the alternatives; a scaling comes before its pair with the other order.
-            count: number of samples.
         """
         promising: list[TriedAlternative] = []
         hopeless: list[Alternative] = []
-        for other in alternatives:
-            if any(map(other.is_twin_of, hopeless)):
+        for alternative in alternatives:
+            if any(alternative.is_twin_of(rejected) for rejected in hopeless):
                 continue
-            found = self.fresh()
-            for feeds in other.feeds(0, count):
-                found.add(self.run(feeds))
-            if self._hopeless(count, (other, found)):
-                hopeless.append(other)
+            evidence = self.fresh()
+            for feeds in alternative.feeds(0, count):
+                evidence.add(self.run(feeds))
+            if self._hopeless(count, evidence):
+                hopeless.append(alternative)
             else:
-                promising.append((other, found))
+                promising.append((alternative, evidence))
         return promising
 
-    def _hopeless(self, count: int, trial: TriedAlternative) -> bool:
-        """Return whether an alternative has too little evidence on the first samples.
-
-        Args:
-            count: number of samples.
-            trial: the alternative, with its evidence on them.
-        """
-        found = trial[1]
+    def _hopeless(self, count: int, evidence: Evidence) -> bool:
+        """Return whether an alternative has too little evidence on the first samples."""
         # Rows are compared one by one: an output whose number of rows depends on the values has no
         # counterpart for each.
-        if len(found) != self.rows[count]:
+        if len(evidence) != self.rows[count]:
             return True
-        if not len(found):
+        if not len(evidence):
             return False
-        given = self.given.head(len(found))
-        return given.hopeless(found) or (self._strong and given.surer_than(found))
+        given = self.given.head(len(evidence))
+        return given.hopeless(evidence) or (self._strong and given.surer_than(evidence))
 
     @property
     def _strong(self) -> bool:
@@ -171,9 +162,9 @@ def _simplest(confirmed: Sequence[TriedAlternative]) -> TriedAlternative:
     Args:
         confirmed: trials that beat the given preprocessing, at least one.
     """
-    best = max(confirmed, key=lambda each: each[1].strength)
-    equals = [each for each in confirmed if not each[1].beaten_by(best[1])]
-    return min(equals, key=lambda each: (each[0].changes, -each[1].strength))
+    best = max(confirmed, key=lambda trial: trial[1].strength)
+    equals = [trial for trial in confirmed if not trial[1].beaten_by(best[1])]
+    return min(equals, key=lambda trial: (trial[0].changes, -trial[1].strength))
 
 
 def _equals(
@@ -182,17 +173,14 @@ def _equals(
     """Return the other alternatives with evidence as strong as the best's.
 
     Args:
-        best: the chosen alternative.
         tried: all trials on the same rows, with that of ``best``.
     """
-    equals = list[Alternative]()
-    for other, evidence in tried:
-        if other is best:
-            continue
-        differs = evidence.beaten_by(found) or found.beaten_by(evidence)
-        if not differs:
-            equals.append(other)
-    return equals
+    return [
+        other
+        for other, evidence in tried
+        if other is not best
+        and not (evidence.beaten_by(found) or found.beaten_by(evidence))
+    ]
 
 
 def _with_given(other: Alternative) -> str:

@@ -75,9 +75,9 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
     inputs = {value.name for value in model.graph.input} - constants_of(model).keys()
     # Decoders with and without a KV cache, merged into one file, are the branches of an If.
     for graph, constants in scopes_of(model):
-        found = _embedding_in(graph, constants, inputs)
-        if found is not None:
-            return found
+        embedding = _embedding_in(graph, constants, inputs)
+        if embedding is not None:
+            return embedding
     return None
 
 
@@ -87,7 +87,6 @@ def _embedding_in(
     """Return the input of token identifiers, and the embedding table, of a graph without bodies.
 
     Args:
-        graph: the graph of a model, or a body.
         constants: constants that its nodes can read, by name.
         inputs: names of the inputs of the model.
 
@@ -119,8 +118,8 @@ def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[A
     if tokens.ndim != 2:
         return
     mask = _mask_of(tokens, feed, masks)
-    for place, row in enumerate(tokens):
-        yield row[mask[place] != 0]
+    for row, row_mask in zip(tokens, mask, strict=True):
+        yield row[row_mask != 0]
 
 
 def _mask_of(tokens: NDArray[Any], feed: Feeds, masks: list[str]) -> NDArray[Any]:
@@ -137,10 +136,10 @@ def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:
     Args:
         tokens: the unmasked identifiers of all sequences.
     """
-    found, counts = np.unique(tokens, return_counts=True)
+    distinct, counts = np.unique(tokens, return_counts=True)
     share = counts.max() / len(tokens)
     if len(tokens) >= _TOKENS and share >= _ONE_TOKEN:
-        token = int(found[counts.argmax()])
+        token = int(distinct[counts.argmax()])
         yield Finding(
             "tokens",
             f"{100 * share:.0f} % of all tokens that count are {token}",
@@ -150,9 +149,7 @@ def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:
 
 
 def _untrained(
-    rows: Sequence[NDArray[Any]],
-    tokens: NDArray[Any],
-    tensor: TensorProto,
+    rows: Sequence[NDArray[Any]], tokens: NDArray[Any], tensor: TensorProto
 ) -> Iterator[Finding]:
     """Yield a finding on tokens with untrained embeddings, such as reserved tokens.
 

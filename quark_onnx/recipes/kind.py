@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain, filterfalse
-
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
@@ -58,10 +56,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
     convolutions = graph.nodes_of(("Conv",))
     last = _last(graph, products)
     if len(last) >= _HEADS and convolutions:
-        return (
-            "detector",
-            f"{len(last)} parallel output heads, as of a detector",
-        )
+        return ("detector", f"{len(last)} parallel output heads, as of a detector")
     depthwise = [node for node in convolutions if is_depthwise(graph, node)]
     reason = f"{counted(len(convolutions), 'convolution')}, {len(depthwise)} of them depthwise"
     if depthwise and len(depthwise) >= _SHARE * len(convolutions):
@@ -85,13 +80,14 @@ def _is_superres(graph: Graph) -> str:
         graph: the graph, with one image input and one image output for evidence. Sizes that are
             not known are taken to grow if an operator enlarges images.
     """
-    inputs = list(
-        filterfalse(graph.is_constant, [value.name for value in graph.inputs])
-    )
-    shapes = list(map(graph.sizes, inputs))
+    shapes = [
+        graph.sizes(value.name)
+        for value in graph.inputs
+        if not graph.is_constant(value.name)
+    ]
     images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
-    results = list(map(graph.sizes, [output.name for output in graph.outputs]))
-    if len(images) != 1 or list(map(len, results)) != [_IMAGE_RANK]:
+    results = [graph.sizes(output.name) for output in graph.outputs]
+    if len(images) != 1 or [len(shape) for shape in results] != [_IMAGE_RANK]:
         return ""
     before, after = images[0], results[0]
     # (batch, channels, height, width).
@@ -100,9 +96,8 @@ def _is_superres(graph: Graph) -> str:
     # masks or features.
     if channels not in {before[1], 1, 3}.intersection(range(1, _COLORS + 1)):
         return ""
-    heights = [value for value in (before[2], after[2]) if isinstance(value, int)]
-    if len(heights) == 2:
-        grows = heights[1] >= heights[0]
+    if isinstance(before[2], int) and isinstance(after[2], int):
+        grows = after[2] >= before[2]
     else:  # open sizes
         grows = bool(graph.nodes_of(_UPSAMPLING))
     return f"an image of {channels} channels from an image" if grows else ""
@@ -125,16 +120,8 @@ def _is_speech(graph: Graph) -> str:
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
-    """Return the last weighted nodes, without a path to a further weighted node.
-
-    Args:
-        products: its weighted nodes; the result has their order.
-    """
+    """Return the last weighted nodes, without a path to a further weighted node."""
     # Nodes from which another weighted node can be reached, each without itself.
-    behind = set(
-        reach(
-            list(chain.from_iterable(map(graph.leaders, products))),
-            graph.leaders,
-        ),
-    )
-    return [product for product in products if product not in behind]
+    leaders = [leader for node in products for leader in graph.leaders(node)]
+    before = reach(leaders, graph.leaders)
+    return [node for node in products if node not in before]

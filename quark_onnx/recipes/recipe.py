@@ -52,8 +52,7 @@ class Recipe:
 
     def _with_preset(self, preset: str) -> QConfig:
         return QConfig.of(preset).with_(
-            optimizers=self.optimizers,
-            op_types=self.op_types,
+            optimizers=self.optimizers, op_types=self.op_types
         )
 
 

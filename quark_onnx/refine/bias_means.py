@@ -41,9 +41,7 @@ class InputMeans:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        skipped: Callable[[str], bool] = lambda _: False,
+        self, graph: Graph, skipped: Callable[[str], bool] = lambda _: False
     ) -> None:
         """Add the means of every layer with a constant float32 weight.
 
@@ -160,31 +158,23 @@ def correct_biases(  # noqa: PLR0913
         )
         return graph
     corrected = graph.copy()
-    for place in (place for place in places if _key(place.node) in means):
-        shift = _shift(
-            graph,
-            plan,
-            params,
-            place,
-            means[_key(place.node)],
-        )
+    for place in places:
+        mean = means.get(_key(place.node))
+        if mean is None:
+            continue
+        shift = _shift(graph, plan, params, place, mean)
         bias = graph.constant(place.bias)
         assert bias is not None
         # A sample with infinite values in the input of a layer has no mean; its bias stays.
         if np.isfinite(shift).all():
             corrected.set_constant(
-                place.bias,
-                (bias - shift.reshape(bias.shape)).astype(np.float32),
+                place.bias, (bias - shift.reshape(bias.shape)).astype(np.float32)
             )
     return corrected
 
 
 def _shift(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    place: LayerTask,
-    mean: Doubles,
+    graph: Graph, plan: Plan, params: Params, place: LayerTask, mean: Doubles
 ) -> Doubles:
     """Return the mean error of each output.
 
@@ -205,23 +195,17 @@ def _shift(
     # The input of a layer has one mean per channel, so that the taps of a kernel add up.
     rounding = error.reshape(groups, outputs, inputs, -1).sum(axis=3)
     shift: Doubles = np.einsum(
-        "goi,gi->go",
-        rounding.astype(np.float64),
-        mean.reshape(groups, inputs),
+        "goi,gi->go", rounding.astype(np.float64), mean.reshape(groups, inputs)
     )
     return shift
 
 
 def _means_of(
-    graph: Graph,
-    places: Sequence[LayerTask],
-    samples: Sequence[Sample],
-    known: Means,
+    graph: Graph, places: Sequence[LayerTask], samples: Sequence[Sample], known: Means
 ) -> Means:
     """Return channel means of the inputs of layers, known or by a run of the float model.
 
     Args:
-        samples: the samples to average over.
         known: means over these samples, returned if they include every layer; empty for none.
     """
     tensors = {place.node.input(0) for place in places}
@@ -233,9 +217,7 @@ def _means_of(
     del model.graph.output[:]
     model.graph.output.extend(untyped(names))
     session = open_session(
-        model,
-        threads=1,
-        what="the float model with means of its tensors",
+        model, threads=1, what="the float model with means of its tensors"
     )
     for position, sample in enumerate(samples):
         values = session.run(names, dict(sample))
@@ -249,7 +231,6 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
     Args:
         graph: the graph; changed in place.
         spatial: the channels are axis 1; otherwise they are the last axis.
-        channels: number of channels.
 
     Returns:
         The name of the result. Rows of a matrix count as positions of one batch element.
@@ -257,13 +238,10 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
     if not spatial:
         # A matrix of any rank as (1, rows, channels), and then (1, channels, rows).
         shape = graph.add_constant(
-            f"{tensor}_rows",
-            np.array([1, -1, channels], np.int64),
+            f"{tensor}_rows", np.array([1, -1, channels], np.int64)
         )
-        rows, columns = (
-            graph.fresh(f"{tensor}_as_rows"),
-            graph.fresh(f"{tensor}_as_columns"),
-        )
+        rows = graph.fresh(f"{tensor}_as_rows")
+        columns = graph.fresh(f"{tensor}_as_columns")
         graph.add("Reshape", [tensor, shape], [rows])
         graph.add("Transpose", [rows], [columns], perm=[0, 2, 1])
         tensor = columns

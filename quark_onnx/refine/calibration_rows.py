@@ -49,11 +49,7 @@ class Mix:
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        samples: int,
-        each: int,
-        room: Room,
+        self, shape: tuple[int, ...], samples: int, each: int, room: Room
     ) -> None:
         """Allocate the rows.
 
@@ -85,25 +81,16 @@ class Mix:
         count, rows = len(parts[0]), parts[0].shape[2]
         # Samples may have fewer rows than ``each``; the rest of their places is not used.
         self._counts[at : at + count] = [rows] * count
-        for whole, part in zip(self._arrays, parts, strict=True):
+        for array, part in zip(self._arrays, parts, strict=True):
+            groups, _, values = array.shape
             if self._deep:
-                own = whole.reshape(
-                    len(whole),
-                    self._samples,
-                    self._each,
-                    whole.shape[2],
-                )[:, at : at + count, :rows]
-                own[:] = part.swapaxes(0, 1)
+                view = array.reshape(groups, self._samples, self._each, values)
+                view[:, at : at + count, :rows] = part.swapaxes(0, 1)
             else:
                 # Samples along the inner axis: consecutive rows come from different samples, and
                 # any slice of the rows is a mixed batch.
-                own = whole.reshape(
-                    len(whole),
-                    self._each,
-                    self._samples,
-                    whole.shape[2],
-                )[:, :rows, at : at + count]
-                own[:] = part.transpose(1, 2, 0, 3)
+                view = array.reshape(groups, self._each, self._samples, values)
+                view[:, :rows, at : at + count] = part.transpose(1, 2, 0, 3)
 
     def mixed(self) -> Rows:
         """Return the shuffled rows, without non-finite rows.
@@ -147,5 +134,5 @@ def finite(rows: Floats) -> NDArray[np.bool_]:
     Args:
         rows: (groups, rows, values).
     """
-    found: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=(0, 2))
-    return found
+    mask: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=(0, 2))
+    return mask

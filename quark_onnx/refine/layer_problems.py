@@ -69,9 +69,7 @@ class LayerTask:
 
 
 def places_in(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
+    graph: Graph, plan: Plan, params: Params
 ) -> tuple[list[LayerTask], list[str]]:
     """Return the optimizable layers in graph order, and reasons for skipped layers.
 
@@ -84,7 +82,7 @@ def places_in(
         The layers with codes to choose, and for each other layer with a quantized weight a text
         with the node and the reason.
     """
-    places, left = list[LayerTask](), list[str]()
+    tasks, skipped = list[LayerTask](), list[str]()
     for node in graph.nodes:
         if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
             continue
@@ -92,17 +90,17 @@ def places_in(
             continue
         layer = Layer.of(graph, node)
         if layer:
-            found = _place(graph, plan, params, layer)
+            task = _task(graph, plan, params, layer)
         else:
-            found = "its weight or its attributes are of another kind"
-        if isinstance(found, LayerTask):
-            places.append(found)
+            task = "its weight or its attributes are of another kind"
+        if isinstance(task, LayerTask):
+            tasks.append(task)
         else:
-            left.append(f"{node.name} ({node.op_type}): {found}")
-    return places, left
+            skipped.append(f"{node.name} ({node.op_type}): {task}")
+    return tasks, skipped
 
 
-def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask | str:
+def _task(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask | str:
     """Return the task of optimizing a layer, or the reason to skip the layer.
 
     Args:
@@ -127,28 +125,28 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
     if offset is None:
         return "what is added to it is no constant vector"
     # The bias of a MatMul is an Add behind it.
-    own, adder = (node.input(2), node) if node.kind != "MatMul" else ("", node)
+    bias, adder = (node.input(2), node) if node.kind != "MatMul" else ("", node)
     if node.kind == "MatMul" and (added := _added(graph, node, offset.size)):
-        own, adder = added
-        value = graph.constant(own)
+        bias, adder = added
+        value = graph.constant(bias)
         assert value is not None
         offset = value.reshape(-1).astype(np.float64)
     result = adder.outputs[0]
-    if not own:
+    if not bias:
         return LayerTask(layer, use, result, "", offset)
-    bias_use = plan.root(plan.use(own, adder))
-    rounded = isinstance(plan.entries.get(bias_use), Quantize)
-    known = rounded and bias_use.tensor == own and bias_use in params.table
+    bias_use = plan.root(plan.use(bias, adder))
+    is_rounded = isinstance(plan.entries.get(bias_use), Quantize)
+    has_scale = is_rounded and bias_use.tensor == bias and bias_use in params.table
     # A shared bias must stay as it is; a rounded one needs a scale of its own to be rounded by.
-    alone = len(graph.consumers(own)) == 1 and not graph.is_output(own)
-    free = alone and (known or not rounded)
+    alone = len(graph.consumers(bias)) == 1 and not graph.is_output(bias)
+    free = alone and (has_scale or not is_rounded)
     return LayerTask(
         layer,
         use,
         result,
-        own if free else "",
+        bias if free else "",
         offset,
-        bias_use if known else None,
+        bias_use if has_scale else None,
     )
 
 
@@ -165,12 +163,12 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     addition = only_use(graph, result, "Add")
     if addition is None:
         return None
-    other = other_input(addition, result)
-    value = graph.constant(other)
+    summand = other_input(addition, result)
+    value = graph.constant(summand)
     # (1, outputs) is a vector, too; (outputs, 1) would be added along another axis.
     if value is None or value.size != outputs or value.shape[-1:] != (outputs,):
         return None
-    return other, addition
+    return summand, addition
 
 
 def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
@@ -186,29 +184,25 @@ def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
         or graph.captured(place.result)
     ):
         return None
-    others = [at for at, name in enumerate(readers[0].inputs) if name != place.result]
-    # None other: the result is added to itself.
-    if len(others) != 1 or graph.is_constant(readers[0].inputs[others[0]]):
+    [addition] = readers
+    summands = [
+        index for index, name in enumerate(addition.inputs) if name != place.result
+    ]
+    # No other summand: the result is added to itself.
+    if len(summands) != 1 or graph.is_constant(addition.inputs[summands[0]]):
         return None
-    return readers[0], others[0]
+    return addition, summands[0]
 
 
 def lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels:
     """Return the representable weights of a layer, (groups, outputs, inputs)."""
     return _lattice(
-        graph,
-        plan,
-        params,
-        place.use,
-        lambda array: flat(place.layer.arranged(array)),
+        graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array))
     )
 
 
 def bias_lattice_of(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    place: LayerTask,
+    graph: Graph, plan: Plan, params: Params, place: LayerTask
 ) -> Levels | None:
     """Return the representable biases, (groups, outputs); None for any value.
 
@@ -222,11 +216,7 @@ def bias_lattice_of(
         return None
     groups = place.layer.groups
     return _lattice(
-        graph,
-        plan,
-        params,
-        place.bias_use,
-        lambda array: array.reshape(groups, -1),
+        graph, plan, params, place.bias_use, lambda array: array.reshape(groups, -1)
     )
 
 
@@ -246,13 +236,13 @@ def _lattice(
     Returns:
         Scales and ends of the codes, in the shape that ``arranged`` returns.
     """
-    entry, found = plan.entries[use], params.table[use]
+    entry = plan.entries[use]
     assert isinstance(entry, Quantize)
     stored = graph.constant(use.tensor)
     assert stored is not None
     # A scale and a zero point for every weight, in the layout of the stored tensor.
-    spread = entry.spread(found, stored.shape)
-    scale, zero = (np.broadcast_to(part, stored.shape) for part in spread)
+    spread = entry.spread(params.table[use], stored.shape)
+    scale, zero = (np.broadcast_to(array, stored.shape) for array in spread)
     steps = arranged(np.ascontiguousarray(scale, np.float32))
     return _levels(entry, steps, arranged(np.ascontiguousarray(zero)))
 
@@ -279,7 +269,6 @@ def _levels(entry: Quantize, scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
     """Return the representable values of a planned constant.
 
     Args:
-        entry: the entry of the plan.
         zero: the zero points, in the shape of the scales.
     """
     zeros = zero.astype(np.float32)
@@ -298,15 +287,15 @@ def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
         params: the scales of the weights.
         place: the layer. A scale per output is required, stored in float32.
     """
-    entry, found = plan.entries[place.use], params.table[place.use]
+    entry, qparams = plan.entries[place.use], params.table[place.use]
     if (
         not isinstance(entry, Quantize)
-        or found.axis is None
-        or found.block_size
+        or qparams.axis is None
+        or qparams.block_size
         or entry.spec.pow2
     ):
         return False
-    return entry.spec.scale == "float32" and found.scale.size == place.offset.size
+    return entry.spec.scale == "float32" and qparams.scale.size == place.offset.size
 
 
 def flat(array: NDArray[Any]) -> NDArray[Any]:
@@ -334,11 +323,7 @@ class RowCollector:
     beside: tuple[str, StoredActivation] | None = None
 
     def problem(
-        self,
-        lattice: Levels,
-        bias_lattice: Levels | None,
-        scalable: bool,
-        seed: int,
+        self, lattice: Levels, bias_lattice: Levels | None, scalable: bool, seed: int
     ) -> Problem:
         """Return the problem of the layer.
 
@@ -385,28 +370,26 @@ class RowCollector:
         count = len(self.quantized)
         # Fewer than 8 samples: the last one is held out.
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
-        return [value for value in range(count) if value not in held] or held, held
+        return [index for index in range(count) if index not in held] or held, held
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
         """Return training and held-out rows.
 
         Args:
             width: number of values of a row, inputs and targets together.
-            groups: number of groups of the layer.
             seed: seed of the sampled positions.
         """
-        rest, held = self._parts
+        trained, held = self._parts
         # 4 bytes a value; rows of wide layers are fewer, but never fewer than 256.
         most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
-        train = self._taken(rest, most, seed, self.rooms[0])
-        if rest == held:  # there is a single sample
+        train = self._taken(trained, most, seed, self.rooms[0])
+        if trained == held:  # there is a single sample
             # Rows of the only sample are in random order, so that a part of them can be held out.
             cut = max(1, len(train) // _EVERY)
-            parts = [
-                Rows(train.inputs[:, part], train.targets[:, part])
-                for part in (slice(cut, None), slice(cut))
-            ]
-            return parts[0], parts[1]
+            return (
+                Rows(train.inputs[:, cut:], train.targets[:, cut:]),
+                Rows(train.inputs[:, :cut], train.targets[:, :cut]),
+            )
         return train, self._taken(held, most // 4, seed + 1, self.rooms[1])
 
     def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
@@ -424,27 +407,22 @@ class RowCollector:
             im2col.count_places(shapes[index], spatial=self._spatial) for index in which
         )
         # Rounded up, so that at least ``most`` rows are taken where the samples have them.
-        each = min(-(-most // len(which)), most_places)
+        rows_per_sample = min(-(-most // len(which)), most_places)
         shape = flat(self.place.layer.weight(self.floating.graph)).shape
-        rows, width = (
-            Mix(shape, len(which), each, room),
-            shape[0] * (shape[1] + shape[2]),
-        )
-        for at, run in self._runs(
-            which,
-            4 * width * each,
-        ):  # sequential: parallel threads would only wait for each other
+        rows = Mix(shape, len(which), rows_per_sample, room)
+        width = shape[0] * (shape[1] + shape[2])
+        # Sequential: parallel threads would only wait for each other.
+        for start, run in self._runs(which, 4 * width * rows_per_sample):
             # Seeds of a layer (10007 is prime) and a sample: positions do not depend on the
             # batches.
-            seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
+            seeds = [seed * 10007 + index for index in which[start : start + len(run)]]
             count = im2col.count_places(run[0][1].shape, spatial=self._spatial)
-            rows.put(at, *self._of(run, im2col.places_of(count, each, seeds)))
+            places = im2col.places_of(count, rows_per_sample, seeds)
+            rows.put(start, *self._of(run, places))
         return rows.mixed()
 
     def _runs(
-        self,
-        which: Sequence[int],
-        size: int,
+        self, which: Sequence[int], size: int
     ) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
         """Yield runs of consecutive samples with equal shapes, with their start.
 
@@ -467,26 +445,22 @@ class RowCollector:
             ]
         # Values are read from memory or files as batches are formed.
         samples = zip(
-            *(walk.values(name, which) for walk, name in sources),
-            strict=True,
+            *(walk.values(name, which) for walk, name in sources), strict=True
         )
-        at = 0
+        start = 0
         for _, alike in groupby(
-            samples,
-            lambda tensors: [tensor.shape for tensor in tensors],
+            samples, lambda tensors: [tensor.shape for tensor in tensors]
         ):
             for run in _together(alike, size):
-                yield at, run
-                at += len(run)
+                yield start, run
+                start += len(run)
 
     @property
     def _spatial(self) -> bool:
         return self.place.node.kind in SPATIAL
 
     def _of(
-        self,
-        run: list[tuple[NDArray[Any], ...]],
-        places: NDArray[np.int64],
+        self, run: list[tuple[NDArray[Any], ...]], places: NDArray[np.int64]
     ) -> tuple[Floats, Floats]:
         """Return rows of inputs and targets at sampled positions.
 
@@ -499,8 +473,8 @@ class RowCollector:
             groups, rows, outputs), which compensate the error of the other summand if there is one.
         """
         # From tensors per sample to samples per tensor.
-        xs, ys, *others = (
-            [tensors[at] for tensors in run] for at in range(len(run[0]))
+        xs, ys, *summands = (
+            [tensors[index] for tensors in run] for index in range(len(run[0]))
         )
         if self._spatial:
             inputs = self._windowed(xs, places, ys[0].shape[2:])
@@ -508,18 +482,17 @@ class RowCollector:
             inputs = im2col.rows_at(xs, places)
         targets = self._results(ys, places)
         if self.beside is not None and all(
-            other[0].shape == ys[0].shape for other in others
+            summand[0].shape == ys[0].shape for summand in summands
         ):
-            wanted, found = (self._results(other, places) for other in others)
-            targets = targets + (
-                wanted - self.beside[1].values(found)
-            )  # the error of the other summand
+            floating, quantized = (
+                self._results(summand, places) for summand in summands
+            )
+            # The error of the other summand.
+            targets = targets + (floating - self.beside[1].values(quantized))
         return self.source.values(inputs), targets
 
     def _results(
-        self,
-        ys: Sequence[NDArray[T]],
-        places: NDArray[np.int64],
+        self, ys: Sequence[NDArray[T]], places: NDArray[np.int64]
     ) -> NDArray[T]:
         """Return outputs of the layer at sampled positions, (samples, groups, rows, outputs).
 
@@ -546,12 +519,7 @@ class RowCollector:
         """
         window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
         return im2col.windowed(
-            xs,
-            places,
-            output,
-            window,
-            self.place.layer.groups,
-            self.source.zero,
+            xs, places, output, window, self.place.layer.groups, self.source.zero
         )
 
     @property
@@ -562,9 +530,6 @@ class RowCollector:
     def _mean(self, groups: int) -> Doubles:
         """Return the float input means: the channel mean at every kernel tap.
 
-        Args:
-            groups: number of groups of the layer.
-
         Returns:
             (groups, inputs), with the inputs of a group in the order of the flattened weight.
         """
@@ -574,13 +539,12 @@ class RowCollector:
             channel_axis = 1 if self._spatial else x.ndim - 1
             axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
             # Means over the finite values, as rows with others are left out of the problem, too.
-            known = np.isfinite(x)
-            total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
-            count = count + known.sum(axis=axes)
+            is_finite = np.isfinite(x)
+            total = total + np.sum(x, axis=axes, dtype=np.float64, where=is_finite)
+            count = count + is_finite.sum(axis=axes)
         mean = (total / np.maximum(1, count)).reshape(groups, -1)
-        if (
-            self.place.node.kind == "ConvTranspose"
-        ):  # strides of a transposed convolution insert zeros between the inputs
+        # Strides of a transposed convolution insert zeros between the inputs.
+        if self.place.node.kind == "ConvTranspose":
             mean = mean / np.prod(self.place.node.attribute("strides", [1]))
         taps = 1
         if self._spatial:
@@ -599,14 +563,12 @@ class RowCollector:
         """
         total, count = np.zeros(1), 0
         # In the order of the samples, so that the sum does not depend on the number of cores.
-        for part, rows in side_by_side(self._gram_of, which):
-            total, count = total + part, count + rows
+        for hessian, rows in side_by_side(self._gram_of, which):
+            total, count = total + hessian, count + rows
         return total, count
 
-    @np.errstate(
-        over="ignore",
-        invalid="ignore",
-    )  # products of values beyond 1e19 overflow; GPTQ then skips the layer
+    # Products of values beyond 1e19 overflow; GPTQ then skips the layer.
+    @np.errstate(over="ignore", invalid="ignore")
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
         """Return the Hessian X X^T of a sample, (groups, inputs, inputs), and its row count."""
         # One sample in memory for each core.
@@ -626,7 +588,6 @@ class RowCollector:
 
         Args:
             x: the stored input of the layer on the sample.
-            index: index of the sample.
 
         Yields:
             (groups, rows, inputs), as stored: in codes, or in float.
@@ -641,15 +602,12 @@ class RowCollector:
         count = im2col.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
             yield self._windowed(
-                [x],
-                np.arange(start, min(count, start + _SLAB))[None],
-                y.shape[2:],
+                [x], np.arange(start, min(count, start + _SLAB))[None], y.shape[2:]
             )[0]
 
 
 def _together(
-    samples: Iterator[tuple[NDArray[Any], ...]],
-    size: int,
+    samples: Iterator[tuple[NDArray[Any], ...]], size: int
 ) -> Iterator[list[tuple[NDArray[Any], ...]]]:
     """Yield batches of samples with equal shapes that fit into memory.
 
@@ -657,17 +615,14 @@ def _together(
         samples: tensors of every sample.
         size: additional bytes per sample.
     """
-    for first in samples:
+    for sample in samples:
         # At least one sample, whatever its size.
-        others = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in first)) - 1
-        yield [first, *islice(samples, max(0, others))]
+        more = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in sample)) - 1
+        yield [sample, *islice(samples, max(0, more))]
 
 
 def window_of(
-    node: Node,
-    size: tuple[int, ...],
-    output: tuple[int, ...],
-    kernel: tuple[int, ...],
+    node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]
 ) -> Window:
     """Return the window of a convolution with explicit padding.
 
@@ -685,23 +640,12 @@ def window_of(
     dilations = tuple(node.attribute("dilations", [1] * rank))
     turned = node.kind == "ConvTranspose"
     auto = node.attribute("auto_pad", "NOTSET")
-    if turned:
-        fixed = list(node.attribute("output_shape", ()))
-    else:
-        fixed = []
+    fixed = list(node.attribute("output_shape", ())) if turned else []
     if auto in ("NOTSET", "") and not fixed:
-        return Window(
-            kernel,
-            strides,
-            dilations,
-            tuple(node.attribute("pads", [0] * 2 * rank)[:rank]),
-            turned,
-        )
+        begins = tuple(node.attribute("pads", [0] * 2 * rank)[:rank])
+        return Window(kernel, strides, dilations, begins, turned)
     pads = []
-    if turned:
-        extra = node.attribute("output_padding", [0] * rank)
-    else:
-        extra = [0] * rank
+    extra = node.attribute("output_padding", [0] * rank) if turned else [0] * rank
     for axis in range(rank):
         # The extent of a dilated kernel (ONNX Conv, auto_pad).
         reach = (kernel[axis] - 1) * dilations[axis] + 1

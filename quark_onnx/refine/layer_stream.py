@@ -62,14 +62,10 @@ class LayerStream:
             ModelError: onnxruntime does not run the segment on its own.
         """
         wanted = [tensor for tensor in tensors if tensor not in self._at_hand]
+        producers = [self.graph.producer(tensor) for tensor in wanted]
         # Upstream as far as nodes have not run.
         needed = reach(
-            [value for value in map(self.graph.producer, wanted) if value is not None],
-            lambda node: [
-                leader
-                for leader in self.graph.leaders(node)
-                if leader not in self._done
-            ],
+            [node for node in producers if node is not None], self._leaders_to_run
         )
         # In the order of the graph, which is topological.
         piece = [
@@ -84,8 +80,8 @@ class LayerStream:
 
         # Inputs of the segment that no later node reads are dropped after it.
         kept = list(filter(is_needed, self._at_hand))
-        made = dict.fromkeys([result for node in piece for result in node.results])
-        results = list(filter(is_needed, made))
+        computed = dict.fromkeys(result for node in piece for result in node.results)
+        results = list(filter(is_needed, computed))
         if not piece and len(kept) == len(self._at_hand):
             return
         try:
@@ -101,9 +97,7 @@ class LayerStream:
         return tensor in self._at_hand
 
     def values(
-        self,
-        tensor: str,
-        which: Sequence[int] | None = None,
+        self, tensor: str, which: Sequence[int] | None = None
     ) -> Iterator[NDArray[Any]]:
         """Yield a computed tensor, for every sample or for the samples in ``which``.
 
@@ -111,13 +105,13 @@ class LayerStream:
             tensor: name of a tensor that is known.
             which: indices of the samples, in the order of the result; None for all.
         """
-        places = range(len(self._values)) if which is None else which
+        indices = range(len(self._values)) if which is None else which
         if isinstance(self._values, Spool):
             # A Spool reads one tensor of a sample from its file, without the others.
             spool = self._values
-            return (spool.value(place, tensor) for place in places)
+            return (spool.value(index, tensor) for index in indices)
         samples = self._values
-        return (samples[place][tensor] for place in places)
+        return (samples[index][tensor] for index in indices)
 
     def shapes(self, tensor: str) -> list[tuple[int, ...]]:
         """Return the shape of a computed tensor, for every sample."""
@@ -127,6 +121,11 @@ class LayerStream:
         """Drop every stored tensor."""
         if self._own and isinstance(self._values, Spool):
             self._values.close()
+
+    def _leaders_to_run(self, node: Node) -> list[Node]:
+        return [
+            leader for leader in self.graph.leaders(node) if leader not in self._done
+        ]
 
     def _awaited(self, tensor: str) -> bool:
         """Return whether a node that has not run reads a tensor."""
@@ -141,41 +140,34 @@ class LayerStream:
             results: tensors that the segment computes and that are stored.
         """
         # Bodies read captured tensors, which are inputs of the segment, too.
-        read = {value for node in piece for value in (*node.inputs, *node.captures)}
-        given = [value for value in self._at_hand if value in read]
+        read = {name for node in piece for name in (*node.inputs, *node.captures)}
+        inputs = [name for name in self._at_hand if name in read]
         before = self._values
-        start = before[0]
-        model = segment(
-            self.graph,
-            piece,
-            {name: start[name] for name in given},
-            results,
-        )
+        example = {name: before[0][name] for name in inputs}
+        model = segment(self.graph, piece, example, results)
         # Q/DQ pairs as ONNX defines them: the values that optimizers see do not depend on the
         # processor.
         session = open_session(model, threads=1, integers=False) if results else None
 
-        def run(place: int) -> dict[str, Any]:
-            values = before[place]
+        def run(index: int) -> dict[str, Any]:
+            values = before[index]
+            stored = {name: values[name] for name in kept}
             if session is not None:
-                found = session.run(results, {name: values[name] for name in given})
-            else:
-                found = []
-            return {name: values[name] for name in kept} | dict(
-                zip(results, found, strict=True),
-            )
+                outputs = session.run(results, {name: values[name] for name in inputs})
+                stored |= zip(results, outputs, strict=True)
+            return stored
 
         after = Spool(memory=self._memory)
         self._shapes = {
-            key: self._shapes[key] for key in kept if key in self._shapes
-        } | {n: [] for n in results}
+            name: self._shapes[name] for name in kept if name in self._shapes
+        }
+        self._shapes |= {name: [] for name in results}
         size = sum(
-            start[name].nbytes for name in given if isinstance(start[name], np.ndarray)
+            value.nbytes for value in example.values() if isinstance(value, np.ndarray)
         )
         blocks = slabs(len(before), max(1, min(_BLOCK, _SMALL // max(1, size))))
         for block in side_by_side(
-            lambda part: list(map(run, range(part.start, part.stop))),
-            blocks,
+            lambda block: list(map(run, range(block.start, block.stop))), blocks
         ):
             for values in block:
                 after.append(values)

@@ -97,20 +97,20 @@ class _Judge:
             # Quantizing the unchanged graph costs as much as a candidate, so that only a rewrite
             # causes it.
             self.best = self.sqnr(before, is_first=True)
-        found = None if self.best is None else self.sqnr(after)
+        sqnr = None if self.best is None else self.sqnr(after)
         # Without a measurement nothing speaks against the rewrite, which ``unchanged`` has
         # verified.
-        if self.best is None or found is None:
+        if self.best is None or sqnr is None:
             return ""
         # An equal SQNR suffices for a rewrite without a cost.
-        if found >= self.best + max(_PRICE * slowdown, least_gain):
-            self.best = found
+        if sqnr >= self.best + max(_PRICE * slowdown, least_gain):
+            self.best = sqnr
             return ""
         reason = (
-            f"{name}: left out; an output of the quantized model has {found:.2f} dB"
+            f"{name}: left out; an output of the quantized model has {sqnr:.2f} dB"
             f" SQNR with it on samples held out, and {self.best:.2f} dB without"
         )
-        if found >= self.best:
+        if sqnr >= self.best:
             reason += ", too small a gain"
             if slowdown:
                 reason += f" for {slowdown:.0%} more runtime (estimated)"
@@ -251,11 +251,7 @@ class _Rewriter:
         return ""
 
     def _refused(
-        self,
-        optimizer: FloatOptimizer,
-        label: str,
-        candidate: Graph,
-        slowdown: float,
+        self, optimizer: FloatOptimizer, label: str, candidate: Graph, slowdown: float
     ) -> str:
         """Return why a rewritten graph is rejected; empty if it is accepted.
 
@@ -271,8 +267,7 @@ class _Rewriter:
         # Cheaper than quantizing both graphs, and therefore first.
         if optimizer.exact and not unchanged(candidate, self.sample, self._outputs):
             logger.warning(
-                "%s changed the outputs of the model; it was rolled back",
-                label,
+                "%s changed the outputs of the model; it was rolled back", label
             )
             return f"{label} changed the outputs and was rolled back"
         if not optimizer.judged:
@@ -281,11 +276,7 @@ class _Rewriter:
         return self.judge.rejects(label, self.graph, candidate, slowdown, least_gain)
 
     def _accept(
-        self,
-        optimizer: FloatOptimizer,
-        label: str,
-        candidate: Graph,
-        count: int,
+        self, optimizer: FloatOptimizer, label: str, candidate: Graph, count: int
     ) -> None:
         """Continue with a rewritten graph.
 
@@ -299,8 +290,8 @@ class _Rewriter:
         self.graph = candidate
         # Later optimizers are compared with what this one made of the model, not with the original.
         if not optimizer.exact:
-            found = run(candidate.to_model(), self.sample)
-            self._outputs = {name: found[name] for name in self._outputs}
+            outputs = run(candidate.to_model(), self.sample)
+            self._outputs = {name: outputs[name] for name in self._outputs}
             note += f"; {_difference(candidate, self.reference, self.sample)}"
         self.notes.append(note)
 
@@ -346,7 +337,6 @@ def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
     """Return a description of the change of the outputs.
 
     Args:
-        graph: the rewritten graph.
         sample: the sample on which both are compared.
     """
     errors = measure(reference.remembering, open_session(graph.to_model()), [sample])

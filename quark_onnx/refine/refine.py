@@ -82,19 +82,13 @@ def refine(  # noqa: PLR0913
     Raises:
         ModelError: the graph does not run segment by segment.
     """
-    places, left = places_in(graph, plan, params)
-    result = Refinement(notes=prefixed("not optimized: ", left))
+    places, skipped = places_in(graph, plan, params)
+    result = Refinement(notes=prefixed("not optimized: ", skipped))
     if not places:
         result.notes.append("no layer has codes to be chosen")
         return result
-    run = _Run(
-        graph,
-        plan,
-        params,
-        places,
-        samples,
-        Journal(resume, optimizers, samples),
-    )
+    journal = Journal(resume, optimizers, samples)
+    run = _Run(graph, plan, params, places, samples, journal)
     try:
         with (
             one_thread(),
@@ -159,8 +153,8 @@ class _Run:
         self._nodes = {node.name: node for node in self._quantized.nodes}
         self._rooms = (Room(), Room())
         self._walks = [
-            LayerStream(each, samples, memory=_MEMORY)
-            for each in (self._float, self._quantized)
+            LayerStream(model, samples, memory=_MEMORY)
+            for model in (self._float, self._quantized)
         ]
 
     def _lattice(self, place: LayerTask) -> Levels:
@@ -176,21 +170,18 @@ class _Run:
             return False
         floating, quantized = self._walks
         # The name of the input in the quantized graph, where pairs have renamed tensors.
-        own = store_activation(quantized, self._nodes[place.node.name].input(0))
+        stored = store_activation(quantized, self._nodes[place.node.name].input(0))
         floating.reach(source)
-        quantized.reach(own.name)
-        return floating.shapes(source) != quantized.shapes(own.name)
+        quantized.reach(stored.name)
+        return floating.shapes(source) != quantized.shapes(stored.name)
 
     def optimize(
-        self,
-        place: LayerTask,
-        optimizers: Sequence[LayerOptimizer],
+        self, place: LayerTask, optimizers: Sequence[LayerOptimizer]
     ) -> LayerResult:
         """Choose and store the codes and the bias of one layer.
 
         Args:
             place: the layer. Layers come in graph order, as inference does not go back.
-            optimizers: optimizers, applied in order.
 
         Returns:
             The losses before and after, and the number of outputs that each optimizer changed.
@@ -209,30 +200,28 @@ class _Run:
         # Both at once, as ``reach`` drops tensors without further readers.
         if beside := self._beside(place):
             quantized.reach(source.name, beside[1].name)
-        gatherer = RowCollector(place, source, floating, quantized, self._rooms, beside)
+        rows = RowCollector(place, source, floating, quantized, self._rooms, beside)
         # Not hash(), which differs from process to process.
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
         try:
-            problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
+            problem = rows.problem(self._lattice(place), bias_lattice, free, seed)
         except (IndexError, ValueError) as error:
-            read, made = (
-                quantized.shapes(source.name)[0],
-                floating.shapes(place.result)[0],
-            )
+            read = quantized.shapes(source.name)[0]
+            computed = floating.shapes(place.result)[0]
             raise ModelError(
                 f"layer {place.node.name!r} reads a tensor of shape {read} in the"
-                f" quantized model, which does not make its result of shape {made} in"
+                f" quantized model, which does not make its result of shape {computed} in"
                 f" the float model: {error}",
             ) from error
         key = self._journal.key(problem)
         # The problem is computed even so: its rows are a part of the key.
-        found = self._journal.find(key, problem)
-        if found is None:
-            found = best_solution(problem, optimizers)
-            self._journal.keep(key, *found)
-        solution, result = found
+        solved = self._journal.find(key, problem)
+        if solved is None:
+            solved = best_solution(problem, optimizers)
+            self._journal.keep(key, *solved)
+        solution, result = solved
         self._store_weight(place, solution.weight, self._quantized, self._target)
         if solution.factor is not None:
             # Factors are (groups, outputs); scales have the channels in the same order.
@@ -258,17 +247,17 @@ class _Run:
             The name in the float graph, and the storage in the quantized one; None without another
             summand, or if the summand is not computed yet.
         """
-        found = summand_of(self._float, place)
-        if found is None:
+        addition = summand_of(self._float, place)
+        if addition is None:
             return None
-        adding, at = found
-        # tensors that the float model has computed so far depend on optimized layers only
-        if not self._walks[0].known(adding.inputs[at]):
+        node, index = addition
+        summand = node.inputs[index]
+        floating, quantized = self._walks
+        # Tensors that the float model has computed so far depend on optimized layers only.
+        if not floating.known(summand):
             return None
-        return adding.inputs[at], store_activation(
-            self._walks[1],
-            self._nodes[adding.name].input(at),
-        )
+        stored = store_activation(quantized, self._nodes[node.name].input(index))
+        return summand, stored
 
     def close(self) -> None:
         for walk in self._walks:
@@ -297,8 +286,7 @@ def _open(plan: Plan, places: list[LayerTask]) -> Plan:
 
 @np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better
 def best_solution(
-    problem: Problem,
-    optimizers: Sequence[LayerOptimizer],
+    problem: Problem, optimizers: Sequence[LayerOptimizer]
 ) -> tuple[Solution, LayerResult]:
     """Return the best solution of the optimizers, chosen per output.
 
@@ -310,34 +298,33 @@ def best_solution(
         The solution, which is round to nearest where no optimizer lowers the held-out loss of an
         output, and its losses. ``changed`` of the result is empty if the samples leave no rows.
     """
-    present = problem.nearest()
-    loss = first = problem.loss(present)
+    solution = problem.nearest()
+    loss = nearest_loss = problem.loss(solution)
     changed = dict[str, int]()
     # Samples of which no row is finite leave no rows.
     usable = len(problem.train) and len(problem.held)
     for optimizer in optimizers if usable else ():
-        proposal = problem.allowed(optimizer(problem, present))
-        new = problem.loss(proposal)
+        proposal = problem.allowed(optimizer(problem, solution))
+        new_loss = problem.loss(proposal)
         # An equal proposal must not count as a change: its loss differs by float noise.
-        other = (proposal.weight != present.weight).any(axis=2) | (
-            proposal.bias != present.bias
-        )
-        better = other & (new < loss)
+        differs = (proposal.weight != solution.weight).any(axis=2)
+        differs |= proposal.bias != solution.bias
+        better = differs & (new_loss < loss)
         changed[optimizer.name] = max(changed.get(optimizer.name, 0), int(better.sum()))
-        present, loss = present.chosen(proposal, better), np.where(better, new, loss)
+        solution = solution.chosen(proposal, better)
+        loss = np.where(better, new_loss, loss)
     result = LayerResult(
         problem.name,
-        float(first.mean()),
+        float(nearest_loss.mean()),
         float(loss.mean()),
         int(loss.size),
         changed,
     )
-    return present, result
+    return solution, result
 
 
 def _summary(
-    layers: list[LayerResult],
-    optimizers: Sequence[LayerOptimizer],
+    layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]
 ) -> list[str]:
     """Return the notes on the layers together.
 

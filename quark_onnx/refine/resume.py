@@ -93,8 +93,7 @@ class Journal:
         if self._folder is None:
             return ""
         digest = hashlib.blake2b(
-            f"{self._settings} {self._data}".encode(),
-            digest_size=16,
+            f"{self._settings} {self._data}".encode(), digest_size=16
         )
         digest.update(
             f"{problem.name} {problem.biased} {problem.activation} {problem.seed}"
@@ -108,19 +107,16 @@ class Journal:
             lattice.scale,
             lattice.levels,
             lattice.least,
+            lattice.greatest,
         ]
-        arrays += [lattice.greatest]
         if problem.bias_lattice is not None:
             arrays += [
                 problem.bias_lattice.scale,
                 problem.bias_lattice.least,
                 problem.bias_lattice.greatest,
             ]
-        arrays += [
-            value
-            for rows in (problem.train, problem.held)
-            for value in (rows.inputs, rows.targets)
-        ]
+        for rows in (problem.train, problem.held):
+            arrays += [rows.inputs, rows.targets]
         for array in arrays:
             # Shapes are hashed, too: equal bytes may be different arrays.
             digest.update(f"{array.shape} {array.dtype}".encode())
@@ -130,11 +126,11 @@ class Journal:
     @cached_property
     def _data(self) -> str:
         """Return the hash of the samples, as optimizers may read more than the rows."""
-        found = ""
+        key = ""
         for sample in self._samples:
             # Chained, so that the order of the samples counts.
-            found = sample_key(sample, found)
-        return found
+            key = sample_key(sample, key)
+        return key
 
     def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
         """Return the stored solution of a problem.
@@ -152,23 +148,22 @@ class Journal:
             path = self._folder / f"{key}.npz"
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 result = LayerResult(**json.loads(str(stored["result"])))
-                found = Solution(
+                solution = Solution(
                     stored["weight"],
                     stored["bias"],
                     stored["factor"] if problem.scalable else None,
                 )
-        except (
-            Exception
-        ) as error:  # zipfile, numpy and json raise many types on damaged bytes
+        # zipfile, numpy and json raise many types on damaged bytes
+        except Exception as error:
             logger.debug("%s cannot be read: %s", self._folder / key, error)
             return None
         fits = (
-            found.weight.shape == problem.weight.shape
-            and found.bias.shape == problem.bias.shape
+            solution.weight.shape == problem.weight.shape
+            and solution.bias.shape == problem.bias.shape
         )
         # Otherwise the file belongs to another problem, or was edited.
-        if fits and found.weight.dtype == found.bias.dtype == np.float32:
-            return (found, result)
+        if fits and solution.weight.dtype == solution.bias.dtype == np.float32:
+            return solution, result
         return None
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:

@@ -39,20 +39,19 @@ def decoding(node: Node, plan: PlanBuilder) -> None:
     plan.rounded_result(node)
 
 
-def _project(node: Node, plan: PlanBuilder, x: str, place: int, bias: str) -> None:
+def _project(node: Node, plan: PlanBuilder, x: str, index: int, bias: str) -> None:
     """Quantize a projection: input (..., in), weight (in, out) per output, and bias (out,).
 
     Args:
         node: the attention.
-        x: name of the input.
-        place: position of the projection weight among the inputs.
+        index: position of the projection weight among the inputs.
         bias: name of the bias; empty if there is none.
     """
     # Without a constant projection there is no integer product to gain.
-    w = node.input(place)
+    w = node.input(index)
     if plan.graph.is_constant(w):
         plan.activation(node, x, along=-1)
-        plan.weight_at(node, place)
+        plan.weight_at(node, index)
         plan.bias(node, bias, x, w)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import filterfalse
 
 import numpy as np
 
@@ -92,7 +91,7 @@ def _is_asked(node: Node, plan: PlanBuilder) -> bool:
     """
     if plan.specs[node].activation is None:
         return False
-    return not all(map(plan.ineligible, node.inputs))
+    return any(not plan.ineligible(tensor) for tensor in node.inputs)
 
 
 def follows_floats(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
@@ -205,15 +204,17 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     """
 
     # For example, a variance reaches its root through the Add or Max of an epsilon.
-    def shifted(at: Node) -> list[Node]:
-        readers = plan.graph.consumers(at.outputs[0])
-        return [reader for reader in readers if _shifts(reader, plan, at.outputs[0])]
+    def shifting_readers(member: Node) -> list[Node]:
+        tensor = member.outputs[0]
+        readers = plan.graph.consumers(tensor)
+        return [reader for reader in readers if _shifts(reader, plan, tensor)]
 
-    def ends(at: Node) -> bool:
-        readers = plan.graph.consumers(at.outputs[0])
-        return any(_roots(reader, plan, at.outputs[0]) for reader in readers)
+    def ends_in_root(member: Node) -> bool:
+        tensor = member.outputs[0]
+        readers = plan.graph.consumers(tensor)
+        return any(_roots(reader, plan, tensor) for reader in readers)
 
-    return any(map(ends, reach([node], shifted)))
+    return any(ends_in_root(member) for member in reach([node], shifting_readers))
 
 
 def kept_before_root(node: Node, plan: PlanBuilder) -> bool:
@@ -226,7 +227,7 @@ def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
     if reader.kind not in _SHIFTING:
         return False
     others = [name for name in reader.inputs if name and name != tensor]
-    return all(map(plan.graph.is_constant, others))
+    return all(plan.graph.is_constant(name) for name in others)
 
 
 def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
@@ -294,7 +295,9 @@ def control(graph: Graph, tensor: str) -> bool:
         node = todo.pop()
         if node.kind not in _CONTROL:
             return False
-        for name in filterfalse(graph.is_constant, node.operands):
+        for name in node.operands:
+            if graph.is_constant(name):
+                continue
             source = graph.producer(name)
             if graph.elem_type(name) not in _FLOATS:
                 # The origin of an integer or a boolean does not matter.

@@ -73,9 +73,6 @@ def pad(node: Node, plan: PlanBuilder) -> None:
 def scatter(node: Node, plan: PlanBuilder) -> None:
     """Quantize data, updates and result with separate scales, except masks."""
     # TensorScatter reads (past cache, update, indices), the others (data, indices, updates).
-    if node.kind == "TensorScatter":
-        updates = node.input(1)
-    else:
-        updates = node.input(2)
+    updates = node.input(1 if node.kind == "TensorScatter" else 2)
     if not is_control_tensor(node, plan, node.inputs[0], updates):
         plan.activation(node, node.inputs[0], updates, node.outputs[0])

@@ -17,12 +17,12 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     if is_control_tensor(node, plan, *node.inputs):
         return
     terms, result = equation_terms(node)
-    for place, tensor in enumerate(node.inputs):
-        is_weight = weight_axes(plan.graph, node, place) is not None
+    for index, tensor in enumerate(node.inputs):
+        is_weight = weight_axes(plan.graph, node, index) is not None
         if is_weight and plan.graph.is_constant(tensor):
-            plan.weight_at(node, place)
+            plan.weight_at(node, index)
         else:
-            plan.activation(node, tensor, along=last_axis(terms, result, place))
+            plan.activation(node, tensor, along=last_axis(terms, result, index))
     # Without a sum the result is an elementwise product, and rounded like that of a Mul.
     sums = not set(result).issuperset("".join(terms))
     if plan.rounds_results(node) or not (len(node.inputs) == 2 and sums):

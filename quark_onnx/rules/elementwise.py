@@ -172,15 +172,11 @@ _MOVING = REARRANGING | {"Expand"}
 
 
 def _with_float_operands(
-    node: Node,
-    plan: PlanBuilder,
-    kept: tuple[str, ...],
-    reason: str,
+    node: Node, plan: PlanBuilder, kept: tuple[str, ...], reason: str
 ) -> None:
     """Quantize the operands except some, where the engine has float, and the result.
 
     Args:
-        node: the operator.
         kept: names of the operands that stay float.
         reason: why they stay float.
     """
@@ -204,7 +200,6 @@ def _operands(
     """Quantize operands and the result, unless an operand is a mask.
 
     Args:
-        node: the operator.
         operands: names of the operands, of which none may be a mask.
         quantized: names of the operands to quantize; None for all.
     """

@@ -17,9 +17,9 @@ def embedding(node: Node, plan: PlanBuilder) -> None:
     The result is quantized where the format can hold a residual stream.
     """
     # The table of segments is optional: an empty name is no constant.
-    for place in _TABLES:
-        if plan.graph.is_constant(node.input(place)):
-            plan.weight_at(node, place)
+    for index in _TABLES:
+        if plan.graph.is_constant(node.input(index)):
+            plan.weight_at(node, index)
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:

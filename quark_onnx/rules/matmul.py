@@ -25,19 +25,19 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
     plan.rounded_result(node)
 
 
-def _operand(node: Node, plan: PlanBuilder, place: int, *, along: int) -> None:
+def _operand(node: Node, plan: PlanBuilder, index: int, *, along: int) -> None:
     """Quantize an operand of a product, a constant matrix as a weight.
 
     Args:
-        place: position of the operand among the inputs.
+        index: position of the operand among the inputs.
         along: axis of the sum, from the end.
     """
-    tensor = node.inputs[place]
+    tensor = node.inputs[index]
     # A constant vector has no axis of output channels.
     if len(plan.graph.sizes(tensor)) < 2 or not plan.graph.is_constant(tensor):
         plan.activation(node, tensor, along=along)
     else:
-        plan.weight_at(node, place)
+        plan.weight_at(node, index)
 
 
 @rule(
@@ -47,9 +47,9 @@ def _operand(node: Node, plan: PlanBuilder, place: int, *, along: int) -> None:
 )
 def fused_matmul(node: Node, plan: PlanBuilder) -> None:
     """Quantize like MatMul, with optionally transposed operands."""
-    for place, tensor in enumerate(node.inputs[:2]):
+    for index, tensor in enumerate(node.inputs[:2]):
         rank = len(plan.graph.sizes(tensor))
-        _operand(node, plan, place, along=fused_sum_axis(node, "AB"[place], rank))
+        _operand(node, plan, index, along=fused_sum_axis(node, "AB"[index], rank))
     plan.rounded_result(node)
 
 

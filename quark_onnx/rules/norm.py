@@ -43,11 +43,7 @@ def skip_normalization(node: Node, plan: PlanBuilder) -> None:
     else:
         # Outputs 1 and 2 are statistics, output 3 is the sum of input and skip.
         plan.activation(
-            node,
-            node.input(0),
-            node.input(1),
-            *node.outputs[:1],
-            *node.outputs[3:4],
+            node, node.input(0), node.input(1), *node.outputs[:1], *node.outputs[3:4]
         )
 
 
@@ -55,9 +51,4 @@ def skip_normalization(node: Node, plan: PlanBuilder) -> None:
 def skip_group_norm(node: Node, plan: PlanBuilder) -> None:
     """Quantize both summands, result and sum; the bias stays float."""
     # Inputs 1 and 2 are gamma and beta, input 3 is the skip.
-    plan.activation(
-        node,
-        node.input(0),
-        node.input(3),
-        *node.outputs[:2],
-    )
+    plan.activation(node, node.input(0), node.input(3), *node.outputs[:2])

@@ -23,8 +23,7 @@ def average(node: Node, plan: PlanBuilder) -> None:
     """
     if node.attribute("dilations") is not None:
         plan.keep_node(
-            node,
-            "onnxruntime has no integer average pooling with dilations",
+            node, "onnxruntime has no integer average pooling with dilations"
         )
     elif node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0):
         plan.keep_node(
@@ -54,12 +53,10 @@ def _is_too_coarse(node: Node, plan: PlanBuilder) -> bool:
 
 def _makes_scores(graph: Graph, node: Node) -> bool:
     """Return whether a result only reaches the outputs, by moves of values or a softmax."""
-    downstream = reach([node], graph.followers)
+    allowed = REARRANGING | _SCORES
     # ``reach`` includes the node itself, which is a pool.
-    for reader in [value for value in downstream if value not in [node]]:
-        if reader.kind not in REARRANGING and reader.kind not in _SCORES:
-            return False
-    return True
+    downstream = [reader for reader in reach([node], graph.followers) if reader != node]
+    return all(reader.kind in allowed for reader in downstream)
 
 
 @rule("LpPool", "GlobalLpPool")

@@ -17,9 +17,9 @@ def recurrent(node: Node, plan: PlanBuilder) -> None:
     """
     x = node.inputs[0]
     bias = node.input(3)
-    for place in (1, 2):
-        if plan.graph.is_constant(node.inputs[place]):
-            plan.weight_at(node, place)
+    for index in (1, 2):
+        if plan.graph.is_constant(node.inputs[index]):
+            plan.weight_at(node, index)
     if plan.specs[node].dynamic:
         # DynamicQuantizeLSTM computes the gates on integers, with scales of each run.
         plan.activation(node, x)

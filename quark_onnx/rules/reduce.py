@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
-from quark_onnx.rules.base import (
-    is_control_tensor,
-    kept_before_root,
-    rule,
-)
+from quark_onnx.rules.base import is_control_tensor, kept_before_root, rule
 
 
 @rule("ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "CumSum")

@@ -46,10 +46,12 @@ class Branches:
             return
         taken = dict(feeds)  # a condition may be an input
         if self._computed:
-            inputs = [value.name for value in self._session.get_inputs()]
-            values = self._session.run(
-                self._computed, {key: feeds[key] for key in inputs if key in feeds}
-            )
+            inputs = {
+                value.name: feeds[value.name]
+                for value in self._session.get_inputs()
+                if value.name in feeds
+            }
+            values = self._session.run(self._computed, inputs)
             taken |= dict(zip(self._computed, values, strict=True))
         for name, condition in self._conditions.items():
             self._taken[name].add(bool(np.all(taken[condition])))
@@ -68,11 +70,8 @@ class Branches:
     def _computed(self) -> list[str]:
         """The conditions that are no inputs of the model."""
         inputs = [value.name for value in self._model.graph.input]
-        return [
-            fromkey
-            for fromkey in dict.fromkeys(self._conditions.values())
-            if fromkey not in inputs
-        ]
+        conditions = dict.fromkeys(self._conditions.values())
+        return [condition for condition in conditions if condition not in inputs]
 
     @cached_property
     def _session(self) -> Any:

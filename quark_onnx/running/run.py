@@ -14,10 +14,7 @@ from onnx import ModelProto, NodeProto
 
 from calibrators.errors import UnknownOperator
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
-from calibrators.onnx_runtime.remembering import (
-    RememberingSession,
-    ReopenedSession,
-)
+from calibrators.onnx_runtime.remembering import RememberingSession, ReopenedSession
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.errors import ModelError, UnknownOperatorError
@@ -161,10 +158,7 @@ def _open(
     whole = with_bodies(model)
     try:
         return open_session(
-            source if whole is model else whole,
-            lean=lean,
-            optimize=optimize,
-            what=what,
+            source if whole is model else whole, lean=lean, optimize=optimize, what=what
         )
     except Exception as error:  # onnxruntime raises several unrelated types
         # An unknown operator is the translation of a message of onnxruntime.
@@ -178,11 +172,10 @@ def _open(
 def _nodes_in_message(model: ModelProto, message: str) -> str:
     """Return a node of each operator that a message of onnxruntime names, in words.
 
+    The words follow a message; they are empty if it names no operator of the model.
+
     Args:
         message: the error message, with operators as "domain:type(version)".
-
-    Returns:
-        The words to append to a message; empty if it names no operator of the model.
     """
     named = dict[str, NodeProto]()
     # The first node of an operator remains.
@@ -226,11 +219,8 @@ def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
             digest.update(f"{value.shape} {value.dtype} ".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
         else:  # strings, sequences and maps
-            digest.update(
-                repr(
-                    value.tolist() if isinstance(value, np.ndarray) else value,
-                ).encode(),
-            )
+            plain = value.tolist() if isinstance(value, np.ndarray) else value
+            digest.update(repr(plain).encode())
     return digest.hexdigest()
 
 
@@ -245,7 +235,7 @@ def agree(first: Any, second: Any) -> bool:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
-            map(agree, first.values(), [second[key] for key in first]),
+            agree(value, second[key]) for key, value in first.items()
         )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))

@@ -26,11 +26,7 @@ class Limits:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        params: Params,
-        config: QConfig,
+        self, graph: Graph, plan: Plan, params: Params, config: QConfig
     ) -> None:
         """Collect the constraints; empty for a target without constraints.
 
@@ -41,25 +37,17 @@ class Limits:
                 constrained.
             config: the settings, with the target.
         """
-        nodes = (
-            graph.nodes
-            if config.target and TARGETS[config.target].integer_engine
-            else []
-        )
-        self._constraints: Constraints = constraints_of(
-            graph,
-            nodes,
-            _Planned(graph, plan, params),
-        )
+        is_limited = config.target and TARGETS[config.target].integer_engine
+        nodes = graph.nodes if is_limited else []
+        wiring = _Planned(graph, plan, params)
+        self._constraints: Constraints = constraints_of(graph, nodes, wiring)
         # Groups of uses that constraints force to equal positions.
         self._tied = self._constraints.tied()
         self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
 
     def tied(self, use: Use) -> list[Use]:
         """Return the uses that share a scale with ``use``, including ``use``."""
-        return [
-            value for value in self._tied.get(use, (use,)) if isinstance(value, Use)
-        ]
+        return [key for key in self._tied.get(use, (use,)) if isinstance(key, Use)]
 
     def settled(self, scales: dict[Use, float]) -> dict[Use, float]:
         """Return the scales to move, close to ``scales``, to meet every constraint.
@@ -74,9 +62,9 @@ class Limits:
             ConstraintError: the constraints have no solution.
         """
         at: Positions = {use: position_of(scales[use]) for use in self.uses}
-        found = self._constraints.settle(at)
+        moved = self._constraints.settle(at)
         # A change of a position by one doubles or halves the scale.
-        return {use: 2.0 ** -found[use] for use in self.uses if found[use] != at[use]}
+        return {use: 2.0 ** -moved[use] for use in self.uses if moved[use] != at[use]}
 
 
 def apply_target_constraints(limits: Limits, params: Params) -> int:
@@ -121,9 +109,9 @@ class _Planned:
     def _key(self, use: Use) -> Use | None:
         """Return the root of a use whose scale is a binary point position; None for others."""
         root = self._plan.root(use)
-        entry, known = self._plan.entries.get(root), self._params.table.get(root)
+        entry, params = self._plan.entries.get(root), self._params.table.get(root)
         # The engine has one position for a whole tensor.
-        if not isinstance(entry, Quantize) or known is None or known.scale.size != 1:
+        if not isinstance(entry, Quantize) or params is None or params.scale.size != 1:
             return None
         spec = entry.spec
         if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer):
@@ -134,5 +122,5 @@ class _Planned:
         return chain(
             self._graph,
             node,
-            lambda each: self._key(Use(each.outputs[0])) is not None,
+            lambda member: self._key(Use(member.outputs[0])) is not None,
         )

@@ -126,16 +126,11 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
 
 
 def _computed(
-    graph: Graph,
-    ranges: Ranges,
-    use: Use,
-    entry: Quantize,
-    zeros: set[Use],
+    graph: Graph, ranges: Ranges, use: Use, entry: Quantize, zeros: set[Use]
 ) -> QParams:
     """Return scale and zero point from the range of a tensor, measured or known.
 
     Args:
-        ranges: the statistics of the measured activations.
         entry: the decision for the use, without a scale given by the user.
         zeros: gets the use if its range is zero alone.
     """
@@ -144,10 +139,14 @@ def _computed(
         return _in_blocks(graph, use, entry, spec.dtype)
     if entry.bounds is not None and not _ranged(entry):
         return bounded.params(entry.bounds, ranges.get(use), spec.grid)
-    found = _range(graph, ranges, use, entry)
-    if not (found.lo.any() or found.hi.any()):
+    ends = _range(graph, ranges, use, entry)
+    if not (ends.lo.any() or ends.hi.any()):
         zeros.add(use)
-    return _params(graph, use, entry, found)
+    params = params_for(ends, spec.grid, entry.axis)
+    if not spec.block_size:
+        return params
+    # From one scale per row of ``entry.rows`` to the shape of the blocks in the tensor.
+    return entry.placed(params, tuple(graph.initializers[use.tensor].dims))
 
 
 def _ranged(entry: Quantize) -> bool:
@@ -176,12 +175,10 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> Plan:
     plan = changed.build()
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
-            found = _bias_params(graph, plan, params, use, entry)
-            params.table[use] = (
-                found
-                if entry.dtype == INT32
-                else _widened(graph, use, found, entry.dtype)
-            )
+            bias = _bias_params(graph, plan, params, use, entry)
+            if entry.dtype != INT32:
+                bias = _widened(graph, use, bias, entry.dtype)
+            params.table[use] = bias
     return plan
 
 
@@ -223,19 +220,14 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
     """Return whether float16 cannot store the greatest scale: too large, or too small.
 
     Args:
-        ranges: the statistics of the measured activations.
-        use: the use of the tensor.
         entry: its decision; False for scales stored in float32.
     """
     if entry.spec.scale != "float16":
         return False
     # Unlimited by float16, whose limit is in question.
     plain = replace(entry, spec=entry.spec.with_(scale="float32"))
-    greatest = params_for(
-        _range(graph, ranges, use, plain),
-        plain.spec.grid,
-        0,
-    ).scale.max(initial=0)
+    ends = _range(graph, ranges, use, plain)
+    greatest = params_for(ends, plain.spec.grid, 0).scale.max(initial=0)
     return not _LEAST_HALF <= greatest <= entry.spec.grid.scales[1]
 
 
@@ -244,21 +236,6 @@ def _all_codes(spec: QuantizationSpec) -> bool:
     return spec.codes.bits in BITS and not (
         spec.pow2 or spec.narrow or spec.reduce_range
     )
-
-
-def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
-    """Return scale and zero point for a range.
-
-    Args:
-        use: the use of the tensor; a constant if the entry has blocks.
-        entry: its decision.
-        found: the range per tensor, per channel, or per row of ``entry.rows``.
-    """
-    params = params_for(found, entry.spec.grid, entry.axis)
-    if not entry.spec.block_size:
-        return params
-    # From one scale per row of ``entry.rows`` to the shape of the blocks in the tensor.
-    return entry.placed(params, tuple(graph.initializers[use.tensor].dims))
 
 
 def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
@@ -270,10 +247,8 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
     """
     given, grid = entry.given, entry.spec.grid
     assert given is not None
-    scale, zero = (
-        np.asarray(given.scale, np.float32),
-        np.asarray(given.zero_point, np.int64),
-    )
+    scale = np.asarray(given.scale, np.float32)
+    zero = np.asarray(given.zero_point, np.int64)
     if zero.min() < grid.qmin or zero.max() > grid.qmax:
         raise ConfigError(
             f"zero_point of {use} is {short(given.zero_point)}; {entry.spec.dtype.name}"
@@ -303,21 +278,17 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     """Return the range of a tensor, within the ends that the user gives.
 
-    Args:
-        ranges: the statistics of the measured activations.
-        entry: its decision.
-
     Returns:
         Arrays of one value per tensor, or of one per channel or row of ``entry.rows``.
 
     Raises:
         ConfigError: a range is given for an axis of unknown size.
     """
-    found = _found_range(graph, ranges, use, entry)
+    ends = _range_before_user(graph, ranges, use, entry)
     if entry.given is None:
-        return found
+        return ends
     # The user may give one end, or limits of both; the data gives the rest.
-    low, high = entry.given.bounds(found.lo, found.hi)
+    low, high = entry.given.bounds(ends.lo, ends.hi)
     if entry.given.snapped and not graph.is_constant(use.tensor):
         low, high = _snapped(low, high, entry.spec.grid)
     shape = graph.shape(use.tensor)
@@ -340,9 +311,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
 
 
 def _snapped(
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
-    grid: Grid,
+    low: NDArray[np.float64], high: NDArray[np.float64], grid: Grid
 ) -> tuple[Any, Any]:
     """Widen a range that reaches below zero so that zero is the middle code.
 
@@ -358,18 +327,14 @@ def _snapped(
     above = grid.levels - below
     scale = np.maximum(-low / below, high / above)
     return np.where(low < 0, -below * scale, low), np.where(
-        low < 0,
-        above * scale,
-        high,
+        low < 0, above * scale, high
     )
 
 
-def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+def _range_before_user(
+    graph: Graph, ranges: Ranges, use: Use, entry: Quantize
+) -> Range:
     """Return the range of a tensor, known, measured or of a constant, before the user's ends.
-
-    Args:
-        ranges: the statistics of the measured activations.
-        entry: its decision.
 
     Returns:
         Arrays of one value per tensor, or of one per channel or row of ``entry.rows``; zeros if
@@ -413,9 +378,7 @@ def _bias_params(
         if scale.size * entry.repeat == outputs:
             scale = np.tile(scale, entry.repeat)
     return QParams(
-        scale,
-        np.zeros(scale.shape, np.int64),
-        None if w.axis is None else entry.axis,
+        scale, np.zeros(scale.shape, np.int64), None if w.axis is None else entry.axis
     )
 
 
@@ -425,7 +388,6 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
     Args:
         use: the use of the bias, a constant.
         params: the scales of the products, one or one per output.
-        dtype: the type of the codes.
     """
     bias = graph.constant(use.tensor)
     assert bias is not None
@@ -437,11 +399,7 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
 
 
 def _make_room(
-    graph: Graph,
-    plan: PlanBuilder,
-    params: Params,
-    use: Use,
-    entry: BiasOf,
+    graph: Graph, plan: PlanBuilder, params: Params, use: Use, entry: BiasOf
 ) -> None:
     """Raise weight scales until the bias fits int32 with a normal scale.
 
@@ -477,9 +435,9 @@ def _make_room(
     unset = room.biased & (room.least < w.scale)
     unset &= _holds_zeros(graph, root, weight)
     if room.low.any() or unset.any():
-        own = _own_weight(graph, plan, use, entry, root)
-        if own is not None:
-            _set_scales(plan, params, root, own, room, unset)
+        changed = _weight_to_raise(graph, plan, use, entry, root)
+        if changed is not None:
+            _set_scales(plan, params, root, changed, room, unset)
         elif room.low.any():
             plan.entries[use] = Keep(
                 "its scale would be that of a weight which is computed or has other"
@@ -549,7 +507,7 @@ def _set_scales(  # noqa: PLR0913
     plan: PlanBuilder,
     params: Params,
     root: Use,
-    own: Use,
+    changed: Use,
     room: _Room,
     unset: NDArray[np.bool_],
 ) -> None:
@@ -558,10 +516,9 @@ def _set_scales(  # noqa: PLR0913
     Args:
         params: the scales; changed in place.
         root: the use that owned the scales.
-        own: the use of the weight whose scales change.
-        room: the scales that the bias needs.
+        changed: the use of the weight whose scales change.
     """
-    w, weight = params.table[root], plan.entries[own]
+    w, weight = params.table[root], plan.entries[changed]
     pow2 = isinstance(weight, Quantize) and weight.spec.pow2
     least = np.maximum(room.least, SMALLEST_SCALE)
     least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
@@ -571,7 +528,7 @@ def _set_scales(  # noqa: PLR0913
     if isinstance(weight, Quantize) and weight.spec.scale == "float16":
         rounded = round_scale(raised.astype(np.float64), weight.spec.grid)
         raised = rounded.astype(np.float32)
-    params.table[own] = w.with_scale(raised)
+    params.table[changed] = w.with_scale(raised)
     if room.low.any():
         count = params.raised.get(root.tensor, 0) + int(room.low.sum())
         params.raised[root.tensor] = count
@@ -579,9 +536,6 @@ def _set_scales(  # noqa: PLR0913
 
 def _holds_zeros(graph: Graph, root: Use, weight: Entry | None) -> NDArray[np.bool_]:
     """Return which channels of a constant weight hold zeros alone, such as pruned ones.
-
-    Args:
-        weight: its decision.
 
     Returns:
         (channels,), or (); False for a weight whose scales obey further rules.
@@ -602,12 +556,8 @@ def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:
     return all(entry.w.tensor not in reader.inputs for reader in readers)
 
 
-def _own_weight(
-    graph: Graph,
-    plan: PlanBuilder,
-    use: Use,
-    entry: BiasOf,
-    root: Use,
+def _weight_to_raise(
+    graph: Graph, plan: PlanBuilder, use: Use, entry: BiasOf, root: Use
 ) -> Use | None:
     """Return the weight use whose scale may be raised for a bias without side effects.
 
@@ -642,31 +592,24 @@ def _own_weight(
     if reader is None:
         return None
     # The weight is then stored twice, with both scales.
-    own = Use(root.tensor, reader.name)
-    plan.entries[own] = plan.entries[root]
-    plan.entries[use] = replace(entry, w=own)
-    return own
+    second = Use(root.tensor, reader.name)
+    plan.entries[second] = plan.entries[root]
+    plan.entries[use] = replace(entry, w=second)
+    return second
 
 
 def _multiplying(graph: Graph, node: Node, bias: str, weight: str) -> Node | None:
     """Return the node that multiplies by a weight: a reader of the bias, or the MatMul before it.
 
-    Args:
-        bias: name of the bias.
-        weight: name of the weight.
-
-    Returns:
-        The node; None if the reader adds the bias to something else.
+    None if the reader adds the bias to something else.
     """
     if weight in node.inputs:
         return node
-    before = [graph.producer(name) for name in node.inputs if name != bias]
-    products = [
-        each
-        for each in [value for value in before if value is not None]
-        if weight in each.inputs
-    ]
-    return products[0] if products else None
+    for name in node.inputs:
+        product = graph.producer(name) if name != bias else None
+        if product is not None and weight in product.inputs:
+            return product
+    return None
 
 
 def _up(scale: NDArray[np.float64]) -> NDArray[np.float32]:

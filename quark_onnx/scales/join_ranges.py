@@ -13,10 +13,7 @@ from quark_onnx.plan import Plan, Quantize, Use
 
 
 def join_ranges(
-    graph: Graph,
-    plan: Plan,
-    table: dict[Use, QParams],
-    zeros: Collection[Use],
+    graph: Graph, plan: Plan, table: dict[Use, QParams], zeros: Collection[Use]
 ) -> None:
     """Replace the parameters of Concat results by parameters that cover every input.
 
@@ -57,12 +54,7 @@ def join_ranges(
                 table[root] = table[result]
 
 
-def _roots(
-    node: Node,
-    plan: Plan,
-    result: Use,
-    table: dict[Use, QParams],
-) -> list[Use]:
+def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> list[Use]:
     """Return the uses with the inputs' parameters; empty if formats differ or an input is float.
 
     Args:
@@ -75,12 +67,12 @@ def _roots(
     roots: list[Use] = []
     for name in node.inputs:
         root = plan.root(plan.use(name, node))
-        part = plan.entries.get(root)
+        joined = plan.entries.get(root)
         # A result that hands its scale to an input has no range of its own.
-        if not isinstance(part, Quantize) or root not in table or root == result:
+        if not isinstance(joined, Quantize) or root not in table or root == result:
             return []
         # Codes of another grid could not be copied.
-        if part.axis is not None or part.spec.grid != entry.spec.grid:
+        if joined.axis is not None or joined.spec.grid != entry.spec.grid:
             return []
         roots.append(root)
     return roots

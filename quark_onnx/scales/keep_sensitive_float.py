@@ -29,9 +29,7 @@ _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
 def keep_sensitive_ops_float(
-    graph: Graph,
-    plan: Plan,
-    ranges: Ranges,
+    graph: Graph, plan: Plan, ranges: Ranges
 ) -> tuple[Plan, list[str]]:
     """Keep operators float where quantization would destroy the output.
 
@@ -89,7 +87,6 @@ def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
     Args:
         node: the Softmax, LogSoftmax or Exp.
         plan: the plan; changed in place.
-        ranges: the calibrated ranges.
 
     Returns:
         Notes for the report.
@@ -130,26 +127,25 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
 
     Args:
         node: a node of any operator; those that select detections, and Concat, have reasons.
-        ranges: the calibrated ranges.
     """
     if node.kind in _DECODING:
         return "it selects detections"
     if node.kind != "Concat":
         return ""
-    reach_of = _magnitudes(node, plan, ranges)
+    magnitudes = _magnitudes(node, plan, ranges)
     # A ratio needs two inputs with a known range, which float inputs lack.
-    if len(reach_of) < 2:
+    if len(magnitudes) < 2:
         return ""
     scores = [tensor for tensor in node.inputs if _is_score(node, tensor, plan)]
-    if scores and len(scores) < len(reach_of):
+    if scores and len(scores) < len(magnitudes):
         return f"it joins {scores[0]!r}, scores between 0 and 1, with other values"
-    small = min(reach_of, key=reach_of.__getitem__)
-    large = max(reach_of, key=reach_of.__getitem__)
-    if reach_of[large] <= RATIO * reach_of[small]:
+    small = min(magnitudes, key=magnitudes.__getitem__)
+    large = max(magnitudes, key=magnitudes.__getitem__)
+    if magnitudes[large] <= RATIO * magnitudes[small]:
         return ""
     return (
-        f"it joins {large!r} (up to {reach_of[large]:.3g}) with {small!r} (up to"
-        f" {reach_of[small]:.3g})"
+        f"it joins {large!r} (up to {magnitudes[large]:.3g}) with {small!r} (up to"
+        f" {magnitudes[small]:.3g})"
     )
 
 
@@ -164,19 +160,18 @@ def _magnitudes(node: Node, plan: Plan, ranges: Ranges) -> dict[str, float]:
 
     Args:
         plan: the plan; known bounds precede measured ranges.
-        ranges: the calibrated ranges.
 
     Returns:
         The magnitudes in the order of the inputs; inputs without a known range are left out.
     """
-    found = dict[str, float]()
+    magnitudes = dict[str, float]()
     for tensor in node.inputs:
         use = plan.root(plan.use(tensor, node))
         entry = plan.entries.get(use)
         if isinstance(entry, Quantize) and entry.bounds:
             # Known bounds first, which the measured range may not reach.
-            found[tensor] = max(map(abs, entry.bounds))
+            magnitudes[tensor] = max(map(abs, entry.bounds))
         elif use in ranges:
             low, high = ranges[use].lo.min(), ranges[use].hi.max()
-            found[tensor] = max(float(-low), float(high))
-    return found
+            magnitudes[tensor] = max(float(-low), float(high))
+    return magnitudes

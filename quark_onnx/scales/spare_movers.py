@@ -64,24 +64,19 @@ def spare_movers(
 
 
 def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
-    """Return the types of operators moving quantized values, per node.
-
-    Args:
-        insides: the plans of the graph's bodies, whose nodes count, too.
-    """
-    found = [
+    """Return the types of operators moving quantized values, per node, bodies included."""
+    op_types = [
         node.op_type
         for node in plan.graph.nodes
         if node.kind in HANDING_ON and plan.touches(node)
     ]
     for inside in insides:
-        found += _movers(inside.plan, inside.insides)
-    return found
+        op_types += _movers(inside.plan, inside.insides)
+    return op_types
 
 
 def _spare_bodies(
-    again: Sequence[SubgraphPlan],
-    before: Sequence[SubgraphPlan],
+    again: Sequence[SubgraphPlan], before: Sequence[SubgraphPlan]
 ) -> list[SubgraphPlan]:
     """Let moving operators of bodies read floats, nested bodies included.
 
@@ -89,13 +84,12 @@ def _spare_bodies(
         again: the new plans of bodies.
         before: the earlier plans of the same bodies, in the same order.
     """
-    found = list[SubgraphPlan]()
-    # both plans have the same bodies
+    plans = list[SubgraphPlan]()
     for new, old in zip(again, before, strict=True):
         plan, ranges = _spared(new.plan, old.plan, old.ranges)
         insides = _spare_bodies(new.insides, old.insides)
-        found.append(replace(new, plan=plan, ranges=ranges, insides=insides))
-    return found
+        plans.append(replace(new, plan=plan, ranges=ranges, insides=insides))
+    return plans
 
 
 def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
@@ -117,15 +111,14 @@ def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
             plan.keep_node(node, before.kept.get(node.name, _REASON))
             for tensor in filter(None, node.inputs):
                 plan.entries[Use(tensor, node.name)] = Keep(_REASON)
-                plan.spoken.discard(
-                    tensor,
-                )  # otherwise they would read the producer's rounded values
-    found = dict(ranges)
+                # Otherwise they would read the producer's rounded values.
+                plan.spoken.discard(tensor)
+    extended = dict(ranges)
     for use, entry in list(plan.entries.items()):
         if (
             not isinstance(entry, Quantize)
             or plan.graph.is_constant(use.tensor)
-            or use in found
+            or use in extended
         ):
             continue
         # A moved tensor had the scale of its source, whose range holds for all values that were
@@ -133,11 +126,10 @@ def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
         root = before.root(before.use(use.tensor))
         kept = before.entry(root)
         if root in ranges:
-            found[use] = ranges[root]
+            extended[use] = ranges[root]
         # Known bounds and dynamic scales need no measurement; other tensors are not measured again.
         elif entry.spec.measured and entry.bounds is None:
             plan.keep(
-                use.tensor,
-                kept.reason if isinstance(kept, Keep) else _UNMEASURED,
+                use.tensor, kept.reason if isinstance(kept, Keep) else _UNMEASURED
             )
-    return plan.build(), found
+    return plan.build(), extended

@@ -50,15 +50,12 @@ class Check:
             f"{self.kind} model for {self.target.name}: "
             f"{counted(self.errors, 'error')}, {counted(warnings, 'warning')}"
         )
-        findings = map(printable, map(str, self.findings))
+        findings = [printable(str(finding)) for finding in self.findings]
         return "\n".join([head, *findings])
 
 
 def check(
-    model: str | Path | ModelProto,
-    target: str = "npu",
-    *,
-    kind: str = "",
+    model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
 ) -> Check:
     """Check a model against the rules of a target.
 
@@ -81,13 +78,13 @@ def check(
     >>> print(check(parser.parse_model(text), "phx").findings[0].figures)
     input 'x' has the shape ['N', 3, 8, 8]
     """  # noqa: E501
-    found, row = load(model), TARGETS[target]
-    graph = Graph.of(found)
+    loaded, row = load(model), TARGETS[target]
+    graph = Graph.of(loaded)
     # Some tools write scales and weights as Constant nodes, which onnxruntime stores when it loads.
     gather_constants(graph, keep_inputs=True)
     pairs = Pairs(graph)
     kind = kind or kind_of(pairs, row)
-    findings = [*structure_findings(found, graph, row)]
+    findings = [*structure_findings(loaded, graph, row)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs), *convolution_findings(graph, row)]
     # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Protocol
 
 from quark_onnx.common.errors import ConstraintError
@@ -138,11 +137,7 @@ class Near:
         """Satisfy the constraint by the cheapest move."""
         # The coarsest position stays: finer scales give up precision, but clip nothing.
         limit = min(at[key] for key in self.keys) + self.most
-        return _set(
-            at,
-            [key for key in self.keys if at[key] > limit],
-            limit,
-        )
+        return _set(at, [key for key in self.keys if at[key] > limit], limit)
 
     lower = settle
 
@@ -150,11 +145,7 @@ class Near:
         """Raise lower bounds."""
         # A bound that one key cannot fall below holds for the others, at a distance of ``most``.
         limit = max(floors[key] for key in self.keys) - self.most
-        return _set(
-            floors,
-            [key for key in self.keys if floors[key] < limit],
-            limit,
-        )
+        return _set(floors, [key for key in self.keys if floors[key] < limit], limit)
 
     rise = lift
 
@@ -225,7 +216,7 @@ class Shift:
         raised = self._lift_plus(floors)
         if self.most is not None and self.minus:
             base = floors[self.minus[0]]
-            total = self._sum([floors[plu] for plu in self.plus])
+            total = self._sum([floors[key] for key in self.plus])
             raised |= _set(floors, self.minus, max(base, total - self.most))
         return raised
 
@@ -278,8 +269,8 @@ class Shift:
 
     def _value(self, at: Positions) -> int:
         """Return the shift in bits."""
-        plus = [at[plu] for plu in self.plus]
-        return self._sum(plus) - sum(at[minu] for minu in self.minus)
+        added = self._sum([at[key] for key in self.plus])
+        return added - sum(at[key] for key in self.minus)
 
     def _sum(self, plus: Sequence[int]) -> int:
         """Return the position of a sum, which is the coarsest, or that of a product."""
@@ -326,7 +317,9 @@ class Constraints:
         """Return the group of equal positions of each tied key, including the key."""
         groups: dict[Key, tuple[Key, ...]] = {}
         # Groups that share a key merge: a pool between two Concats ties the inputs of both.
-        for constraint in [value for value in self.found if isinstance(value, Equal)]:
+        for constraint in self.found:
+            if not isinstance(constraint, Equal):
+                continue
             joined: dict[Key, None] = {}
             for key in constraint.keys:
                 joined.update(dict.fromkeys(groups.get(key, (key,))))
@@ -335,9 +328,11 @@ class Constraints:
 
     def broken(self, at: Positions) -> list[tuple[Constraint, str]]:
         """Return the violated constraints, with figures."""
-        figures = [constraint.broken(at) for constraint in self.found]
-        pairs = zip(self.found, figures, strict=True)
-        return list(compress(pairs, figures))
+        return [
+            (constraint, figures)
+            for constraint in self.found
+            if (figures := constraint.broken(at))
+        ]
 
     def settle(self, at: Positions) -> Positions:
         """Return nearby positions that satisfy the constraints.
@@ -369,16 +364,13 @@ class Constraints:
     def _repeat(self, move: Callable[[Constraint], bool], rounds: int) -> None:
         """Move by every constraint in turn until nothing moves, at most so many rounds."""
         for _ in range(rounds):
-            # Every constraint moves: a list, as any() would stop at the first one.
-            if not any(list(map(move, self.found))):
+            # Every constraint moves: a list, as any() alone would stop at the first one.
+            moved = [move(constraint) for constraint in self.found]
+            if not any(moved):
                 return
 
     def _nearest(self, at: Positions) -> Positions:
-        """Return positions after the cheapest moves, which constraints may undo for each other.
-
-        Args:
-            at: position of each key; unchanged.
-        """
+        """Return positions after the cheapest moves, which constraints may undo for each other."""
         settled = dict(at)
         self._repeat(lambda constraint: constraint.settle(settled), _FEW)
         return settled
@@ -387,9 +379,6 @@ class Constraints:
         """Return positions after moves to coarser scales, from lower bounds on.
 
         Lower bounds only rise, and positions then only fall, so that both end.
-
-        Args:
-            at: position of each key; unchanged.
         """
         # First the bounds alone, to a fixpoint: positions that start at their bounds never need to
         # rise.
@@ -403,11 +392,7 @@ class Constraints:
         return settled
 
     def _finer(self, at: Positions) -> Positions:
-        """Return positions after moves to finer scales, which clip more.
-
-        Args:
-            at: position of each key; unchanged.
-        """
+        """Return positions after moves to finer scales, which clip more."""
         settled = dict(at)
         # Start from the coarsest position of each tied group.
         self._repeat(lambda constraint: constraint.lower(settled), 1)

@@ -43,8 +43,7 @@ def _customary_name(spec: QuantizationSpec) -> str:
 
 
 def _integer_name(
-    activation: QuantizationSpec | None,
-    weight: QuantizationSpec | None,
+    activation: QuantizationSpec | None, weight: QuantizationSpec | None
 ) -> str:
     """Return a name such as A8W8, W8 or dynamic A8W8."""
     name = ""
@@ -113,7 +112,7 @@ def _beside_xint8(target: Target, config: QConfig) -> str:
             f" auto_mixed_precision mixes in {wider[0].to}: take to=float"
         )
     changes: list[QConfig | Override] = [config, *config.overrides]
-    specs = [spec for each in changes for spec in (each.activation, each.weight)]
+    specs = [spec for change in changes for spec in (change.activation, change.weight)]
     for spec in specs:
         if spec is None:
             continue

@@ -108,7 +108,7 @@ class Pairs:
 
     def leaks(self, node: Node) -> bool:
         """Return True if a LeakyRelu is fused with a node."""
-        return any(each.kind == "LeakyRelu" for each in self.chain(node)[1:])
+        return any(fused.kind == "LeakyRelu" for fused in self.chain(node)[1:])
 
     def chain(self, node: Node) -> list[Node]:
         """Return a node with its fused nodes.
@@ -118,10 +118,10 @@ class Pairs:
         return chain(
             self.graph,
             node,
-            lambda each: bool(self.codes_of(each)),
-            lambda each, behind: (
-                is_fused(each, behind)
-                or (behind.kind == "Mul" and each.kind in _FACTORED)
+            lambda member: bool(self.codes_of(member)),
+            lambda member, behind: (
+                is_fused(member, behind)
+                or (behind.kind == "Mul" and member.kind in _FACTORED)
             ),
         )
 

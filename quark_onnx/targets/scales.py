@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from onnx import TensorProto
 
@@ -40,11 +39,8 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
             on_codes[0].name,
             f"{len(on_codes)} do, this {on_codes[0].op_type} first",
         )
-    for constraint, figures in constraints_of(
-        pairs.graph,
-        pairs.graph.nodes,
-        pairs,
-    ).broken(pairs.positions):
+    constraints = constraints_of(pairs.graph, pairs.graph.nodes, pairs)
+    for constraint, figures in constraints.broken(pairs.positions):
         yield Finding(constraint.rule, constraint.node, figures)
 
 
@@ -64,20 +60,14 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
         yield Finding("S3", node.name, f"{grid.scale.size} scales")
     elif grid.position is None:
         yield Finding(
-            "S1",
-            node.name,
-            f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}",
+            "S1", node.name, f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}"
         )
     if not grid.symmetric:
         yield Finding(
-            "S2",
-            node.name,
-            f"a zero point of {grid.zero_point.reshape(-1)[0]}",
+            "S2", node.name, f"a zero point of {grid.zero_point.reshape(-1)[0]}"
         )
-    wide = (
-        node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32
-    )  # a bias
-    if grid.elem_type not in _CODES and not wide:
+    is_bias = node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32
+    if grid.elem_type not in _CODES and not is_bias:
         yield Finding(
             "S6",
             node.name,
@@ -104,7 +94,9 @@ def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
     graph = pairs.graph
     for node in graph.nodes_of(_WITH_ACTIVATION):
         dequantizing = graph.consumers(pairs.codes_of(node))
-        followers = list(chain.from_iterable(map(graph.followers, dequantizing)))
+        followers = [
+            follower for pair in dequantizing for follower in graph.followers(pair)
+        ]
         # A Clip fuses only with the bounds [0, 6] or [0, 1], and is not judged.
         if len(followers) == 1 and followers[0].kind in FUSED - {"Clip"}:
             text = (

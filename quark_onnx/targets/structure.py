@@ -32,9 +32,7 @@ _LEAST_CONVOLUTIONS = 2
 
 
 def structure_findings(
-    model: ModelProto,
-    graph: Graph,
-    target: Target,
+    model: ModelProto, graph: Graph, target: Target
 ) -> Iterator[Finding]:
     """Yield broken rules for graphs: names, shapes, types, attributes, parameters.
 
@@ -67,17 +65,14 @@ def structure_findings(
         )
     yield from _attributes(graph)
     yield from _shared(graph)
-    given = {value.name for value in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     # Names of the file, in which IR version 3 lists every initializer as an input.
-    for name in [
-        tensor.name for tensor in model.graph.initializer if tensor.name in given
-    ]:
-        yield Finding("G7", "", f"{name!r} is both")
+    for tensor in model.graph.initializer:
+        if tensor.name in inputs:
+            yield Finding("G7", "", f"{tensor.name!r} is both")
     for node in graph.nodes_of(_FATAL):
         yield Finding(
-            "G8",
-            node.name,
-            f"{node.op_type} ends the process that compiles it",
+            "G8", node.name, f"{node.op_type} ends the process that compiles it"
         )
 
 
@@ -99,7 +94,7 @@ def convolution_findings(graph: Graph, target: Target) -> Iterator[Finding]:
 def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
     # ONNX graphs are in SSA form: a name is defined once.
-    known = {*graph.initializers, *[value.name for value in graph.inputs]}
+    known = {*graph.initializers, *(value.name for value in graph.inputs)}
     for node in graph.nodes:
         for name in node.results:
             if name in known:
@@ -108,11 +103,13 @@ def _names(graph: Graph) -> Iterator[Finding]:
             known.add(name)
     for node in graph.nodes:
         # Second pass: a reader before the producer is a matter of order, not of existence.
-        for name in [read for read in node.reads if read not in known]:
-            text = f"nothing computes {name!r}, which it reads"
-            yield Finding("G9", node.name, text)
-    for name in [output.name for output in graph.outputs if output.name not in known]:
-        yield Finding("G9", "", f"nothing computes the output {name!r}")
+        for name in node.reads:
+            if name not in known:
+                text = f"nothing computes {name!r}, which it reads"
+                yield Finding("G9", node.name, text)
+    for output in graph.outputs:
+        if output.name not in known:
+            yield Finding("G9", "", f"nothing computes the output {output.name!r}")
 
 
 def _shapes(graph: Graph) -> Iterator[Finding]:

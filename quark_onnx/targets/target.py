@@ -41,38 +41,10 @@ _DOCS = (
 _XDNA2 = ("XINT8", "A8W8", "A16W8", "BF16")
 # Only XDNA1 (phx, hpt) takes an overlay; a session on XDNA2 must not set one since release 1.6.
 _ROWS = (
+    Target("npu", "any Ryzen AI processor", "", "", ("XINT8",), True, 17, False, _DOCS),
+    Target("phx", "Phoenix (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS),
     Target(
-        "npu",
-        "any Ryzen AI processor",
-        "",
-        "",
-        ("XINT8",),
-        True,
-        17,
-        False,
-        _DOCS,
-    ),
-    Target(
-        "phx",
-        "Phoenix (XDNA1)",
-        "XDNA1",
-        "X1",
-        ("XINT8",),
-        True,
-        17,
-        True,
-        _DOCS,
-    ),
-    Target(
-        "hpt",
-        "Hawk Point (XDNA1)",
-        "XDNA1",
-        "X1",
-        ("XINT8",),
-        True,
-        17,
-        True,
-        _DOCS,
+        "hpt", "Hawk Point (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS
     ),
     Target(
         "stx",

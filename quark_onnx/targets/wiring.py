@@ -93,14 +93,10 @@ def constraints_of(graph: Graph, nodes: Iterable[Node], wiring: Wiring) -> Const
         wiring: source of the keys of positions.
     """
     # An iterator would be exhausted by the search for gates.
-    every = list(nodes)
-    gates = {
-        value
-        for value in (wiring.read(node, 0) for node in filter(is_hard_sigmoid, every))
-        if value is not None
-    }
+    nodes = list(nodes)
+    gates = {wiring.read(node, 0) for node in nodes if is_hard_sigmoid(node)} - {None}
     # Sorting is stable: within a rule, the order is that of the graph.
-    constraints = [value for node in every for value in _of(node, wiring, gates)]
+    constraints = [rule for node in nodes for rule in _of(node, wiring, gates)]
     # NAMES lists the rules in the order of amd-quark's loop.
     order = list(NAMES)
     constraints.sort(key=lambda constraint: order.index(constraint.rule))
@@ -141,11 +137,11 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
     if o is None or not inputs or inputs[0] is None:
         return []
     i = inputs[0]
-    both = tuple([value for value in inputs[:2] if value is not None])
+    both = tuple(key for key in inputs[:2] if key is not None)
     constraints = list[Constraint]()
     if kind == "Concat":
         # An input without a position, such as a float constant, leaves the others constrained.
-        known = tuple([value for value in inputs if value is not None])
+        known = (key for key in inputs if key is not None)
         constraints = [Equal("C1", name, (*known, o))]
     elif kind in _EQUAL:
         constraints = [Equal(_EQUAL[kind], name, (i, o))]
@@ -160,11 +156,9 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
 
 def _keys_read(node: Node, wiring: Wiring) -> list[Key | None]:
     """Return the keys of the inputs that are not omitted."""
-    keys = list[Key | None]()
-    for place, tensor in enumerate(node.inputs):
-        if tensor:
-            keys.append(wiring.read(node, place))
-    return keys
+    return [
+        wiring.read(node, index) for index, tensor in enumerate(node.inputs) if tensor
+    ]
 
 
 def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
@@ -173,7 +167,6 @@ def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
     0 <= i <= 15, o >= 7 and o <= i + 14; the reference's bound of 31 on 14 + i - o cannot bind.
 
     Args:
-        name: name of the node.
         i: key of the input.
         o: key of the result.
     """
@@ -185,71 +178,31 @@ def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
 
 
 def _elementwise(
-    kind: str,
-    name: str,
-    inputs: tuple[Key, ...],
-    o: Key,
-    gates: set[Key],
+    kind: str, name: str, inputs: tuple[Key, ...], o: Key, gates: set[Key]
 ) -> list[Constraint]:
     """Return the constraints of an Add, Sub or Mul of two tensors with positions.
 
     Args:
-        kind: the operator.
-        name: name of the node.
         inputs: keys of the operands.
         o: key of the result.
         gates: keys of the inputs of hard sigmoids.
     """
-    constraints = list[Constraint]()
     if kind == "Mul":
-        constraints.append(
-            Shift(
-                "C6",
-                name,
-                inputs,
-                (o,),
-                0,
-                32,
-                o,
-            )
-        )
+        constraints: list[Constraint] = [Shift("C6", name, inputs, (o,), 0, 32, o)]
         # A product with the input of a hard sigmoid is a swish.
         if gates.intersection(inputs):
-            constraints.append(
-                Shift(
-                    "C10",
-                    name,
-                    inputs,
-                    (o,),
-                    0,
-                    15,
-                    o,
-                )
-            )
+            constraints.append(Shift("C10", name, inputs, (o,), 0, 15, o))
         return constraints
     # Both inputs are shifted to one position before the sum.
-    constraints.append(Near("C5", name, inputs, 7))
+    constraints = [Near("C5", name, inputs, 7)]
     # amd-quark has no shift_write for Sub.
     if kind == "Add":
-        add = Shift(
-            "C6",
-            name,
-            inputs,
-            (o,),
-            -7,
-            25,
-            o,
-            smallest=True,
-        )
-        constraints.append(add)
+        constraints.append(Shift("C6", name, inputs, (o,), -7, 25, o, smallest=True))
     return constraints
 
 
 def _product(
-    node: Node,
-    wiring: Wiring,
-    both: tuple[Key, ...],
-    o: Key,
+    node: Node, wiring: Wiring, both: tuple[Key, ...], o: Key
 ) -> list[Constraint]:
     """Return the constraints of a Conv or Gemm.
 
@@ -260,18 +213,7 @@ def _product(
     """
     name = node.name
     w = both[1]
-    constraints: list[Constraint] = [
-        Shift(
-            "C7",
-            name,
-            both,
-            (o,),
-            0,
-            16,
-            w,
-            free=True,
-        )
-    ]
+    constraints: list[Constraint] = [Shift("C7", name, both, (o,), 0, 16, w, free=True)]
     b = wiring.read(node, 2) if node.input(2) else None
     if b is not None:
         # Two shifts of the bias: against the products by i + w - b, and against the output by
@@ -279,28 +221,8 @@ def _product(
         # shift_cut = i + w - o is the upper bound of 16 for b - o.
         # With a LeakyRelu after the node the bias may be no finer than the products.
         least = 0 if wiring.leaks(node) else None
-        constraints.append(
-            Shift(
-                "C8",
-                name,
-                both,
-                (b,),
-                least,
-                15,
-                b,
-                free=True,
-            )
-        )
-        constraints.append(
-            Shift(
-                "C8",
-                name,
-                (b,),
-                (o,),
-                None,
-                16,
-                b,
-                free=True,
-            )
-        )
+        constraints += [
+            Shift("C8", name, both, (b,), least, 15, b, free=True),
+            Shift("C8", name, (b,), (o,), None, 16, b, free=True),
+        ]
     return constraints

@@ -93,21 +93,21 @@ def measure_clipping(
     observations = list[Observation]()
     for use in ranges:
         entry = plan.entries[use]
-        own = params.table.get(plan.root(use))
-        if isinstance(entry, Quantize) and own is not None:
-            calibrator = _calibrator(entry, own)
+        qparams = params.table.get(plan.root(use))
+        if isinstance(entry, Quantize) and qparams is not None:
+            calibrator = _calibrator(entry, qparams)
             if calibrator is not None:
                 observations.append(Observation(use.tensor, calibrator, None))
     if not observations or not samples:
         return None
     observations = list(dict.fromkeys(observations))
     try:
-        found = collect(graph.to_model, observations, samples, receive=receive)
+        statistics = collect(graph.to_model, observations, samples, receive=receive)
     except DataError:
         # The measurement of the outputs fails on this sample, too, and says so.
         return None
     tensors = list[ClippedTensor]()
-    for observation, statistic in zip(observations, found, strict=True):
+    for observation, statistic in zip(observations, statistics, strict=True):
         if isinstance(statistic, _Outside) and statistic.outside:
             tensors.append(_clipped(observation, statistic))
     # The name decides between equal shares.

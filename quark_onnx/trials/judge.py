@@ -1,4 +1,4 @@
-"""The judge: errors and verdict of a quantized model beside its float model, on samples.
+"""The judge: errors and verdict of a quantized model compared with its float model, on samples.
 
 Every command that has both models as files judges here. ``quantize`` has them open, and passes the
 outputs to the same ``VerdictCollector``.
@@ -77,12 +77,12 @@ def judge_models(  # noqa: PLR0913
     def observe(
         feeds: Mapping[str, NDArray[Any]],
         expected: Mapping[str, Any],
-        found: Mapping[str, Any],
+        quantized: Mapping[str, Any],
     ) -> None:
         # One entry for each row of the batch; None for a row without a label.
         classes: list[int | None] = []
         if scorer is not None and collector.task is not None:
-            classes = scorer.add(collector.task, expected, found)
+            classes = scorer.add(collector.task, expected, quantized)
         if check is not None:
             check.add(feeds, expected, classes)
 
@@ -115,13 +115,6 @@ def judge_models(  # noqa: PLR0913
 def _opened(before: ModelProto, after: ModelProto) -> list[Session]:
     """Open sessions on both models; the second must have the first's outputs.
 
-    Args:
-        before: the float model.
-        after: the quantized model; further outputs are allowed.
-
-    Returns:
-        The two sessions, in this order.
-
     Raises:
         ModelError: a model cannot be loaded, or the second lacks an output.
     """
@@ -135,11 +128,11 @@ def _opened(before: ModelProto, after: ModelProto) -> list[Session]:
             raise ModelError(
                 f"onnxruntime cannot load the {name} model: {error}",
             ) from error
-    missing = {value.name for value in sessions[0].get_outputs()} - {
-        value.name for value in sessions[1].get_outputs()
-    }
-    if missing:
+    outputs, other_outputs = (
+        {value.name for value in session.get_outputs()} for session in sessions
+    )
+    if missing := outputs - other_outputs:
         raise ModelError(
-            f"the other model lacks the output {sorted(missing)[0]!r} of the reference",
+            f"the other model lacks the output {min(missing)!r} of the reference",
         )
     return sessions

@@ -178,12 +178,7 @@ def _shown(middle: float, quartiles: tuple[float, float] | None) -> str:
 
 
 def _spread(quartiles: tuple[float, float], middle: float) -> float:
-    """Return the distance of the quartiles as a share of the median.
-
-    Args:
-        quartiles: first and third quartile.
-        middle: the median, in the same unit.
-    """
+    """Return the distance of the quartiles as a share of the median, ``middle``."""
     # A clock of low resolution may give a median of 0.
     return (quartiles[1] - quartiles[0]) / max(middle, 1e-9)
 
@@ -243,14 +238,7 @@ def measure_latency(
 
 
 def _quartiles(seconds: Sequence[float]) -> tuple[float, float] | None:
-    """Return the quartiles in milliseconds; None for fewer than four runs.
-
-    Args:
-        seconds: runtime of each run in seconds, in any order.
-
-    Returns:
-        First and third quartile.
-    """
+    """Return first and third quartile in milliseconds; None for fewer than four runs."""
     # Quartiles of fewer runs are extrapolated or equal to single runs.
     if len(seconds) < _FEWEST:
         return None
@@ -385,7 +373,6 @@ def _writes_wide_codes(graph: GraphProto, constants: Mapping[str, TensorProto]) 
     """Return whether a graph quantizes an activation to 16 bits, without its bodies.
 
     Args:
-        graph: the graph of a model, or a body.
         constants: constants that its nodes can read, by name.
     """
     for proto in graph.node:
@@ -403,14 +390,7 @@ def _writes_wide_codes(graph: GraphProto, constants: Mapping[str, TensorProto]) 
 
 
 def _unfused(model: ModelProto) -> Counter[str]:
-    """Count unfused operators, which onnxruntime computes in float, by type.
-
-    Args:
-        model: the quantized model, with Q/DQ pairs.
-
-    Returns:
-        Number of operators by type, without the types that onnxruntime fuses.
-    """
+    """Count unfused operators, which onnxruntime computes in float, by type."""
     kinds: Counter[str] = Counter()
     for graph in all_graphs(model.graph):
         kinds += _between_pairs(graph)

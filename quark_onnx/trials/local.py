@@ -79,7 +79,7 @@ class LocalErrors:
         self._live, names = insert_live(graph, plan, params, uses)
         self._live.infer()
         self._float_nodes = {node.name: node for node in graph.nodes}
-        self._places = {node: place for place, node in enumerate(self._live.nodes)}
+        self._positions = {node: index for index, node in enumerate(self._live.nodes)}
         # A use without a name has no live scale: insertion wrote no pair for it.
         windows = {use: self._window(names[use]) for use in uses if names[use]}
         self._windows = {
@@ -100,8 +100,7 @@ class LocalErrors:
         return not LAYERS.isdisjoint(kinds_of(self._windows[use].nodes))
 
     def measure(
-        self,
-        scales: Mapping[Step, NDArray[np.float32]],
+        self, scales: Mapping[Step, NDArray[np.float32]]
     ) -> dict[Step, NDArray[np.float64]]:
         """Return noise over signal per scale, summed over the results of a window.
 
@@ -122,21 +121,19 @@ class LocalErrors:
             optimize=False,
             what="the float model with roundings next to it",
         )
-        wanted = [value.name for value in model.graph.output]
-        given = {
-            _scale_name(place): scale for place, scale in enumerate(scales.values())
+        outputs = [value.name for value in model.graph.output]
+        scale_inputs = {
+            _scale_name(number): scale for number, scale in enumerate(scales.values())
         }
-        read = {value.name for value in session.get_inputs()}
+        inputs = [value.name for value in session.get_inputs()]
 
         def run(sample: Sample) -> dict[str, Any]:
             # Scales are inputs, so that all steps and samples run in one session.
-            feeds = {**sample, **given}
-            values = session.run(
-                wanted, {key: feeds[key] for key in read if key in feeds}
-            )
-            return dict(zip(wanted, values, strict=True))
+            known = {**sample, **scale_inputs}
+            feeds = {name: known[name] for name in inputs if name in known}
+            return dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
-        found: dict[Step, list[float]] = {step: [] for step in scales}
+        ratios: dict[Step, list[float]] = {step: [] for step in scales}
         with Lanes(_AT_ONCE) as pool:
             # Runs of one session may overlap; results come in the order of the samples.
             runs = list(pool.map(run, self._samples))
@@ -148,8 +145,10 @@ class LocalErrors:
                     float(values[noise]) / max(float(values[signal]), _LEAST_SIGNAL)
                     for noise, signal in pairs
                 ]
-                found[step].append(sum(share for share in shares if np.isfinite(share)))
-        return {step: np.array(shares) for step, shares in found.items()}
+                ratios[step].append(
+                    sum(share for share in shares if np.isfinite(share))
+                )
+        return {step: np.array(shares) for step, shares in ratios.items()}
 
     def _window(self, scale: str) -> _Window:
         """Return the nodes that read a rounded tensor, up to the next rounding or selection.
@@ -158,8 +157,8 @@ class LocalErrors:
             scale: name of the live scale of the tensor.
         """
         live = self._live
-        own = live.consumers(scale)
-        inside, results, todo = dict.fromkeys(own), dict[str, None](), list(own)
+        pair = live.consumers(scale)
+        inside, results, todo = dict.fromkeys(pair), dict[str, None](), list(pair)
         while todo:
             for tensor in todo.pop().outputs:
                 if live.is_output(tensor):
@@ -173,11 +172,9 @@ class LocalErrors:
                     inside[reader] = None
                     todo.append(reader)
         # The search is depth-first; copied nodes must be in topological order.
-        ordered = sorted(inside, key=self._places.__getitem__)
+        ordered = sorted(inside, key=self._positions.__getitem__)
         return _Window(
-            scale,
-            ordered,
-            [name for name in results if live.elem_type(name) in _FLOAT],
+            scale, ordered, [name for name in results if live.elem_type(name) in _FLOAT]
         )
 
     def _ends(self, reader: Node, tensor: str) -> bool:
@@ -195,7 +192,9 @@ class LocalErrors:
             return True
         # Rounded values select another number of values, whose difference from the float ones is
         # not defined.
-        return any(map(self._shapes.sized_by_data, map(self._float_name, results)))
+        return any(
+            self._shapes.sized_by_data(self._float_name(result)) for result in results
+        )
 
     def _float_name(self, tensor: str) -> str:
         """Return the float graph's name of a tensor of the live graph."""
@@ -210,8 +209,7 @@ class LocalErrors:
         return tensor
 
     def _model(
-        self,
-        steps: Sequence[Step],
+        self, steps: Sequence[Step]
     ) -> tuple[ModelProto, dict[Step, list[tuple[str, str]]]]:
         """Return the float model with a copy of the window for every step.
 
@@ -222,27 +220,24 @@ class LocalErrors:
             The model, and the names of noise and signal of every result.
         """
         model = self._live.shell()
-        part = model.graph
-        part.name = "local_errors"
-        part.node.extend(node.to_proto() for node in self._graph.nodes)
-        part.input.extend(self._graph.inputs)
+        graph = model.graph
+        graph.name = "local_errors"
+        graph.node.extend(node.to_proto() for node in self._graph.nodes)
+        graph.input.extend(self._graph.inputs)
         errors: dict[Step, list[tuple[str, str]]] = {}
         signals: dict[str, str] = {}
-        for place, step in enumerate(steps):
+        for number, step in enumerate(steps):
             use, _ = step
-            window, prefix = self._windows[use], f"{_PREFIX}{place}/"
+            window, prefix = self._windows[use], f"{_PREFIX}{number}/"
             # Scales are scalars or vectors of known length.
             shape = [
                 size for size in self._live.sizes(window.scale) if isinstance(size, int)
             ]
-            part.input.append(
-                helper.make_tensor_value_info(
-                    _scale_name(place),
-                    TensorProto.FLOAT,
-                    shape,
-                ),
+            name = _scale_name(number)
+            graph.input.append(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
             )
-            part.node.extend(self._copies(window, prefix, place))
+            graph.node.extend(self._copies(window, prefix, number))
             errors[step] = []
             for result in window.results:
                 reference = self._float_name(result)
@@ -250,54 +245,49 @@ class LocalErrors:
                 # The signal of a tensor is the same for all steps, and is computed once.
                 if reference not in signals:
                     signals[reference] = signal
-                    part.node.append(_squares(reference, signal))
-                difference, noise = (
-                    f"{prefix}difference/{result}",
-                    f"{prefix}noise/{result}",
-                )
-                part.node.append(
+                    graph.node.append(_squares(reference, signal))
+                difference = f"{prefix}difference/{result}"
+                noise = f"{prefix}noise/{result}"
+                graph.node.append(
                     helper.make_node(
-                        "Sub",
-                        [prefix + result, reference],
-                        [difference],
-                        difference,
-                    ),
+                        "Sub", [prefix + result, reference], [difference], difference
+                    )
                 )
-                part.node.append(_squares(difference, noise))
+                graph.node.append(_squares(difference, noise))
                 errors[step].append((noise, signal))
         noises = [noise for pairs in errors.values() for noise, _ in pairs]
-        part.output.extend(
+        graph.output.extend(
             ValueInfoProto(name=name) for name in [*noises, *signals.values()]
         )
         self._give_constants(model)
         return model, errors
 
-    def _copies(self, window: _Window, prefix: str, place: int) -> list[NodeProto]:
+    def _copies(self, window: _Window, prefix: str, number: int) -> list[NodeProto]:
         """Return the nodes of a window under new names.
 
         Inputs from outside the window are read from the float model.
 
         Args:
             prefix: prefix of the names of nodes and results, distinct for each copy.
-            place: number of the step, which decides the name of the scale.
+            number: number of the step, which decides the name of the scale.
         """
-        made = {output for node in window.nodes for output in node.outputs}
+        computed = {output for node in window.nodes for output in node.outputs}
         copies = list[NodeProto]()
         for node in window.nodes:
             proto = node.to_proto()
             original = self._float_nodes.get(node.name)
             if original:
                 # By position: a pair may have changed the names of the inputs in the live graph.
-                around = original.inputs
+                float_inputs = original.inputs
             else:
-                around = tuple(self._float_name(name) for name in node.inputs)
+                float_inputs = tuple(self._float_name(name) for name in node.inputs)
             for index, name in enumerate(node.inputs):
                 if name == window.scale:
-                    proto.input[index] = _scale_name(place)
+                    proto.input[index] = _scale_name(number)
+                elif name in computed:
+                    proto.input[index] = prefix + name
                 else:
-                    proto.input[index] = (
-                        prefix + name if name in made else around[index]
-                    )
+                    proto.input[index] = float_inputs[index]
             for index, name in enumerate(node.outputs):
                 proto.output[index] = prefix + name if name else ""
             proto.name = prefix + node.name
@@ -312,15 +302,11 @@ class LocalErrors:
         """
         constants = {**self._live.initializers, **self._graph.initializers}
         read = dict.fromkeys(
-            [
-                value
-                for node in self._graph.nodes
-                for value in (*node.inputs, *node.captures)
-            ]
+            name
+            for node in self._graph.nodes
+            for name in (*node.inputs, *node.captures)
         )
-        read.update(
-            dict.fromkeys([value for node in model.graph.node for value in node.input]),
-        )
+        read |= dict.fromkeys(name for node in model.graph.node for name in node.input)
         model.graph.initializer.extend(
             constants[name] for name in read if name in constants
         )
@@ -330,8 +316,8 @@ class LocalErrors:
 _PREFIX = "local_errors/"
 
 
-def _scale_name(place: int) -> str:
-    return f"{_PREFIX}{place}/scale"
+def _scale_name(number: int) -> str:
+    return f"{_PREFIX}{number}/scale"
 
 
 def _squares(tensor: str, result: str) -> NodeProto:

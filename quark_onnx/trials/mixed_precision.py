@@ -120,14 +120,10 @@ def require_mixing(graph: Graph, config: QConfig, samples: Samples) -> None:
         ConfigError: the optimizer is given twice, there are no samples, or a setting of the
             optimizer does not fit the configuration or the model.
     """
-    found = [
-        optimizer
-        for optimizer in config.optimizers
-        if isinstance(optimizer, AutoMixedPrecision)
-    ]
-    if not found:
+    optimizers = _mixing(config)
+    if not optimizers:
         return
-    if len(found) > 1:
+    if len(optimizers) > 1:
         raise ConfigError(
             "auto_mixed_precision is given twice; one target is all that can be met",
         )
@@ -136,8 +132,16 @@ def require_mixing(graph: Graph, config: QConfig, samples: Samples) -> None:
             "auto_mixed_precision needs calibration data, to measure what each node"
             " does to the outputs",
         )
-    found[0].check(config)
-    _candidates(graph, found[0])
+    optimizers[0].check(config)
+    _candidates(graph, optimizers[0])
+
+
+def _mixing(config: QConfig) -> list[AutoMixedPrecision]:
+    return [
+        optimizer
+        for optimizer in config.optimizers
+        if isinstance(optimizer, AutoMixedPrecision)
+    ]
 
 
 def mixed_plans(graph: Graph, config: QConfig) -> list[Plan]:
@@ -148,17 +152,13 @@ def mixed_plans(graph: Graph, config: QConfig) -> list[Plan]:
         config: the settings.
     """
     plans = list[Plan]()
-    for settings in [
-        optimizer
-        for optimizer in config.optimizers
-        if isinstance(optimizer, AutoMixedPrecision)
-    ]:
+    for settings in _mixing(config):
         if settings.of_weights:  # weights need no measurement
             continue
         # The user's decision to keep a node float stands.
-        chosen = select(graph, config, strict=False)
-        every = tuple(node.name for node in graph.nodes if not chosen[node].keep)
-        plans.append(make_plan(graph, _with(config, settings, every), strict=False))
+        specs = select(graph, config, strict=False)
+        names = tuple(node.name for node in graph.nodes if not specs[node].keep)
+        plans.append(make_plan(graph, _with(config, settings, names), strict=False))
     return plans
 
 
@@ -187,9 +187,7 @@ def _with(
     """Return a configuration with an override for named nodes; unchanged without names."""
     if not names:
         return config
-    return config.with_(
-        overrides=(*config.overrides, settings.override(names, config)),
-    )
+    return config.with_(overrides=(*config.overrides, settings.override(names, config)))
 
 
 class _Search:
@@ -205,9 +203,7 @@ class _Search:
         self._trials, self._settings, self._show = trials, settings, show
         self._graph, self._config = trials.planned.graph, trials.planned.config
         self._few, self._deciding, self._checking = _split(
-            samples,
-            settings.samples,
-            held_out,
+            samples, settings.samples, held_out
         )
         self._candidates = _candidates(self._graph, settings)
         # By the names of changed nodes; the bisections ask for some sets twice.
@@ -231,7 +227,6 @@ class _Search:
             # Distances are negated, so that greater is better for every goal.
             bound = -settings.target
         result.reached = result.before >= bound
-        # raise nodes if the target is missed, lower nodes if it is met
         # Nothing to do: the target is met and nodes were to be raised, or missed and to be lowered.
         if result.reached != settings.lowers or not names:
             return self._config, result
@@ -258,11 +253,7 @@ class _Search:
         return _with(self._config, settings, tuple(chosen)), result
 
     def _raised(
-        self,
-        order: list[str],
-        noise: dict[str, float],
-        bound: float,
-        most: int,
+        self, order: list[str], noise: dict[str, float], bound: float, most: int
     ) -> list[str]:
         """Return the nodes to raise, by the choice with less estimated runtime.
 
@@ -290,16 +281,14 @@ class _Search:
             return float(10 ** (-noise[name] / 10) / max(costs[name], 1.0))
 
         by_worth = sorted(order, key=worth, reverse=True)[:most]
-        other = self._needed(self._fewest(by_worth, bound), bound)
+        worthwhile = self._needed(self._fewest(by_worth, bound), bound)
         # One choice meets the target where the other one may not.
-        if self._goal(tuple(other)) < bound:
+        if self._goal(tuple(worthwhile)) < bound:
             return plain
         if self._goal(tuple(plain)) < bound:
-            return other
-        shorter = sum(map(costs.__getitem__, other)) < sum(
-            map(costs.__getitem__, plain),
-        )
-        return other if shorter else plain
+            return worthwhile
+        cost = sum(costs[name] for name in worthwhile)
+        return worthwhile if cost < sum(costs[name] for name in plain) else plain
 
     def _check(self, trial: Trial, result: Sensitivity) -> None:
         """Measure runtime and held-out accuracy of the chosen model.
@@ -388,10 +377,10 @@ class _Search:
         if self._goal(tuple(chosen)) < bound:
             return chosen
         # Without the last node, the bisection has missed the bound already.
-        for name in list(reversed(chosen))[1 : 1 + _TRIES]:
-            rest = tuple([value for value in chosen if value not in (name,)])
-            if self._goal(rest) >= bound:
-                chosen = list(rest)
+        for name in chosen[::-1][1 : 1 + _TRIES]:
+            fewer = [kept for kept in chosen if kept != name]
+            if self._goal(tuple(fewer)) >= bound:
+                chosen = fewer
         return chosen
 
     def _alone(self, name: str) -> float:
@@ -446,7 +435,6 @@ class _Search:
         """Return the goal of a model, computed from outputs on samples.
 
         Args:
-            trial: the quantized model.
             samples: one of the sample lists of this search.
 
         Returns:
@@ -454,11 +442,11 @@ class _Search:
         """
         if self._settings.distance is None:
             return trial.sqnr(samples)
-        found = self._settings.distance(
+        distance = self._settings.distance(
             _outputs(self._trials.reference.remembering, samples),
             _outputs(trial.session, samples),
         )
-        return -_number(found, "distance")
+        return -_number(distance, "distance")
 
     def _metric(self, model: ModelProto) -> float:
         assert self._settings.metric is not None
@@ -466,9 +454,7 @@ class _Search:
 
 
 def _split(
-    samples: Samples,
-    few: int,
-    held_out: Sequence[Sample],
+    samples: Samples, few: int, held_out: Sequence[Sample]
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
     """Split samples into ranking, deciding and held-out samples.
 
@@ -481,11 +467,10 @@ def _split(
         held_out: samples held out before, which are added to the third list.
     """
     # An iterator, so that each sample is read once, in order.
-    every = iter(samples)
-    ranking = list(islice(every, few))
-    others = list(islice(every, _OTHERS))
-    checking = others[2::3]
-    deciding = list(others)
+    remaining = iter(samples)
+    ranking = list(islice(remaining, few))
+    deciding = list(islice(remaining, _OTHERS))
+    checking = deciding[2::3]
     del deciding[2::3]
     # Few decisions would be made by chance otherwise.
     if len(deciding) < len(ranking):
@@ -494,13 +479,9 @@ def _split(
 
 
 def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return the outputs of a model for every sample.
+    """Return the outputs of a model for every sample, in the order of the model.
 
-    Args:
-        samples: the samples; entries that are no inputs of the model are ignored.
-
-    Returns:
-        For each sample, the outputs in the order of the model.
+    Entries of samples that are no inputs of the model are ignored.
     """
     names = [value.name for value in session.get_inputs()]
     return [
@@ -516,10 +497,10 @@ def _sized(graph: Graph, sample: Sample) -> Graph:
         graph: the graph; returned unchanged if it is static, or if the sizes contradict it.
     """
     shapes = dict[str, tuple[int, ...]]()
-    for name in [value.name for value in graph.inputs]:
-        array = sample.get(name)
-        if isinstance(array, np.ndarray) and not graph.has_static_shape(name):
-            shapes[name] = array.shape
+    for value in graph.inputs:
+        array = sample.get(value.name)
+        if isinstance(array, np.ndarray) and not graph.has_static_shape(value.name):
+            shapes[value.name] = array.shape
     if not shapes:
         return graph
     try:
@@ -571,22 +552,22 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
     Raises:
         ConfigError: no node has a configured name or operator type.
     """
-    found = dict.fromkeys(graph.nodes)
+    candidates = dict.fromkeys(graph.nodes)
     if settings.nodes or settings.op_types:
         named = Override(settings.nodes, settings.op_types, keep=True)
-        found = matching(graph, named, strict=False)
-        if not found:
-            present = [node.name for node in graph.nodes] if settings.nodes else []
+        candidates = matching(graph, named, strict=False)
+        if not candidates:
+            names = [node.name for node in graph.nodes] if settings.nodes else []
             wanted = (*settings.nodes, *settings.op_types)
             raise ConfigError(
                 f"no node of the model is one of {', '.join(wanted)}, which"
-                f" {settings.name} may change{nearest(wanted[0], present)}",
+                f" {settings.name} may change{nearest(wanted[0], names)}",
             )
     if not settings.exclude:
-        return found
+        return candidates
     # Patterns of exclusions may match nothing.
     excluded = matching(graph, Override(settings.exclude, keep=True), strict=False)
-    return dict.fromkeys([value for value in found if value not in excluded])
+    return dict.fromkeys(node for node in candidates if node not in excluded)
 
 
 def _number(found: Any, what: str) -> float:
@@ -649,15 +630,7 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
 
 
 def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str]:
-    """Return the measured price of raised nodes, and a warning where floats are faster.
-
-    Args:
-        found: the findings.
-        settings: the optimizer.
-
-    Returns:
-        The notes; empty without measured runtimes.
-    """
+    """Return the measured price of raised nodes, and a warning where floats are faster."""
     runtimes = found.runtimes
     if runtimes is None:
         return []

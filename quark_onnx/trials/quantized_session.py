@@ -26,10 +26,11 @@ def open_equivalent(model: ModelProto) -> Session:
 
 def _quantizes_to_int8(model: ModelProto) -> bool:
     """Return whether a QuantizeLinear of the main graph has a constant int8 zero point."""
-    signed = set[str]()
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.INT8:
-            signed.add(tensor.name)
+    signed = {
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.INT8
+    }
     return any(
         node.op_type == "QuantizeLinear" and not signed.isdisjoint(node.input[2:])
         for node in model.graph.node

@@ -7,11 +7,10 @@ therefore judged by the error in the results of the layers that read it (``local
 is relative to the signal and computed per sample, so that no unusually large sample decides. A
 scale moves step by step to the least error. One pass over the samples judges every scale that its
 histogram does not rule out (``tensor_errors``); a few more passes follow for scales that keep
-moving, independent of the number of layers. Finally,
-the model is run with and without the moves. If the outputs are worse by more than chance, the
-half with the greatest expected gain is tried, and so on. Outputs on a few samples vary more than
-local errors: moves that had to improve them by more than chance were rejected in most runs of a
-detector (YOLOX-nano), which lost 1 to 2 points of mAP.
+moving, independent of the number of layers. Finally, the model is run with and without the moves.
+If the outputs are worse by more than chance, the half with the greatest expected gain is tried, and
+so on. Outputs on a few samples vary more than local errors: moves that had to improve them by more
+than chance were rejected in most runs of a detector (YOLOX-nano), which lost 1 to 2 points of mAP.
 
 Power-of-two scales move by octaves, float scales by a quarter of an octave: the layers that
 read a tensor decide which calibrator would have been right. Zero points do not change, so that
@@ -99,7 +98,7 @@ def search(  # noqa: PLR0913
     uses.sort(key=lambda use: order.get(use, len(order)))
     if not uses or not samples:
         return 0
-    start = {use: np.asarray(known.scale) for use, known in params.table.items()}
+    start = {use: np.asarray(qparams.scale) for use, qparams in params.table.items()}
     # Two halves: a move that fits the first by chance must hold on the second.
     half = _first_half(len(samples))
     try:
@@ -112,10 +111,7 @@ def search(  # noqa: PLR0913
             TensorErrors(plan, params, ranges),
         )
         with Progress(
-            show,
-            len(descent.groups),
-            "searching scales",
-            "scale",
+            show, len(descent.groups), "searching scales", "scale"
         ) as progress:
             descent.run(progress)
         moves = _allowed(descent, start, limits)
@@ -193,7 +189,7 @@ class _Descent:
         self._known: dict[Use, dict[int, Doubles]] = {use: {} for use in strides}
         # Tied uses give the same tuple, which counts once.
         groups = dict.fromkeys(
-            tuple(each for each in limits.tied(use) if each in strides)
+            tuple(tied for tied in limits.tied(use) if tied in strides)
             for use in strides
         )
         self.groups = list(groups)
@@ -232,16 +228,12 @@ class _Descent:
         """
         # Steps count from the start, so that a step is the same scale however it is reached.
         scale = np.asarray(
-            self._start[use] * np.float32(self.strides[use] ** step),
-            np.float32,
+            self._start[use] * np.float32(self.strides[use] ** step), np.float32
         )
-        return (
-            scale
-            # A denormal scale is inexact, and flushed to zero by some processors; the step then
-            # changes nothing.
-            if np.isfinite(scale).all() and (scale >= _SMALLEST).all()
-            else self._start[use]
-        )
+        # A denormal scale is inexact, and flushed to zero by some processors; the step then changes
+        # nothing.
+        is_normal = np.isfinite(scale).all() and (scale >= _SMALLEST).all()
+        return scale if is_normal else self._start[use]
 
     def error(self, use: Use, step: int) -> Doubles | None:
         """Return the logarithm of the local error on every sample; None if unknown.
@@ -348,7 +340,6 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
     Args:
         descent: the measured errors.
         start: the scales before all moves; not changed.
-        limits: constraints of the target.
     """
     moves = list[_Move]()
     scales = dict(start)
@@ -379,7 +370,6 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
     Args:
         moves: the moves, in graph order.
         start: the scales before all moves; not changed.
-        limits: constraints of the target.
     """
     scales = start
     for move in moves:
@@ -416,19 +406,14 @@ def _gain(
             descent.strides[use],
         )
         errors.append(descent.error(use, round(steps)))
-    first, second = errors
-    return (
-        float((first - second).mean())
-        if first is not None and second is not None
-        else -np.inf
-    )
+    error_before, error_after = errors
+    if error_before is None or error_after is None:
+        return -np.inf
+    return float((error_before - error_after).mean())
 
 
 def _checked(
-    probe: ScaleTrial,
-    moves: Sequence[_Move],
-    start: Scales,
-    limits: Limits,
+    probe: ScaleTrial, moves: Sequence[_Move], start: Scales, limits: Limits
 ) -> Scales:
     """Return the scales after the largest set of moves that the outputs do not speak against.
 
@@ -438,7 +423,6 @@ def _checked(
         probe: measures the output error of the model.
         moves: the promising moves, in graph order.
         start: the scales before all moves.
-        limits: constraints of the target.
 
     Returns:
         The scales of every use; empty if every set makes the outputs worse by more than chance.
@@ -461,7 +445,7 @@ def _order(graph: Graph) -> dict[Use, int]:
     Tensors are counted as they are reached from the outputs, inputs of a node before its
     outputs.
     """
-    places, done = dict[Use, int](), set[Node]()
+    positions, done = dict[Use, int](), set[Node]()
     # An explicit stack, as deep models exceed the recursion limit; reversed, so that the first
     # output is popped first.
     stack = [
@@ -476,20 +460,20 @@ def _order(graph: Graph) -> dict[Use, int]:
         if not ready:
             # The node is numbered after the nodes that it reads from.
             stack.append((node, True))
-            before = [graph.producer(tensor) for tensor in reversed(node.inputs)]
+            producers = [graph.producer(tensor) for tensor in reversed(node.inputs)]
             stack += [
-                (other, False)
-                for other in before
-                if other is not None and other not in done
+                (producer, False)
+                for producer in producers
+                if producer is not None and producer not in done
             ]
             continue
         done.add(node)
         for tensor in node.inputs:
             for use in (Use(tensor), Use(tensor, node.name)):
-                places.setdefault(use, len(places))
+                positions.setdefault(use, len(positions))
         for tensor in node.outputs:
-            places.setdefault(Use(tensor), len(places))
-    return places
+            positions.setdefault(Use(tensor), len(positions))
+    return positions
 
 
 def _stride(graph: Graph, plan: Plan, use: Use) -> float:
@@ -527,24 +511,28 @@ def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
         under trial would move back.
     """
     tied = limits.tied(use)
-    trial = scales | {
-        each: np.asarray(scales[each] * np.float32(factor), np.float32) for each in tied
+    moved = {
+        member: np.asarray(scales[member] * np.float32(factor), np.float32)
+        for member in tied
     }
     if not all(
-        np.isfinite(trial[each]).all() and (trial[each] >= _SMALLEST).all()
-        for each in tied
+        np.isfinite(scale).all() and (scale >= _SMALLEST).all()
+        for scale in moved.values()
     ):
         return {}
+    trial = scales | moved
     try:
         # Scales that have to follow, so that every constraint holds again.
-        others = limits.settled({each: float(trial[each]) for each in limits.uses})
+        settled = limits.settled(
+            {member: float(trial[member]) for member in limits.uses}
+        )
     except ConstraintError:
         return {}
     # The solver satisfied the constraints by moving the scale back.
-    if not others.keys().isdisjoint(tied):
+    if not settled.keys().isdisjoint(tied):
         return {}
     return trial | {
-        each: np.full_like(trial[each], scale) for each, scale in others.items()
+        member: np.full_like(trial[member], scale) for member, scale in settled.items()
     }
 
 

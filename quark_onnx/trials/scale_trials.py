@@ -92,8 +92,8 @@ class ScaleTrial:
         known = _outputs(graph, self._names, samples, reference)
         for sample, values in zip(samples, known, strict=True):
             measurable = [
-                (place, value.astype(np.float64))
-                for place, value in enumerate(values)
+                (output, value.astype(np.float64))
+                for output, value in enumerate(values)
                 if _measurable(value)
             ]
             if measurable:
@@ -112,8 +112,8 @@ class ScaleTrial:
             ModelError: an output has another shape than in the float model.
         """
         model = self._opened(scales)
-        places = range(len(self._references))
-        return list(self._pool.map(lambda place: self._one(model, place), places))
+        indices = range(len(self._references))
+        return list(self._pool.map(lambda index: self._one(model, index), indices))
 
     def _opened(self, scales: Scales) -> _Quantized:
         """Quantize with other scales, and open the model.
@@ -128,7 +128,7 @@ class ScaleTrial:
         quantized = insert(self._corrected, plan, params)
         define_functions(quantized)
         make_fast(quantized, params.encoded)
-        judged = [_as_read(quantized, *each) for each in self._judged]
+        judged = [_as_read(quantized, *pair) for pair in self._judged]
         results = list(dict.fromkeys(judged))
         lean = quantized.store is not None
         # One thread is enough, as several samples run in parallel.
@@ -141,35 +141,27 @@ class ScaleTrial:
         )
         return _Quantized(session, results, judged)
 
-    def _one(self, model: _Quantized, place: int) -> float:
-        """Return the mean log noise-to-signal ratio over the outputs on a sample.
-
-        Args:
-            place: index of the sample.
-        """
-        values = model.values(self._samples[place])
+    def _one(self, model: _Quantized, index: int) -> float:
+        """Return the mean log noise-to-signal ratio over the outputs on a sample."""
+        values = model.values(self._samples[index])
         errors = []
-        for output, reference in self._references[place]:
+        for output, reference in self._references[index]:
             value = values[output]
             if value.shape != reference.shape:
                 self._require_sized_by_data(
-                    self._names[output],
-                    reference.shape,
-                    value.shape,
+                    self._names[output], reference.shape, value.shape
                 )
             errors.append(_output_error(value, reference))
         return float(np.mean(errors))
 
     def _require_sized_by_data(
-        self,
-        tensor: str,
-        reference: tuple[int, ...],
-        found: tuple[int, ...],
+        self, tensor: str, reference: tuple[int, ...], quantized: tuple[int, ...]
     ) -> None:
         """Raise an error unless values of a signal decide the shape of a tensor.
 
         Args:
-            found: its shape in the quantized model.
+            reference: its shape in the float model.
+            quantized: its shape in the quantized model.
 
         Raises:
             ModelError: the shape follows from the shapes of the inputs, and should be equal.
@@ -177,7 +169,7 @@ class ScaleTrial:
         if not self._shapes.sized_by_data(tensor):
             is_output = self._corrected.is_output(tensor)
             what = "output" if is_output else "tensor"
-            raise other_shape(f"{what} {tensor!r}", str(reference), str(found))
+            raise other_shape(f"{what} {tensor!r}", str(reference), str(quantized))
 
     def __enter__(self) -> ScaleTrial:
         return self
@@ -247,7 +239,7 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
     The consumer is None for an output. Parts are measured separately, because large coordinates
     of a detector would outweigh its scores.
     """
-    found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
+    parts, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
     # Reversed, so that the first output is popped first.
     todo += [(value.name, None) for value in reversed(graph.outputs)]
     while todo:
@@ -256,10 +248,10 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
         if joint is None:
             if not graph.is_constant(tensor):
                 # A tensor that several outputs join is measured once.
-                found.setdefault(tensor, reader)
+                parts.setdefault(tensor, reader)
             continue
         todo += [(name, joint) for name in reversed(joint.inputs)]
-    return list(found.items())
+    return list(parts.items())
 
 
 def _joint(graph: Graph, tensor: str) -> Node | None:
@@ -278,7 +270,6 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
     """Return the rounded tensor for ``reader``; an output keeps its name.
 
     Args:
-        quantized: the graph with Q/DQ pairs.
         tensor: name of the tensor in the float graph.
         reader: the Concat of the float graph that reads the tensor; None for an output.
     """

@@ -35,10 +35,7 @@ class TensorErrors:
     """Errors of scales on the calibrated values of their tensors."""
 
     def __init__(
-        self,
-        plan: Plan,
-        params: Params,
-        ranges: Mapping[Use, Statistic],
+        self, plan: Plan, params: Params, ranges: Mapping[Use, Statistic]
     ) -> None:
         """Remember the statistics; errors are computed on demand.
 
@@ -51,10 +48,7 @@ class TensorErrors:
         self._rows: dict[Use, HistogramRow | None] = {}
 
     def is_hopeless(
-        self,
-        use: Use,
-        before: NDArray[np.float32],
-        after: NDArray[np.float32],
+        self, use: Use, before: NDArray[np.float32], after: NDArray[np.float32]
     ) -> bool:
         """Return whether a move of a scale cannot reduce the error of the layers behind.
 
@@ -74,13 +68,12 @@ class TensorErrors:
             return False
         scales = np.array([before.max(), after.max()], np.float64)
         zero_point = np.asarray(self._params.table[use].zero_point, np.float64).max()
-        errors = row.errors(scales, np.full(2, zero_point))
-        first, second = errors
+        error_before, error_after = row.errors(scales, np.full(2, zero_point))
         grown = scales[1] / scales[0]
         if grown > 1:
             rounding = grown**2 - 1
-            return bool(second > first * (1 + _ROUNDING * rounding))
-        return bool(second > first * _CLIPPING)
+            return bool(error_after > error_before * (1 + _ROUNDING * rounding))
+        return bool(error_after > error_before * _CLIPPING)
 
     def _row(self, use: Use) -> HistogramRow | None:
         """Return the values of a use; None where no histogram of them is known."""

@@ -37,7 +37,7 @@ def destination(model: object, output: object) -> Path | None:
     try:
         # A name that is too long, for example, raises OSError here.
         target = followed(target)
-        found = target.exists()
+        exists = target.exists()
     except OSError as error:
         raise ConfigError(
             f"output {target} is no path that a file can have: {error.strerror}",
@@ -46,12 +46,12 @@ def destination(model: object, output: object) -> Path | None:
         raise ConfigError(
             f"output {target} is a folder; give the name of the .onnx file to write",
         )
-    if found and not target.is_file():
+    if exists and not target.is_file():
         raise ConfigError(
             f"output {target} is a device or a pipe, which a file would replace; name a"
             " file",
         )
-    if found and target.suffix.lower() != ".onnx":
+    if exists and target.suffix.lower() != ".onnx":
         raise ConfigError(
             f"output {target} exists and is not named .onnx; it is not replaced by a"
             " model",
@@ -92,7 +92,6 @@ def _require_free(folder: Path, files: Sequence[str], target: Path) -> None:
     """Check that an output with external data replaces no other file.
 
     Args:
-        folder: the folder of the input model.
         files: external data files of the input model, relative to the folder.
 
     Raises:

@@ -57,17 +57,18 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
     for body in list(bodies(graph)):
         inner = Graph(body.model)
         inner.reserve(graph.names)
-        found = read_floats(inner, before, f"{where}{body.node.name}/{body.attribute}/")
-        if found:
+        prefix = f"{where}{body.node.name}/{body.attribute}/"
+        if inner_notes := read_floats(inner, before, prefix):
             put_back(graph, body, inner)
-            notes += found
+            notes += inner_notes
     return notes
 
 
 def _float_readers(graph: Graph, node: Node) -> list[str]:
     """Return the consumers of the dequantized result of a DynamicQuantizeLinear."""
-    names = list[str]()
-    for pair in graph.consumers(node.outputs[0]):
-        if pair.op_type in DEQUANTIZE:
-            names += [consumer.name for consumer in graph.consumers(pair.outputs[0])]
-    return names
+    return [
+        reader.name
+        for pair in graph.consumers(node.outputs[0])
+        if pair.op_type in DEQUANTIZE
+        for reader in graph.consumers(pair.outputs[0])
+    ]

@@ -27,12 +27,7 @@ from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.files.half_precision import OriginalDtypes
-from quark_onnx.files.io import (
-    EXTERNAL_DATA_LIMIT,
-    external_files,
-    read_stored,
-    staged,
-)
+from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
 from quark_onnx.graph.native import check_model
@@ -43,11 +38,7 @@ from quark_onnx.graph.traces import drop_traces
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_with_states
-from quark_onnx.report.measure import (
-    Observe,
-    OutputError,
-    measure,
-)
+from quark_onnx.report.measure import Observe, OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
     DESCRIPTIONS,
@@ -143,13 +134,13 @@ def finish(  # noqa: PLR0913
         judging,
         faster=None if lean else _faster(graph),
     )
-    found: tuple[list[OutputError], list[str]] | None = None
+    measured: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
     runs = not bare and not reference.unknown_operator
     # The model under test has float32 inputs and all functions; the written one has not, or is no
     # file.
     if narrowing or bare or output is None:
-        found = gate.passed(model)
+        measured = gate.passed(model)
     if narrowing:
         model = narrowing.restore_interface(model)
     if bare:
@@ -163,14 +154,14 @@ def finish(  # noqa: PLR0913
         # run here.
         if narrowing and runs:
             _load(model, lean=lean)
-        return _finished(model, found, traced, opened)
+        return _finished(model, measured, traced, opened)
     with staged(model, output, external=external) as path:
-        if found is None:
-            found = gate.passed(path)
+        if measured is None:
+            measured = gate.passed(path)
         elif runs:
             _load(path, lean=lean)
         release()  # Windows cannot rename a memory-mapped file
-    return _finished(model, found, traced, opened)
+    return _finished(model, measured, traced, opened)
 
 
 def _faster(graph: Graph) -> ModelProto | None:
@@ -185,7 +176,7 @@ def _faster(graph: Graph) -> ModelProto | None:
 
 def _finished(
     model: ModelProto,
-    found: tuple[list[OutputError], list[str]] | None,
+    measured: tuple[list[OutputError], list[str]] | None,
     traced: int,
     opened: Sequence[str],
 ) -> Finished:
@@ -193,19 +184,18 @@ def _finished(
 
     Args:
         model: the model; weights in files are loaded.
-        found: output errors and notes of the gate; None if nothing was measured.
+        measured: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.
     """
-    errors, notes = found or ([], [])
-    dropped = [
-        (
+    errors, notes = measured or ([], [])
+    notes = [*notes]
+    if traced:
+        notes.append(
             f"{traced:,} bytes of stack traces and names of torch's exporter were"
             " dropped (pkg.torch.*)"
-        ),
-    ]
-    notes = [*notes, *(dropped if traced else []), *opened]
-    return Finished(loaded(model), errors, notes)
+        )
+    return Finished(loaded(model), errors, [*notes, *opened])
 
 
 def hand_back(
@@ -341,10 +331,10 @@ class Gate:
                 judging.check.remember(sample)
         if not self.codes or not saturates():
             return errors, []
-        note = _unmeasured() if self.lean else self._saturated(model, session, errors)
-        for each in note:
-            logger.warning(each)
-        return errors, note
+        notes = _unmeasured() if self.lean else self._saturated(model, session, errors)
+        for note in notes:
+            logger.warning(note)
+        return errors, notes
 
     def _fastest(self, session: Any) -> Any:
         """Return a session on the faster model if it has the results of the given session.
@@ -378,10 +368,7 @@ class Gate:
         return faster if equal else session
 
     def _saturated(
-        self,
-        model: ModelProto | Path,
-        session: Any,
-        errors: list[OutputError],
+        self, model: ModelProto | Path, session: Any, errors: list[OutputError]
     ) -> list[str]:
         """Return notes on a processor whose integer sums saturate.
 
@@ -394,30 +381,25 @@ class Gate:
             A note with the greatest loss; empty if no output loses noticeably.
         """
         # With the saturating kernels that an application on this processor would use.
-        own = self._measured(_load(model, integers=True))
-        lost = sorted(
+        saturated = self._measured(_load(model, integers=True))
+        losses = sorted(
             loss
-            for pair in zip(errors, own, strict=True)
+            for pair in zip(errors, saturated, strict=True)
             if (loss := _Loss.of(*pair)) is not None
         )
-        if not lost:
+        if not losses:
             return []
-        worst = lost[-1].text
-        if is_defined(
-            session,
-        ):  # other effects of unfused operators are unknown
+        worst = losses[-1].text
+        # Other effects of unfused operators are unknown.
+        if is_defined(session):
             return [
-                (
-                    f"{SATURATION}, and others may differ, too: {worst} without fused"
-                    f" kernels; {ADVICE}"
-                ),
+                f"{SATURATION}, and others may differ, too: {worst} without fused"
+                f" kernels; {ADVICE}"
             ]
         return [f"{SATURATION}: {worst}; {BETTER}"]
 
     def _measured(
-        self,
-        session: Any,
-        observe: Observe | None = None,
+        self, session: Any, observe: Observe | None = None
     ) -> list[OutputError]:
         """Return the output errors of a session, with those of a run with its own states.
 
@@ -430,11 +412,7 @@ class Gate:
         """
         with self._measuring():
             errors = measure_with_states(
-                self.reference.remembering,
-                session,
-                self.samples,
-                self.states,
-                observe,
+                self.reference.remembering, session, self.samples, self.states, observe
             )
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
         return errors
@@ -447,8 +425,7 @@ class Gate:
             yield
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
-                "the quantized model cannot be measured against the float one:"
-                f" {error}",
+                f"the quantized model cannot be measured against the float one: {error}"
             ) from error
 
     def _require(self, errors: list[OutputError]) -> None:
@@ -559,18 +536,13 @@ class _Loss(NamedTuple):
 
 def _unmeasured() -> list[str]:
     return [
-        (
-            f"{SATURATION}; what that makes of a model of this size was not measured;"
-            f" {ADVICE}"
-        ),
+        f"{SATURATION}; what that makes of a model of this size was not measured;"
+        f" {ADVICE}"
     ]
 
 
 def _load(
-    model: ModelProto | Path,
-    *,
-    lean: bool = False,
-    integers: bool | None = None,
+    model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None
 ) -> Any:
     """Open a session on the model.
 
@@ -591,13 +563,13 @@ def _load(
             what="the quantized model",
         )
     except Exception as error:  # onnxruntime raises several unrelated types
-        hint = (
-            "; it loads without onnxruntime's graph optimizations, so that one of them"
-            " is at fault: leave out the node that the message names with exclude, or"
-            " choose a preset with uint8 activations"
-            if _loads_plainly(model)
-            else ""
-        )
+        hint = ""
+        if _loads_plainly(model):
+            hint = (
+                "; it loads without onnxruntime's graph optimizations, so that one of them"
+                " is at fault: leave out the node that the message names with exclude, or"
+                " choose a preset with uint8 activations"
+            )
         raise ModelError(
             f"onnxruntime cannot load the quantized model: {error}{hint}",
         ) from error
@@ -612,9 +584,7 @@ def _loads_plainly(model: ModelProto | Path) -> bool:
 
 
 def check(
-    model: ModelProto | Path,
-    original: ModelProto,
-    name: str = "quantized",
+    model: ModelProto | Path, original: ModelProto, name: str = "quantized"
 ) -> None:
     """Run the strictest onnx check passed by the original model.
 
@@ -636,8 +606,8 @@ def check(
         # A model that fails already, as it was or as this package reads it, is no defect of a
         # rewrite.
         if any(
-            _objection(each, full=full) is not None
-            for each in (original, Graph.of(original).to_model())
+            _objection(unchanged, full=full) is not None
+            for unchanged in (original, Graph.of(original).to_model())
         ):
             continue
         raise ModelError(
@@ -646,12 +616,7 @@ def check(
 
 
 def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
-    """Return the error of onnx's check; None if a model passes, or is too large for it.
-
-    Args:
-        model: the model, or its file.
-        full: infer shapes, too.
-    """
+    """Return the error of onnx's check; None if a model passes, or is too large for it."""
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker needs a file
     try:

@@ -122,9 +122,7 @@ def _culprits(
 
 
 def _left_out(
-    kind: Kind,
-    places: Sequence[Place],
-    broken: dict[Place, str],
+    kind: Kind, places: Sequence[Place], broken: dict[Place, str]
 ) -> list[str]:
     """Log the fusions of a kind that were left out, and return the notes.
 
@@ -146,9 +144,7 @@ def _left_out(
 
 
 def _lowered(
-    graph: Graph,
-    places: Collection[Place] | None,
-    before: Collection[str],
+    graph: Graph, places: Collection[Place] | None, before: Collection[str]
 ) -> tuple[Graph, dict[Kind, list[str]]]:
     """Return a copy with fusions at ``places`` and unfused blocks lowered.
 
@@ -177,7 +173,6 @@ def _fused(
     """Return a copy with fusions at ``places`` (None for all), bodies included.
 
     Args:
-        graph: the graph with Q/DQ pairs.
         places: the fusions to make; None for all.
         before: names of nodes to skip.
         where: prefix of node names, distinct for each body.
@@ -199,10 +194,7 @@ def _fused(
         inner = Graph(body.model)
         inner.reserve(fused.names)
         inner, inside = _fused(
-            inner,
-            places,
-            before,
-            f"{where}{body.node.name}/{body.attribute}/",
+            inner, places, before, f"{where}{body.node.name}/{body.attribute}/"
         )
         if inside:
             put_back(fused, body, inner)
@@ -232,14 +224,13 @@ def _slow(graph: Graph) -> list[str]:
         and graph.elem_type(node.inputs[0]) == TensorProto.INT8
         for node in graph.nodes
     )
-    operators = counted(signed, "operator multiplies", "operators multiply")
-    slow = (
-        f"{operators} int8 activations, for which onnxruntime has no"
-        " fast kernel on x86 processors"
-    )
     if not signed:
         return []
-    return [f"{slow}: uint8 ones (A8W8) run several times faster there"]
+    operators = counted(signed, "operator multiplies", "operators multiply")
+    return [
+        f"{operators} int8 activations, for which onnxruntime has no fast kernel on x86"
+        " processors: uint8 ones (A8W8) run several times faster there"
+    ]
 
 
 class Agreement:
@@ -257,8 +248,7 @@ class Agreement:
         """
         try:
             session = open_session(
-                fused.to_model(),
-                what="the quantized model with operators on codes",
+                fused.to_model(), what="the quantized model with operators on codes"
             )
             worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types
@@ -293,15 +283,15 @@ class Agreement:
         The deviation is measured against the pairs with onnxruntime's optimizations, or with
         slightly changed scales.
         """
-        found = [
+        agreements = [
             self._agreement(open_session(self._nudged(share), optimize=False))
             for share in (NUDGE, -NUDGE)
         ]
         try:
-            found.append(self._agreement(open_session(self._graph.to_model())))
+            agreements.append(self._agreement(open_session(self._graph.to_model())))
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("onnxruntime cannot optimize the Q/DQ pairs: %s", error)
-        return min(found)
+        return min(agreements)
 
     def _nudged(self, share: float) -> ModelProto:
         """Return the pairs with scales alternately raised and lowered by ``share``.
@@ -315,19 +305,14 @@ class Agreement:
             for node in nudged.nodes
             if node.op_type in ("QuantizeLinear", "DequantizeLinear")
         ]
-        for place, name in enumerate(dict.fromkeys(node.inputs[1] for node in pairs)):
+        for number, name in enumerate(dict.fromkeys(node.inputs[1] for node in pairs)):
             scale = nudged.constant(name)
             if scale is not None:
                 # 1 and -1 alternately within a scale and from scale to scale, so that changes do
                 # not add up.
-                up = (np.arange(scale.size).reshape(scale.shape) + place) % 2 * 2 - 1
-                nudged.replace_uses(
-                    name,
-                    nudged.add_constant(
-                        name,
-                        (scale * (1 + share * up)).astype(scale.dtype),
-                    ),
-                )
+                up = (np.arange(scale.size).reshape(scale.shape) + number) % 2 * 2 - 1
+                changed = (scale * (1 + share * up)).astype(scale.dtype)
+                nudged.replace_uses(name, nudged.add_constant(name, changed))
         return nudged.to_model()
 
     def _agreement(self, session: Any) -> float:

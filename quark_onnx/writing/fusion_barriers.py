@@ -7,8 +7,6 @@ experiment.
 
 from __future__ import annotations
 
-from itertools import filterfalse
-
 import numpy as np
 
 from calibrators import QParams
@@ -40,10 +38,9 @@ def moves_codes(producer: Node | None) -> bool:
 def is_small(dtype: Scaled) -> bool:
     """Return whether operators must not be fused with a pair of such codes."""
     # Pairs of Float4 are functions, which onnxruntime fuses with no operator.
-    return (isinstance(dtype, Minifloat) or dtype.bits < 8) and not isinstance(
-        dtype,
-        Float4,
-    )
+    if isinstance(dtype, Float4):
+        return False
+    return isinstance(dtype, Minifloat) or dtype.bits < 8
 
 
 def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) -> bool:
@@ -117,7 +114,9 @@ def _fills_no_bytes(graph: Graph, tensor: str) -> bool:
 
 def _reads_integers(plan: Plan, node: Node) -> bool:
     """Return whether the activation of a weighted node has integer codes."""
-    for name in filterfalse(plan.graph.is_constant, node.inputs[:2]):
+    for name in node.inputs[:2]:
+        if plan.graph.is_constant(name):
+            continue
         entry = plan.entry(plan.use(name, node))
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Integer):
             return True

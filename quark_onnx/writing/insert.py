@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 import calibrators
 from calibrators import Grid, QParams, quantize
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
@@ -60,12 +61,7 @@ class _Scale:
 
 
 def insert(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    *,
-    form: str = "qdq",
-    lower: bool = True,
+    graph: Graph, plan: Plan, params: Params, *, form: str = "qdq", lower: bool = True
 ) -> Graph:
     """Return a copy of ``graph`` with Q/DQ pairs and quantized constants.
 
@@ -91,10 +87,7 @@ def insert(
 
 
 def insert_live(
-    graph: Graph,
-    plan: Plan,
-    params: Params,
-    live: Iterable[Use],
+    graph: Graph, plan: Plan, params: Params, live: Iterable[Use]
 ) -> tuple[Graph, dict[Use, str]]:
     """Insert pairs as ``insert`` does, with the scales of ``live`` as graph inputs.
 
@@ -117,11 +110,7 @@ def insert_live(
 
 class _Writer:
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        params: Params,
-        form: str = "qdq",
+        self, graph: Graph, plan: Plan, params: Params, form: str = "qdq"
     ) -> None:
         """Copy the graph; nothing is written yet.
 
@@ -146,10 +135,9 @@ class _Writer:
     def write_all(self) -> None:
         """Write every entry of the plan."""
         # In the order of the plan, so that equal plans give equal files.
-        own: dict[str, list[Use]] = {}
-        for use in self.plan.entries:
-            own.setdefault(use.tensor, []).append(use)
-        for tensor, uses in own.items():
+        for tensor, uses in grouped_by(
+            self.plan.entries, lambda use: use.tensor
+        ).items():
             # The shared pair first, which pairs of single readers may follow.
             self._write(tensor, sorted(uses, key=lambda use: use.node is not None))
         for node, use in self._clipped_codes:
@@ -207,7 +195,7 @@ class _Writer:
         else:
             return False
         uses = [self.plan.use(name, producer) for name in factors]
-        return all(map(self._eight_bits, map(self.plan.entry, [*uses, use])))
+        return all(self._eight_bits(self.plan.entry(member)) for member in [*uses, use])
 
     @staticmethod
     def _eight_bits(entry: Entry) -> bool:
@@ -224,9 +212,7 @@ class _Writer:
             return True
         uses = [Use(tensor)]
         uses += [self.plan.use(tensor, node) for node in self.graph.consumers(tensor)]
-        return bool(
-            [use for use in map(self.plan.entry, uses) if isinstance(use, Keep)]
-        )
+        return any(isinstance(self.plan.entry(use), Keep) for use in uses)
 
     def _saturates(self, node: Node, use: Use) -> bool:
         """Return whether QuantizeLinear saturates at the bounds of a Relu or Clip.
@@ -272,8 +258,8 @@ class _Writer:
             result = self._form(source, use, tensor if is_renamed else "")
             if use.node is None:
                 quantized = result
-            for place, node in enumerate(readers[use]):
-                if place and self._dedicated(use):
+            for index, node in enumerate(readers[use]):
+                if index and self._dedicated(use):
                     result = self._form(source, use, "")
                 self.graph.replace_input(node, tensor, result)
 
@@ -306,12 +292,7 @@ class _Writer:
         return source
 
     def _quantized(
-        self,
-        source: str,
-        use: Use,
-        root: Use,
-        entry: Quantize,
-        result: str,
+        self, source: str, use: Use, root: Use, entry: Quantize, result: str
     ) -> str:
         """Write a tensor in the format of an entry.
 
@@ -351,28 +332,22 @@ class _Writer:
         return self._moved(codes, entry.layout.restoring(stored))
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
-        """Return the consumers of the tensor for every use.
-
-        Args:
-            uses: the uses of the tensor with an entry.
+        """Return the consumers of the tensor for every use with an entry.
 
         Returns:
             For the shared use, every consumer without an entry of its own; for any other use, the
             named consumer, or an empty list if the graph has no such node.
         """
         # A reader with an entry of its own does not read the shared pair.
-        own = {use.node for use in uses}
-        everybody = [
-            node for node in self.graph.consumers(tensor) if node.name not in own
-        ]
+        named = {use.node for use in uses}
         readers = dict[Use, list[Node]]()
         for use in uses:
             if use.node is None:
-                readers[use] = everybody
+                consumers = self.graph.consumers(tensor)
+                readers[use] = [node for node in consumers if node.name not in named]
             else:
-                readers[use] = [
-                    value for value in [self._nodes.get(use.node)] if value is not None
-                ]
+                reader = self._nodes.get(use.node)
+                readers[use] = [] if reader is None else [reader]
         return readers
 
     def _release(self, tensor: str, uses: list[Use]) -> str:
@@ -388,11 +363,9 @@ class _Writer:
             output.
         """
         producer = self.graph.producer(tensor)
-        quantized = uses[0].node is None and isinstance(
-            self.plan.entry(uses[0]),
-            Quantize,
-        )
-        if producer is None or not quantized or not self.graph.is_output(tensor):
+        entry = self.plan.entry(uses[0])
+        is_quantized = uses[0].node is None and isinstance(entry, Quantize)
+        if producer is None or not is_quantized or not self.graph.is_output(tensor):
             return tensor
         name = self.graph.fresh(f"{tensor}_QuantizeLinear_Input")
         self.graph.set_output(producer, producer.outputs.index(tensor), name)
@@ -416,43 +389,21 @@ class _Writer:
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         # The names of onnxruntime's quantizer.
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
-        apart = (
-            is_small(scale.dtype) or scale.params.axis is not None
-        )  # unsupported by operators on codes
+        # Operators on codes do not support these.
+        apart = is_small(scale.dtype) or scale.params.axis is not None
         # The dequantized value gets another name, because Min, which follows, writes the result.
-        if apart:
-            plain = self.graph.fresh(f"{use_name(use)}_plain")
-        else:
-            plain = result
+        plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         # Before QuantizeLinear, whose own saturation may reach codes outside the grid.
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
-            self.plan.graph,
-            use.tensor,
-            scale.dtype,
-            scale.params,
+            self.plan.graph, use.tensor, scale.dtype, scale.params
         ):
-            source = self._apart(
-                source,
-                use,
-                scale,
-                self.graph.fresh(f"{use_name(use)}_float"),
-            )
-        self._node(
-            "QuantizeLinear",
-            [source, scale.scale, scale.zero_point],
-            codes,
-            use,
-            scale,
-        )
-        self._node(
-            "DequantizeLinear",
-            [codes, scale.scale, scale.zero_point],
-            plain,
-            use,
-            scale,
-        )
+            float_name = self.graph.fresh(f"{use_name(use)}_float")
+            source = self._apart(source, use, scale, float_name)
+        qparams = [scale.scale, scale.zero_point]
+        self._node("QuantizeLinear", [source, *qparams], codes, use, scale)
+        self._node("DequantizeLinear", [codes, *qparams], plain, use, scale)
         if not apart:
             return result
         return self._apart(plain, use, scale, result)
@@ -517,8 +468,6 @@ class _Writer:
 
         Args:
             source: name of the input of QuantizeLinear.
-            scale: the scale and zero point.
-            dtype: the type of the codes.
 
         Returns:
             The ends of the storage type, or the least and greatest code of a constant.
@@ -532,11 +481,6 @@ class _Writer:
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
         """Write the real value of a code, per channel or block, as a constant.
-
-        Args:
-            use: the use of the tensor.
-            scale: the scale and zero point.
-            code: the integer code.
 
         Returns:
             The name of the constant, float32, in a shape that broadcasts against the tensor.
@@ -579,33 +523,21 @@ class _Writer:
         """
         # Layers that read one tensor share its codes.
         if source not in self._dynamics:
-            parts = [
-                self.graph.fresh(f"{source}_{part}")
-                for part in ("quantized", "scale", "zero_point")
+            codes = [
+                self.graph.fresh(f"{source}_{suffix}")
+                for suffix in ("quantized", "scale", "zero_point")
             ]
             result = self.graph.fresh(f"{source}{DEQUANTIZED}")
-            self.graph.add(
-                "DynamicQuantizeLinear",
-                [source],
-                parts,
-                name=f"{source}_DynamicQuantizeLinear",
-            )
-            self.graph.add(
-                "DequantizeLinear",
-                parts,
-                [result],
-                name=f"{source}_DequantizeLinear",
-            )
+            for op_type, inputs, outputs in (
+                ("DynamicQuantizeLinear", [source], codes),
+                ("DequantizeLinear", codes, [result]),
+            ):
+                self.graph.add(op_type, inputs, outputs, name=f"{source}_{op_type}")
             self._dynamics[source] = result
         return self._dynamics[source]
 
     def _cast(
-        self,
-        source: str,
-        use: Use,
-        spec: QuantizationSpec,
-        result: str,
-        constant: bool,
+        self, source: str, use: Use, spec: QuantizationSpec, result: str, constant: bool
     ) -> str:
         """Cast a tensor to 16 bits and back; a constant is stored in 16 bits.
 
@@ -629,10 +561,8 @@ class _Writer:
             if spec.saturate:
                 # Greater values would be stored as infinity.
                 array = array.clip(-dtype.largest, dtype.largest)
-            narrow = self.graph.add_constant(
-                f"{stem}_{dtype.name}",
-                array.astype(dtype.numpy),
-            )
+            halves = array.astype(dtype.numpy)
+            narrow = self.graph.add_constant(f"{stem}_{dtype.name}", halves)
         else:
             narrow = self.graph.fresh(f"{stem}_{dtype.name}")
             if spec.saturate:
@@ -666,19 +596,12 @@ class _Writer:
         return result
 
     def _extended(
-        self,
-        op_type: str,
-        source: str,
-        result: str,
-        use: Use,
-        dtype: Half,
+        self, op_type: str, source: str, result: str, use: Use, dtype: Half
     ) -> None:
         """Write a vendor's cast: scale one, and a zero point of the target type.
 
         Args:
             op_type: ExtendedQuantizeLinear or ExtendedDequantizeLinear.
-            source: name of the input.
-            result: name of the output.
             use: the use of the tensor, from which the name of the node is derived.
             dtype: the 16-bit type.
         """
@@ -690,11 +613,7 @@ class _Writer:
         ]
         self.graph.import_domain(DOMAIN)
         self.graph.add(
-            op_type,
-            inputs,
-            [result],
-            name=f"{use_name(use)}_{op_type}",
-            domain=DOMAIN,
+            op_type, inputs, [result], name=f"{use_name(use)}_{op_type}", domain=DOMAIN
         )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
@@ -709,12 +628,7 @@ class _Writer:
         return self._shared[name]
 
     def _block(
-        self,
-        source: str,
-        use: Use,
-        entry: Quantize,
-        dtype: Block,
-        result: str,
+        self, source: str, use: Use, entry: Quantize, dtype: Block, result: str
     ) -> str:
         """Write a node that rounds blocks.
 
@@ -724,7 +638,6 @@ class _Writer:
 
         Args:
             source: name of the float value.
-            use: the use of the tensor.
             entry: the decision for the tensor, with the axis of the blocks.
             dtype: the block format of ``entry``.
             result: name of the rounded value; empty for a new name.
@@ -751,12 +664,7 @@ class _Writer:
         self.graph.import_domain(domain)
         name = f"{stem}_{dtype.op_type}"
         self.graph.add(
-            dtype.op_type,
-            [source],
-            [result],
-            name=name,
-            domain=domain,
-            **attributes,
+            dtype.op_type, [source], [result], name=name, domain=domain, **attributes
         )
         return result
 
@@ -781,19 +689,12 @@ class _Writer:
             del inputs[2]
         self._node("DequantizeLinear", inputs, result, use, scale)
         result = self._restored(result, tensor, entry)
-        if not isinstance(entry, Quantize) or not from_readers(
-            self.plan,
-            use,
-            scale.dtype,
-            scale.params,
+        if isinstance(entry, Quantize) and from_readers(
+            self.plan, use, scale.dtype, scale.params
         ):
-            return result
-        return self._apart(
-            result,
-            use,
-            scale,
-            self.graph.fresh(f"{use_name(use)}_float"),
-        )
+            float_name = self.graph.fresh(f"{use_name(use)}_float")
+            return self._apart(result, use, scale, float_name)
+        return result
 
     def _codes(self, tensor: str, use: Use, scale: _Scale, entry: Entry) -> str:
         """Store the codes of a constant, those of an earlier insertion if known.
@@ -801,7 +702,6 @@ class _Writer:
         Args:
             tensor: name of the float constant.
             use: the use of the constant, from which the name of the codes is derived.
-            scale: the scale, zero point and grid.
             entry: the decision for the constant, with the arrangement of its codes.
 
         Returns:
@@ -820,9 +720,9 @@ class _Writer:
         )
         # The search and the acceptance of biases insert pairs several times; weights are encoded
         # once.
-        known = self.params.encoded.find(name, encoding)
-        if known is not None:
-            self.graph.initializers[name] = known
+        encoded = self.params.encoded.find(name, encoding)
+        if encoded is not None:
+            self.graph.initializers[name] = encoded
             return name
         array = self.graph.constant(tensor)
         assert array is not None
@@ -906,7 +806,6 @@ class _Writer:
 
         Args:
             root: the use that owns the scale.
-            params: its scale and zero point.
 
         Returns:
             The name of the float32 scale; of the Cast's output for a float16 scale.
@@ -915,41 +814,30 @@ class _Writer:
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
             return self._parameter(f"{use_name(root)}_scale", params.scale)
         return add_narrow(
-            self.graph,
-            f"{use_name(root)}_scale",
-            params.scale.astype(np.float16),
+            self.graph, f"{use_name(root)}_scale", params.scale.astype(np.float16)
         )
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
         """Write a scale or a zero point, large for blocked formats.
 
         Args:
-            name: the wanted name.
             array: the values, a number or an array of any rank.
 
         Returns:
             The name in the graph.
         """
         # Typed fields are written value by value, which is slow for the many scales of blocks.
-        plain = array.ndim <= 1 and array.dtype in _PLAIN
-        if plain:
+        if array.ndim <= 1 and array.dtype in _PLAIN:
             return add_parameter(self.graph, name, array)
         return self.graph.add_constant(name, array)
 
     def _node(
-        self,
-        op_type: str,
-        inputs: list[str],
-        output: str,
-        use: Use,
-        scale: _Scale,
+        self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale
     ) -> None:
         """Append a QuantizeLinear or DequantizeLinear node, in a domain that has the format.
 
         Args:
-            op_type: "QuantizeLinear" or "DequantizeLinear".
             inputs: names of the value, of the scale, and of the zero point if there is one.
-            output: name of the output.
             use: the use of the tensor, from which the name of the node is derived.
             scale: format, axis and block size.
         """
@@ -958,20 +846,17 @@ class _Writer:
         attributes = {} if params.axis is None else {"axis": params.axis}
         if params.block_size:
             attributes["block_size"] = params.block_size
-        known = dtype.read and (
-            dtype.emitted or self.graph.is_constant(inputs[0])
-        )  # both nodes of a pair, or neither
+        # Both nodes of a pair, or neither.
+        is_known = dtype.read and (dtype.emitted or self.graph.is_constant(inputs[0]))
         # onnxruntime 1.20 refuses an int32 zero point other than 0, which 1.32 subtracts.
-        known &= not (dtype is INT32 and params.zero_point.any())
+        is_known &= not (dtype is INT32 and params.zero_point.any())
         domain = ""
         if isinstance(dtype, Float4):
             # The functions have no zero point.
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
-            attributes.setdefault(
-                "axis",
-                0,
-            )  # onnx's evaluator ignores defaults of function attributes
-        elif not known or self._is_extended(dtype, params):
+            # onnx's evaluator ignores defaults of function attributes.
+            attributes.setdefault("axis", 0)
+        elif not is_known or self._is_extended(dtype, params):
             op_type, domain = f"Extended{op_type}", DOMAIN
         elif self._is_contributed(dtype, params):
             domain = CONTRIB
@@ -1002,11 +887,7 @@ class _Writer:
 
 class _LiveWriter(_Writer):
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        params: Params,
-        live: Iterable[Use],
+        self, graph: Graph, plan: Plan, params: Params, live: Iterable[Use]
     ) -> None:
         """Copy the graph; nothing is written yet.
 
@@ -1024,9 +905,7 @@ class _LiveWriter(_Writer):
         if root not in self.names:
             return super()._store(root, params)
         self.names[root] = self.graph.add_input(
-            f"{use_name(root)}_scale",
-            TensorProto.FLOAT,
-            params.scale.shape,
+            f"{use_name(root)}_scale", TensorProto.FLOAT, params.scale.shape
         )
         return self.names[root]
 
@@ -1075,7 +954,6 @@ def _least_opset(dtype: Scaled, params: QParams) -> int:
     """Return the first opset whose DequantizeLinear supports a format.
 
     Args:
-        dtype: the type of the codes.
         params: scale and zero point; axis and block size need later opsets.
     """
     if params.block_size:

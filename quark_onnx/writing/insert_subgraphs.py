@@ -16,9 +16,7 @@ from quark_onnx.writing.insert import insert
 
 
 def quantize_insides(
-    graph: Graph,
-    insides: Sequence[SubgraphPlan],
-    config: QConfig,
+    graph: Graph, insides: Sequence[SubgraphPlan], config: QConfig
 ) -> list[str]:
     """Quantize the bodies of a quantized graph in place, as planned.
 
@@ -37,22 +35,16 @@ def quantize_insides(
         inner, plan = inside.graph, inside.plan
         # Insertion has given the outer graph new names since the body was planned.
         inner.reserve(graph.names)
-        found = list[str]()
+        reasons = list[str]()
         if config.safe:
-            plan, found = keep_sensitive_ops_float(inner, plan, inside.ranges)
+            plan, reasons = keep_sensitive_ops_float(inner, plan, inside.ranges)
         plan, params = compute_qparams(inner, plan, inside.ranges)
         plan = compute_bias_qparams(inner, plan, params)
         result = insert(
-            inner,
-            plan,
-            params,
-            form=config.pairs,
-            lower=config.form != "operators",
+            inner, plan, params, form=config.pairs, lower=config.form != "operators"
         )
         deeper = quantize_insides(result, inside.insides, config)
-        count = len(
-            [value for value in plan.entries.values() if isinstance(value, Quantize)]
-        )
+        count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         # An unchanged body stays byte for byte.
         if count or deeper:
             put_back(graph, body, result)
@@ -60,5 +52,5 @@ def quantize_insides(
                 notes.append(
                     f"{counted(count, 'tensor')} inside {body.node.name!r} ({body.attribute})"
                 )
-            notes += [*found, *params.notes, *deeper]
+            notes += [*reasons, *params.notes, *deeper]
     return notes

@@ -50,7 +50,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         activation.dtype.bits if activation is not None else None,
         weight.dtype.bits if weight is not None else None,
         weight is None or weight.per_channel,
-        frozenset([optimizer.name for optimizer in config.optimizers]),
+        frozenset(optimizer.name for optimizer in config.optimizers),
         config.target or None,
         samples,
         max(GOAL, config.min_sqnr or 0.0),
@@ -89,9 +89,9 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     weight = min(pairs.weights - {0}, default=None)
     if activation is None and weight is None:
         return None
-    known = _provenance(model)
-    optimizers = known.get("optimizers", "").split()
-    target = known.get("target") or None
+    texts = _provenance(model)
+    optimizers = texts.get("optimizers", "").split()
+    target = texts.get("target") or None
     powers_of_two = bool(pairs.scales) and all(map(_is_power_of_two, pairs.scales))
     # Models of other tools have no target in their metadata, but scales of an NPU are powers of
     # two.
@@ -102,7 +102,7 @@ def settings_of_model(model: ModelProto) -> Settings | None:
         pairs.per_channel or weight is None,
         frozenset(text.partition(":")[0] for text in optimizers),
         target,
-        calibrator=known.get("calibrator", ""),
+        calibrator=texts.get("calibrator", ""),
         usual_calibrator=usual.get(activation or 0, ""),
         powers_of_two=powers_of_two,
         config=config_of_model(model),
@@ -119,16 +119,16 @@ def config_of_model(model: ModelProto) -> QConfig | None:
     Args:
         model: the quantized model.
     """
-    known = _provenance(model)
-    if known.get("preset") not in PRESETS or "overrides" in known:
+    texts = _provenance(model)
+    if texts.get("preset") not in PRESETS or "overrides" in texts:
         return None
     try:
-        return _config_of(known)
+        return _config_of(texts)
     except (ConfigError, ValueError):  # shlex raises ValueError for an open quotation
         return None
 
 
-def _config_of(known: Mapping[str, str]) -> QConfig:
+def _config_of(texts: Mapping[str, str]) -> QConfig:
     """Return the configuration of a model's metadata.
 
     Raises:
@@ -136,15 +136,15 @@ def _config_of(known: Mapping[str, str]) -> QConfig:
         ValueError: a text has an open quotation.
     """
     patterns = ("exclude", "op_types", "nodes")
-    config = QConfig.of(known["preset"]).with_(
-        optimizers=known.get("optimizers", "").split(),
-        target=known.get("target", ""),
-        **{name: shlex.split(known.get(name, "")) for name in patterns},
+    config = QConfig.of(texts["preset"]).with_(
+        optimizers=texts.get("optimizers", "").split(),
+        target=texts.get("target", ""),
+        **{name: shlex.split(texts.get(name, "")) for name in patterns},
     )
-    if calibrator := known.get("calibrator"):
+    if calibrator := texts.get("calibrator"):
         config = config.with_(calibrator=calibrator)
     weight = config.weight
-    if weight is not None and known.get("weight", str(weight)) != str(weight):
+    if weight is not None and texts.get("weight", str(weight)) != str(weight):
         config = config.with_(per_channel=not weight.per_channel)
     return config
 
@@ -177,12 +177,7 @@ class _Pairs:
     per_channel: bool = False
 
     def add(self, node: NodeProto, constants: Mapping[str, TensorProto]) -> None:
-        """Record a QuantizeLinear of an activation, or a DequantizeLinear of a constant.
-
-        Args:
-            node: a node of any kind.
-            constants: constants by name.
-        """
+        """Record a QuantizeLinear of an activation, or a DequantizeLinear of a constant."""
         stored = bool(node.input) and node.input[0] in constants
         if node.op_type == "QuantizeLinear" and not stored:
             self.add_activation(node, constants)
@@ -190,16 +185,9 @@ class _Pairs:
             self.add_weight(node, constants)
 
     def add_activation(
-        self,
-        node: NodeProto,
-        constants: Mapping[str, TensorProto],
+        self, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
-        """Record a QuantizeLinear.
-
-        Args:
-            node: the node; its input is no constant.
-            constants: constants by name.
-        """
+        """Record a QuantizeLinear whose input is no constant."""
         # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
         # (ONNX specification of QuantizeLinear).
         kind: int = TensorProto.UINT8
@@ -209,20 +197,12 @@ class _Pairs:
             types = [item.i for item in node.attribute if item.name == "output_dtype"]
             kind = next(filter(None, types), kind)
         self.activations.add(_BITS.get(kind, 0))
-        self.scales += [
-            value for value in [constants.get(node.input[1])] if value is not None
-        ]
+        scale = constants.get(node.input[1])
+        if scale is not None:
+            self.scales.append(scale)
 
-    def add_weight(
-        self,
-        node: NodeProto,
-        constants: Mapping[str, TensorProto],
-    ) -> None:
-        """Record a DequantizeLinear of constant codes.
-
-        Args:
-            constants: constants by name, with the codes among them.
-        """
+    def add_weight(self, node: NodeProto, constants: Mapping[str, TensorProto]) -> None:
+        """Record a DequantizeLinear of constant codes."""
         bits = _BITS.get(constants[node.input[0]].data_type, 0)
         self.weights.add(bits)
         scale = constants.get(node.input[1])

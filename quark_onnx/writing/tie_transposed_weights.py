@@ -29,20 +29,17 @@ def tie_transposed_weights(graph: Graph) -> list[str]:
     Returns:
         Notes for the report.
     """
-    matrices = _with_partner(
-        graph,
-        # Names in the order of the file: the first of a pair is stored.
-        [name for name in graph.initializers if _may_share(graph, name)],
-    )
-    known: dict[_Key, str] = {}
+    # Names in the order of the file: the first of a pair is stored.
+    names = [name for name in graph.initializers if _may_share(graph, name)]
+    stored: dict[_Key, str] = {}
     notes = list[str]()
-    for name in matrices:
+    for name in _with_partner(graph, names):
         codes = _codes(graph, name)
         # Codes are compared without their scales, which DequantizeLinear nodes apply afterwards.
-        twin = known.get(_key(codes.T))
+        twin = stored.get(_key(codes.T))
         if twin is None:
             # The first of several equal matrices.
-            known.setdefault(_key(codes), name)
+            stored.setdefault(_key(codes), name)
             continue
         turned = graph.fresh(f"{name}_shared")
         graph.replace_uses(name, turned)

@@ -108,14 +108,14 @@ def _unsigned(graph: Graph, name: str) -> str:
         name: name of the int8 zero point, a constant.
     """
 
-    def made() -> list[str]:
+    def add() -> list[str]:
         zero_point = graph.constant(name)
         assert zero_point is not None
         codes = (zero_point.astype(np.int16) + _OFFSET).astype(np.uint8)
         return [graph.add_constant(f"{name}_unsigned", codes)]
 
     # Nodes with a common zero point keep a common one.
-    [result] = graph.once(("unsigned", name), made)
+    [result] = graph.once(("unsigned", name), add)
     return result
 
 

@@ -115,12 +115,11 @@ class Call:
 
     def refused(self, reason: str) -> ModelError:
         """Return the error for a node that cannot be simulated."""
-        first = self.node.input(0)
+        source = self.node.input(0)
         # Inputs of the graph have no producer, before which a simulation could stop.
-        if self.graph.producer(first):
-            way = f"; until={first!r} stops in front of it"
-        else:
-            way = ""
+        way = ""
+        if self.graph.producer(source):
+            way = f"; until={source!r} stops in front of it"
         return ModelError(f"{self.node!r} cannot be simulated: {reason}{way}")
 
     def evaluated(self, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -60,13 +59,11 @@ class Fixed:
         mantissa, exponent = np.frexp(reals[reals != 0])
         whole = np.ldexp(mantissa, 53).astype(np.int64)
         # whole & -whole is the lowest set bit 2**k, of which frexp returns the exponent k + 1.
-        last = (
-            exponent - 54 + np.frexp((whole & -whole).astype(np.float64))[1]
-        )  # exponent of the last bit that is set
-        position = 0
-        # Zeros alone have no last bit: any position represents them.
-        if last.size:
-            position = -int(last.min())
+        lowest = np.frexp((whole & -whole).astype(np.float64))[1]
+        # Exponents of the last bits that are set. Zeros alone have none: any position represents
+        # them.
+        last = exponent - 54 + lowest
+        position = -int(last.min()) if last.size else 0
         _fits(int(np.ceil(np.ldexp(np.abs(reals).max(initial=0), position))))
         return cls(np.ldexp(reals, position).astype(np.int64), position)
 
@@ -93,15 +90,15 @@ def aligned(parts: Sequence[Fixed]) -> tuple[list[Ints], int, int]:
         The values, the position and the divisor.
     """
     # The greatest position has the finest unit.
-    position = max(map(attrgetter("position"), parts))
-    divisor = lcm(*map(attrgetter("divisor"), parts))
-    found = []
+    position = max(part.position for part in parts)
+    divisor = lcm(*(part.divisor for part in parts))
+    values = []
     for part in parts:
         # Exact, as positions and divisors only grow.
         factor = (1 << (position - part.position)) * (divisor // part.divisor)
         _fits(part.reach * factor)
-        found.append(part.values * factor if factor > 1 else part.values)
-    return found, position, divisor
+        values.append(part.values * factor if factor > 1 else part.values)
+    return values, position, divisor
 
 
 def together(function: Callable[..., Ints], *parts: Fixed) -> Fixed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,11 @@ def move(call: Call) -> list[Value]:
     value = call.inputs[0]
     if isinstance(value, Real):
         # Values that were moved are still values of the input.
-        return [Real(found, value.given) for found in call.evaluated({0: value.values})]
+        results = call.evaluated({0: value.values})
+        return [Real(result, value.given) for result in results]
     x = call.fixed(0)
-    return [
-        Fixed(found, x.position, x.divisor) for found in call.evaluated({0: x.values})
-    ]
+    results = call.evaluated({0: x.values})
+    return [Fixed(result, x.position, x.divisor) for result in results]
 
 
 def shape(call: Call) -> list[Value]:
@@ -43,10 +42,10 @@ def shape(call: Call) -> list[Value]:
 def join(call: Call) -> list[Value]:
     """Join values at their finest position: Concat, and the fill value of Pad."""
     joined = _joined(call)
-    inputs = [call.inputs[key] for key in joined]
+    inputs = [call.inputs[index] for index in joined]
     real = [value for value in inputs if isinstance(value, Real)]
     if not real:
-        values, position, divisor = aligned(list(map(call.fixed, joined)))
+        values, position, divisor = aligned([call.fixed(index) for index in joined])
         results = call.evaluated(dict(zip(joined, values, strict=True)))
         return [Fixed(result, position, divisor) for result in results]
     # A float has no position at which integers could join it.
@@ -69,12 +68,12 @@ def _joined(call: Call) -> list[int]:
 def resize(call: Call) -> list[Value]:
     """Compute Resize in mode nearest, axis by axis."""
     node, taken, rank = call.node, list[tuple[int, Ints]](), len(call.size())
-    kept = (
+    supported = (
         ("mode", "nearest"),
         ("keep_aspect_ratio_policy", "stretch"),
         ("antialias", 0),
     )
-    for name, value in kept:
+    for name, value in supported:
         # Other modes interpolate, or change the scales by the aspect ratio.
         if node.attribute(name, value) != value:
             raise call.refused(f"{name} is {node.attribute(name)!r}")
@@ -93,18 +92,18 @@ def resize(call: Call) -> list[Value]:
         # Index lists per axis: nearest neighbours of several axes are independent.
         if scale != 1:
             taken.append((axis, _nearest(call, size, output, scale)))
-    return call.moved(
-        lambda values: reduce(
-            lambda part, each: part.take(each[1], axis=each[0]),
-            taken,
-            values,
-        ),
-    )
+
+    def resized(values: NDArray[Any]) -> NDArray[Any]:
+        for axis, indices in taken:
+            values = values.take(indices, axis=axis)
+        return values
+
+    return call.moved(resized)
 
 
-def _known_or_empty(call: Call, place: int) -> NDArray[Any]:
+def _known_or_empty(call: Call, index: int) -> NDArray[Any]:
     """Return the value of a constant input; no values if the input is omitted."""
-    return call.known(place) if call.has(place) else np.empty(0)
+    return call.known(index) if call.has(index) else np.empty(0)
 
 
 def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
@@ -114,21 +113,20 @@ def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
     """
     node = call.node
     old = call.graph.opset < 11
-    way = node.attribute(
-        "coordinate_transformation_mode",
-        "asymmetric" if old else "half_pixel",
+    mode = node.attribute(
+        "coordinate_transformation_mode", "asymmetric" if old else "half_pixel"
     )
     at: Floats = np.arange(output, dtype=np.float32)
     half = np.float32(0.5)
-    if output == 1 and way in ("pytorch_half_pixel", "align_corners"):
+    if output == 1 and mode in ("pytorch_half_pixel", "align_corners"):
         x = at  # which is zero
-    elif way == "align_corners":
+    elif mode == "align_corners":
         x = at * np.float32(size - 1) / np.float32(output - 1)
-    elif way in _CENTRES:
-        before, behind = map(np.float32, _CENTRES[way])
+    elif mode in _CENTRES:
+        before, behind = map(np.float32, _CENTRES[mode])
         x = (at + before) / scale - behind
     else:
-        raise call.refused(f"coordinate_transformation_mode is {way!r}")
+        raise call.refused(f"coordinate_transformation_mode is {mode!r}")
     roundings: dict[str, Floats] = {
         "round_prefer_floor": np.ceil(x - half),
         "round_prefer_ceil": np.floor(x + half),

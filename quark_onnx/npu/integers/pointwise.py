@@ -98,9 +98,9 @@ def hard_sigmoid(call: Call) -> list[Value]:
     """
     alpha, beta = call.node.attribute("alpha", 0.2), call.node.attribute("beta", 0.5)
     gate = _hard_sigmoid(call.fixed(0), alpha, beta)
-    known = np.float32(alpha) == np.float32(1 / 6) and beta == 0.5
+    is_of_engine = np.float32(alpha) == np.float32(1 / 6) and beta == 0.5
     # A model with amd-quark's factor already holds the correction.
-    if "gate" in call.engine and known and not call.corrected:
+    if "gate" in call.engine and is_of_engine and not call.corrected:
         # 2731 * 6 / 2**14 = 1 + 1/8192.
         return [times(gate, Fixed(np.array(_SIXTH[0] * 6), _SIXTH[1]))]
     return [gate]
@@ -121,9 +121,7 @@ def _clipped(x: Fixed, low: float, high: float) -> Fixed:
     # Bounds that no value reaches are left out: at the position of x, the greatest float32 would
     # overflow.
     most = float(np.abs(x.reals()).max(initial=0))
-    if (
-        low >= -most
-    ):  # a bound beyond all values, at times the greatest float, does nothing
+    if low >= -most:
         x = together(np.maximum, x, _number(low))
     if high <= most:
         return together(np.minimum, x, _number(high))

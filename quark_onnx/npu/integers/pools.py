@@ -8,7 +8,6 @@ after the average. If the Mul exists, the factor is not applied twice.
 
 from __future__ import annotations
 
-from functools import partial
 from math import ceil, lcm, log2, prod
 from typing import TypeVar
 
@@ -32,7 +31,7 @@ def max_pool(call: Call) -> list[Value]:
     """Compute MaxPool, without indices."""
     if any(call.node.outputs[1:]):
         raise call.refused("indices of the greatest values are not computed")
-    return call.moved(partial(_greatest, call))
+    return call.moved(lambda values: _greatest(call, values))
 
 
 def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
@@ -60,14 +59,8 @@ def average_pool(call: Call) -> list[Value]:
     window, _ = placed(call.node, x.values.shape[2:], kernel)
     # Per output position: windows at the border may hold padding.
     counts = covered(call.node, window, x.values.shape[2:], output)
-    return [
-        _average(
-            call,
-            Fixed(rows.sum(axis=0), x.position, x.divisor),
-            counts,
-            engine_factor(kernel),
-        ),
-    ]
+    sums = Fixed(rows.sum(axis=0), x.position, x.divisor)
+    return [_average(call, sums, counts, engine_factor(kernel))]
 
 
 def global_average(call: Call) -> list[Value]:
@@ -95,15 +88,9 @@ def reduce_mean(call: Call) -> list[Value]:
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
         return [call.fixed(0)]
     chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
-    count = prod([shape[key] for key in chosen])
-    return [
-        _mean(
-            call,
-            chosen,
-            bool(call.node.attribute("keepdims", 1)),
-            (count, *searched(count)),
-        ),
-    ]
+    count = prod(shape[axis] for axis in chosen)
+    keepdims = bool(call.node.attribute("keepdims", 1))
+    return [_mean(call, chosen, keepdims, (count, *searched(count)))]
 
 
 def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
@@ -130,8 +117,8 @@ def searched(count: int) -> tuple[int, int]:
 
     Of equally close pairs the least n wins, within 6 bits of ``log2(count)``.
     """
-    found = [(round(2**n / count), n) for n in range(7 + ceil(log2(count)))]
-    return min(found, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
+    pairs = [(round(2**n / count), n) for n in range(7 + ceil(log2(count)))]
+    return min(pairs, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
 
 
 def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
@@ -140,50 +127,33 @@ def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...
     Returns:
         The inputs, (taps, batch, channels, ...), and the spatial sizes of the output.
     """
-    kernel, (batch, channels) = (
-        tuple(call.node.attribute("kernel_shape")),
-        values.shape[:2],
-    )
+    kernel = tuple(call.node.attribute("kernel_shape"))
+    batch, channels = values.shape[:2]
     window, output = placed(call.node, values.shape[2:], kernel)
-    [rows] = windowed(
-        [values],
-        np.arange(places(batch, output))[None],
-        output,
-        window,
-        channels,
-    )
-    return np.moveaxis(
-        rows.transpose(2, 1, 0).reshape(-1, batch, *output, channels),
-        -1,
-        2,
-    ), output
+    positions = np.arange(places(batch, output))[None]
+    [rows] = windowed([values], positions, output, window, channels)
+    taps = rows.transpose(2, 1, 0).reshape(-1, batch, *output, channels)
+    return np.moveaxis(taps, -1, 2), output
 
 
 def _mean(
-    call: Call,
-    axes: tuple[int, ...],
-    keepdims: bool,
-    factor: tuple[int, int, int],
+    call: Call, axes: tuple[int, ...], keepdims: bool, factor: tuple[int, int, int]
 ) -> Fixed:
     """Return the average over some axes, exactly or with the engine's factor.
 
     Args:
-        call: the node.
         axes: axes to average over, counted from the front.
         keepdims: keep the axes with a size of 1.
         factor: R, k and n of ``engine_factor``.
     """
     x = call.fixed(0)
-    count = prod([x.values.shape[axis] for axis in axes])
+    count = prod(x.values.shape[axis] for axis in axes)
     sums = Fixed(x.values.sum(axis=axes, keepdims=keepdims), x.position, x.divisor)
     return _average(call, sums, np.array(count), factor)
 
 
 def _average(
-    call: Call,
-    sums: Fixed,
-    counts: Ints,
-    factor: tuple[int, int, int],
+    call: Call, sums: Fixed, counts: Ints, factor: tuple[int, int, int]
 ) -> Fixed:
     """Divide sums by their counts, or apply the engine's factor."""
     # Windows at the border may average fewer inputs. A common multiple of the counts keeps a

@@ -45,10 +45,7 @@ def convolution(call: Call) -> list[Value]:
 
 
 def _convolved(
-    x: Doubles,
-    weight: Doubles,
-    window: Window,
-    output: tuple[int, ...],
+    x: Doubles, weight: Doubles, window: Window, output: tuple[int, ...]
 ) -> Doubles:
     """Return the sums of a convolution, (batch, channels, *output).
 
@@ -63,33 +60,27 @@ def _convolved(
     rows, count = weight.reshape(groups, outputs, -1), places(len(x), output)
     sums = np.empty((groups, outputs, count))
     for start in range(0, count, _SLAB):
-        part = np.arange(start, min(count, start + _SLAB))
+        end = min(count, start + _SLAB)
+        [patches] = windowed([x], np.arange(start, end)[None], output, window, groups)
         # Exact in float64, in whatever order BLAS adds: the caller has checked the bound of the
         # sums.
-        sums[:, :, part[0] : part[-1] + 1] = rows @ windowed(
-            [x],
-            part[None],
-            output,
-            window,
-            groups,
-        )[0].swapaxes(1, 2)
+        sums[:, :, start:end] = rows @ patches.swapaxes(1, 2)
     joined: Doubles = sums.reshape(groups * outputs, len(x), *output).swapaxes(0, 1)
     return joined
 
 
 def gemm(call: Call) -> list[Value]:
     """Compute Gemm; alpha and beta are multiplied like other numbers."""
-    first = _operand(call, 0, "transA")
-    second = _operand(call, 1, "transB")
+    a, b = _operand(call, 0, "transA"), _operand(call, 1, "transB")
     # The number of products in a sum is the length of the inner axis.
-    sums = summed(first, second, first.values.shape[-1], np.matmul)
+    sums = summed(a, b, a.values.shape[-1], np.matmul)
     # C of a Gemm broadcasts from the last axis, as numpy does: no reshape is needed.
     return [_biased(call, times(sums, _factor(call, "alpha")), None)]
 
 
-def _operand(call: Call, place: int, transposed: str) -> Fixed:
+def _operand(call: Call, index: int, transposed: str) -> Fixed:
     """Return a factor of a Gemm, transposed if the attribute is set."""
-    operand = call.fixed(place)
+    operand = call.fixed(index)
     if call.node.attribute(transposed, 0):
         return operand.shaped(np.transpose)
     return operand
@@ -97,8 +88,8 @@ def _operand(call: Call, place: int, transposed: str) -> Fixed:
 
 def matmul(call: Call) -> list[Value]:
     """Compute MatMul of inputs of any rank."""
-    first, second = call.fixed(0), call.fixed(1)
-    return [summed(first, second, first.values.shape[-1], np.matmul)]
+    a, b = call.fixed(0), call.fixed(1)
+    return [summed(a, b, a.values.shape[-1], np.matmul)]
 
 
 def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:

@@ -20,9 +20,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def placed(
-    node: Node,
-    size: tuple[int, ...],
-    kernel: tuple[int, ...],
+    node: Node, size: tuple[int, ...], kernel: tuple[int, ...]
 ) -> tuple[Window, tuple[int, ...]]:
     """Return the window of a node and the spatial sizes of its output.
 
@@ -37,11 +35,9 @@ def placed(
     pads = node.attribute("pads", [0] * 2 * rank)
     extra = node.attribute("output_padding", [0] * rank)
     auto = node.attribute("auto_pad", "NOTSET")
-    if turned:
-        # The spatial sizes alone, if the attribute holds batch and channels as well.
-        output = list(node.attribute("output_shape", ()))[-rank:]
-    else:
-        output = []
+    # The spatial sizes alone, if the attribute holds batch and channels as well.
+    output = list(node.attribute("output_shape", ()))[-rank:] if turned else []
+    ceil = bool(node.attribute("ceil_mode", 0))
     for axis in range(rank) if not output else ():
         # The reach of a dilated kernel: the distance from its first to its last tap, inclusive.
         reach, stride = (kernel[axis] - 1) * dilations[axis] + 1, strides[axis]
@@ -54,15 +50,7 @@ def placed(
                 stride * (size[axis] - 1) + extra[axis] + reach - before - after,
             )
         else:
-            output.append(
-                _count(
-                    size[axis] + before,
-                    after,
-                    reach,
-                    stride,
-                    bool(node.attribute("ceil_mode", 0)),
-                ),
-            )
+            output.append(_count(size[axis] + before, after, reach, stride, ceil))
     return window_of(node, size, tuple(output), kernel), tuple(output)
 
 
@@ -79,25 +67,17 @@ def _count(size: int, after: int, reach: int, stride: int, ceil: bool) -> int:
 
 
 def covered(
-    node: Node,
-    window: Window,
-    size: tuple[int, ...],
-    output: tuple[int, ...],
+    node: Node, window: Window, size: tuple[int, ...], output: tuple[int, ...]
 ) -> NDArray[np.int64]:
     """Return the number of inputs in each average, (output sizes).
 
     With ``count_include_pad`` padding counts, but not the part of a last window beyond the padding.
     """
     rank, padded = len(output), bool(node.attribute("count_include_pad", 0))
-    pads, automatic = (
-        node.attribute("pads", [0] * 2 * rank),
-        node.attribute("auto_pad", "NOTSET") in _SAME,
-    )
-    if padded:
-        # Counted padding is part of the room: the window starts at its edge.
-        seen = replace(window, pads=(0,) * rank)
-    else:
-        seen = window
+    pads = node.attribute("pads", [0] * 2 * rank)
+    automatic = node.attribute("auto_pad", "NOTSET") in _SAME
+    # Counted padding is part of the room: the window starts at its edge.
+    seen = replace(window, pads=(0,) * rank) if padded else window
     counts: NDArray[np.int64] = np.ones((1,) * rank, np.int64)
     for axis in range(rank):
         room = size[axis]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import pytest
 
-from quark_onnx import assemble, quantize
+from quark_onnx import assemble, job, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
 from quark_onnx.scales.compute_qparams import ResolvedPlan
+from quark_onnx.writing.finish import Finished
 from tests.models import conv_net, samples
 
 
 @pytest.mark.parametrize("config", ["XINT8", "A8W8"])
-def test_parameters_and_codes_are_freed_once_the_pairs_are_inserted(
+def test_parameters_and_codes_are_freed_before_the_model_is_opened(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model has codes of its own, and a report and two sessions take memory next."""
-    compute_qparams, define_functions = (
-        assemble.compute_qparams,
-        assemble.define_functions,
-    )
+    compute_qparams, finish = assemble.compute_qparams, job.finish
     references: list[weakref.ref[object]] = []
     alive: list[bool] = []
 
@@ -30,12 +29,12 @@ def test_parameters_and_codes_are_freed_once_the_pairs_are_inserted(
         references.append(weakref.ref(resolved.params.encoded))
         return resolved
 
-    def defined(graph: Graph) -> None:
+    def finished(*arguments: Any, **keywords: Any) -> Finished:
         alive.append(references[-1]() is not None)
-        define_functions(graph)
+        return finish(*arguments, **keywords)
 
     monkeypatch.setattr(assemble, "compute_qparams", computed)
-    monkeypatch.setattr(assemble, "define_functions", defined)
+    monkeypatch.setattr(job, "finish", finished)
     model = conv_net()
     quantize(model, samples(model), config)
-    assert alive[-1] is False
+    assert alive == [False]
