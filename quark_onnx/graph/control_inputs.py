@@ -111,12 +111,10 @@ def _known(kind: str, opset: int, count: int) -> frozenset[int]:
 def _controls(formals: Sequence[OpSchema.FormalParameter]) -> frozenset[int]:
     """Return the indices of the parameters that take integers or conditions alone."""
     return frozenset(
-        index for index, formal in enumerate(formals) if _is_control(formal)
+        index
+        for index, formal in enumerate(formals)
+        if formal.types and _CONTROL_TYPE_NAMES.issuperset(formal.types)
     )
-
-
-def _is_control(formal: OpSchema.FormalParameter) -> bool:
-    return bool(formal.types) and _CONTROL_TYPE_NAMES.issuperset(formal.types)
 
 
 def _schema(kind: str, opset: int) -> tuple[_Formals, _Formals]:
