@@ -44,9 +44,9 @@ class _Field(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """Position of the values of the initializer at an index in a file."""
+    """Position of the values of an initializer, given by index, in a file."""
 
-    index: int
+    initializer: int
     start: int
     length: int
 
@@ -77,7 +77,7 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
                 file.seek(values.start)
                 if file.readinto(array.data) != values.length:
                     return None
-                tensor = model.graph.initializer[values.index]
+                tensor = model.graph.initializer[values.initializer]
                 held = hold_raw(tensor, array)
                 if held is None:
                     # A type that cannot be held, or a wrong number of values, which
