@@ -89,7 +89,7 @@ def read_bytes(graph: Graph, tensor: str) -> Codes | None:
     None unless the codes have 8 bits and a constant scale, per tensor or per channel.
     """
     codes = codes_of(graph, tensor)
-    return codes if codes is not None and _known(graph, codes) else None
+    return codes if codes is not None and _is_readable(graph, codes) else None
 
 
 def written_bytes(graph: Graph, tensor: str) -> Codes | None:
@@ -104,10 +104,10 @@ def written_bytes(graph: Graph, tensor: str) -> Codes | None:
     if node.op_type != "QuantizeLinear" or tensor != node.inputs[0]:
         return None
     codes = Codes(node, node.outputs[0], node.inputs[1], node.input(2))
-    return codes if _known(graph, codes) and one_scale(graph, codes) else None
+    return codes if _is_readable(graph, codes) and one_scale(graph, codes) else None
 
 
-def _known(graph: Graph, codes: Codes) -> bool:
+def _is_readable(graph: Graph, codes: Codes) -> bool:
     """Return whether codes have 8 bits and constant float32 scales, not of blocks."""
     # An omitted zero point is 0, which is constant.
     parameters = [name for name in (codes.scale, codes.zero_point) if name]
