@@ -38,7 +38,7 @@ def check_calls(model: ModelProto) -> None:
     # Each function is counted once; calls are multiplied out below, callees first.
     called = {key: _calls(function.node) for key, function in functions.items()}
     graph_calls = _calls(model.graph.node)
-    in_file = graph_calls.total() + sum(map(Counter.total, called.values()))
+    in_file = graph_calls.total() + sum(calls.total() for calls in called.values())
     limit = max(_NODES, _TIMES * in_file)
     sizes = dict[_Key, int]()
     for key in _callees_first(functions, called):
@@ -63,7 +63,6 @@ def _callees_first(
     """Yield functions after their callees, without recursion: chains may be deep.
 
     Args:
-        functions: the functions of a model.
         called: for each function, how often it calls each operator or function.
 
     Raises:
@@ -72,11 +71,11 @@ def _callees_first(
     # Ordered, so that the same function is named in an error in each run.
     waiting = dict.fromkeys(functions)
     open_ = set[_Key]()
-    for first in functions:
-        stack = [first]
+    for root in functions:
+        stack = [root]
         while stack:
             key = stack[-1]
-            callees = [value for value in called[key] if value in waiting]
+            callees = [callee for callee in called[key] if callee in waiting]
             if key not in waiting:
                 # Another caller was followed first.
                 stack.pop()
@@ -96,13 +95,11 @@ def _callees_first(
                 stack += callees
 
 
-def _key(node: NodeProto) -> _Key:
-    return node.domain, node.op_type, node.overload
-
-
 def _calls(nodes: Iterable[NodeProto]) -> Counter[_Key]:
     """Count the calls of each operator or function among nodes and in their bodies."""
-    return Counter(map(_key, nested_nodes(nodes)))
+    return Counter(
+        (node.domain, node.op_type, node.overload) for node in nested_nodes(nodes)
+    )
 
 
 def _expanded(calls: Counter[_Key], sizes: Mapping[_Key, int]) -> int:

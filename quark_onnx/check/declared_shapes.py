@@ -54,12 +54,12 @@ def _contradict(declared: ValueInfoProto, inferred: ValueInfoProto) -> bool:
     """Return whether two declarations differ in the rank, or in a size that both know."""
     if not is_tensor(inferred) or not has_shape(inferred):
         return False
-    first, second = sizes_of(declared), sizes_of(inferred)
-    if len(first) != len(second):
+    old, new = sizes_of(declared), sizes_of(inferred)
+    if len(old) != len(new):
         return True
     return any(
-        isinstance(a, int) and isinstance(b, int) and a != b
-        for a, b in zip(first, second, strict=True)
+        isinstance(before, int) and isinstance(after, int) and before != after
+        for before, after in zip(old, new, strict=True)
     )
 
 
@@ -108,26 +108,24 @@ def open_contradicted(
         arrays: results of the run by name; others than arrays have no shape.
     """
     notes = list[str]()
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         array = arrays.get(value.name)
-        if (
-            not isinstance(array, np.ndarray)
-            or not is_tensor(value)
-            or not has_shape(value)
+        if not (
+            isinstance(array, np.ndarray) and is_tensor(value) and has_shape(value)
         ):
             continue
         before = sizes_of(value)
         if len(before) == array.ndim:
             sizes = [
-                None if isinstance(size, int) and size != found else size
-                for size, found in zip(before, array.shape, strict=True)
+                None if isinstance(size, int) and size != length else size
+                for size, length in zip(before, array.shape, strict=True)
             ]
         else:
             sizes = [None] * array.ndim
         if tuple(sizes) == before:
             continue
         elem_type = value.type.tensor_type.elem_type
-        values[place] = helper.make_tensor_value_info(value.name, elem_type, sizes)
+        values[index] = helper.make_tensor_value_info(value.name, elem_type, sizes)
         notes.append(
             f"output {value.name!r} is declared with the shape {list(before)}, and has"
             f" {list(array.shape)}: written as {sizes}",

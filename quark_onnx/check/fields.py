@@ -88,9 +88,9 @@ def check_fields(model: ModelProto) -> None:
     versions = _versions(model.opset_import, "the model")
     _check_graph(model.graph, versions)
     for function in model.functions:
-        own = _versions(function.opset_import, f"function {function.name!r}")
+        imported = _versions(function.opset_import, f"function {function.name!r}")
         # A function imports its own versions; nested domains fall back to those of the model.
-        _check_nodes(function.node, {**versions, **own})
+        _check_nodes(function.node, {**versions, **imported})
     check_calls(model)
 
 
@@ -107,22 +107,13 @@ def check_text(message: Message) -> None:
             for text in texts:
                 _require_text(text, field.name, message)
         elif field.type == field.TYPE_MESSAGE:
-            parts = [value] if isinstance(value, Message) else value
-            for part in parts:
-                check_text(part)
+            messages = [value] if isinstance(value, Message) else value
+            for inner in messages:
+                check_text(inner)
 
 
 def _require_text(text: str | bytes, field: str, message: Message) -> None:
-    """Check that a text is UTF-8.
-
-    Args:
-        text: value of a field; bytes where protobuf could not decode it.
-        field: name of the field.
-        message: the message with the field.
-
-    Raises:
-        ModelError: the text is not UTF-8.
-    """
+    """Check that a text of a message's field is UTF-8."""
     # protobuf returns texts that it cannot decode as bytes
     if isinstance(text, bytes):
         kind = message.DESCRIPTOR.name.removesuffix("Proto")
@@ -171,25 +162,15 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
 
 
 def _packed(data_type: int) -> tuple[str, float]:
-    """Return the field of a type outside of the table, and its entries per value.
-
-    Args:
-        data_type: a known ``TensorProto.DataType`` that ``_FIELDS`` lacks.
-    """
-    # Values of 4 bits and fewer share an entry.
-    # Eight values fill whole bytes in every type; types of a byte or more have an entry per
-    # value.
-    return _OTHERS, min(
-        tensor_size(TensorProto(data_type=data_type, dims=[8])) / 8, 1.0
-    )
+    """Return the field of a type that ``_FIELDS`` lacks, and its entries per value."""
+    # Values of 4 bits and fewer share an entry; types of a byte or more have an entry per value.
+    # Eight values fill whole bytes in every type.
+    bytes_of_eight = tensor_size(TensorProto(data_type=data_type, dims=[8]))
+    return _OTHERS, min(bytes_of_eight / 8, 1.0)
 
 
 def _size(dims: Iterable[int], where: str) -> int:
     """Return the number of elements of a shape.
-
-    Args:
-        dims: the sizes.
-        where: name of the tensor in messages.
 
     Raises:
         ModelError: a size is negative, or the number exceeds 64 bits.
@@ -203,14 +184,7 @@ def _size(dims: Iterable[int], where: str) -> int:
 
 
 def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
-    """Check the parts of a sparse tensor, and that their shapes fit each other.
-
-    Args:
-        where: name of the tensor in messages.
-
-    Raises:
-        ModelError: a check failed.
-    """
+    """Check the parts of a sparse tensor, and that their shapes fit each other."""
     check_tensor(sparse.values, f"{where}: its values")
     check_tensor(sparse.indices, f"{where}: its indices")
     _size(sparse.dims, where)
@@ -226,10 +200,6 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
 
 def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
     """Return versions of operator sets by domain, with one key for the standard domain.
-
-    Args:
-        imports: the operator sets of a model or function.
-        where: name of the model or function in messages.
 
     Raises:
         ModelError: a version is not positive or too large, or a domain has two versions.
@@ -268,7 +238,6 @@ def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> Non
     """Check nodes and their bodies.
 
     Args:
-        nodes: the nodes of a graph or function.
         versions: versions of operator sets by domain, "" for the standard domain.
 
     Raises:
@@ -302,10 +271,6 @@ def _schema(op_type: str, domain: str, version: int) -> defs.OpSchema | None:
 
 def _check_attribute(attribute: AttributeProto, where: str) -> None:
     """Check the value of an attribute against the type, and check tensors in it.
-
-    Args:
-        attribute: an attribute of a node.
-        where: description of the node in messages.
 
     Raises:
         ModelError: the value is missing, or a tensor is not valid.
@@ -345,10 +310,6 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
 
     onnxruntime refuses invalid nodes, but rules and passes look at them before a session does.
 
-    Args:
-        schema: definition of its operator.
-        where: description of the node in messages.
-
     Raises:
         ModelError: an input, output or required attribute is missing; there are too many; or an
             attribute occurs twice or has another type.
@@ -378,15 +339,7 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
 
 
 def _check_range(attribute: AttributeProto, where: str) -> None:
-    """Check that an attribute names dimensions that a tensor may have.
-
-    Args:
-        attribute: an attribute of a standard operator, of the type that the operator requires.
-        where: description of the node in messages.
-
-    Raises:
-        ModelError: a value is out of range.
-    """
+    """Check that an attribute of a standard operator names dimensions that a tensor may have."""
     if attribute.name not in _RANGES or attribute.ref_attr_name:
         return
     least, greatest = _RANGES[attribute.name]
@@ -418,14 +371,14 @@ def _check_names(
     """
     # Optional parameters may be absent; variadic ones are the matter of ``check_variadic``.
     needed = {
-        place: formal.name
-        for place, formal in enumerate(formals)
+        index: formal.name
+        for index, formal in enumerate(formals)
         if formal.option == _Single
     }
-    present = {place for place, name in enumerate(names) if name}
+    present = {index for index, name in enumerate(names) if name}
     if not present.issuperset(needed):
-        found = f"{what} {list(names)}" if present else f"no {what}"
-        raise ModelError(f"{where} {found}; it needs {list(needed.values())}")
+        given = f"{what} {list(names)}" if present else f"no {what}"
+        raise ModelError(f"{where} {given}; it needs {list(needed.values())}")
     variadic = bool(formals) and formals[-1].option == _Variadic
     if len(names) > len(formals) and not variadic:
         raise ModelError(

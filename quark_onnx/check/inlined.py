@@ -64,7 +64,7 @@ def _give_defaults(model: ModelProto, formats: Collection[tuple[str, str]]) -> N
     }
     if not defaults:
         return
-    for nodes in (model.graph.node, *(each.node for each in model.functions)):
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
         for node in nested_nodes(nodes):
             key = (node.domain, node.op_type, node.overload)
             given = {attribute.name for attribute in node.attribute}

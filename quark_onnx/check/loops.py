@@ -9,7 +9,7 @@ from onnx.numpy_helper import to_array
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.constants import scopes_of
-from quark_onnx.graph.node import bodies_of
+from quark_onnx.graph.node import bodies_of, makers_of
 
 
 def check_loops(model: ModelProto) -> None:
@@ -31,29 +31,29 @@ def _is_endless(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     """Return whether a Loop is known to never end.
 
     Args:
-        constants: constants that it can read, by name.
+        constants: constants that the Loop can read, by name.
     """
     inputs = [*node.input, "", ""]
     if inputs[0]:
         return False
     for body in bodies_of([node]):
-        # onnxruntime refuses a body without them.
+        # onnxruntime refuses a body without a condition.
         if not body.output or len(body.input) < 2:
             return False
         name = body.output[0].name
-        makers = {output: each for each in body.node for output in each.output}
+        makers = makers_of(body.node)
         while name in makers and _is_identity(makers[name]):
             name = makers[name].input[0]
-        known = {each.name: each for each in body.initializer}
-        for each in body.node:
-            values = [item.t for item in each.attribute if item.name == "value"]
-            if each.op_type == "Constant" and name in each.output and values:
-                known[name] = values[0]
+        tensors = {tensor.name: tensor for tensor in body.initializer}
+        for inner in body.node:
+            values = [entry.t for entry in inner.attribute if entry.name == "value"]
+            if inner.op_type == "Constant" and name in inner.output and values:
+                tensors[name] = values[0]
         if name == body.input[1].name:
             # Without a condition the first iteration runs, and onnxruntime reads the body's.
             return not inputs[1] or _is_true(constants.get(inputs[1]))
-        computed = name in makers and name not in known
-        return not computed and _is_true(known.get(name, constants.get(name)))
+        computed = name in makers and name not in tensors
+        return not computed and _is_true(tensors.get(name, constants.get(name)))
     return False
 
 

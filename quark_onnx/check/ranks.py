@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from onnx import AttributeProto, GraphProto, NodeProto
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, described, subgraphs
 from quark_onnx.graph.shapes import has_shape
@@ -75,19 +74,11 @@ def _ranks(graph: GraphProto) -> dict[str, int]:
 
 
 def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
-    """Check the ranks of a node's inputs that hold weights.
-
-    Args:
-        node: a node of the standard domain.
-        ranks: known ranks by name.
-
-    Raises:
-        ModelError: a rank is wrong.
-    """
+    """Check the ranks of the inputs of a standard operator that hold weights."""
     bounds = _RANKS.get(node.op_type, {})
     inputs = dict(enumerate(node.input))
-    for place, (least, greatest) in bounds.items():
-        name = inputs.get(place, "")
+    for index, (least, greatest) in bounds.items():
+        name = inputs.get(index, "")
         # An unknown rank counts as the least one, and passes.
         if not least <= ranks.get(name, least) <= greatest:
             raise ModelError(
@@ -108,9 +99,6 @@ def _bounds_text(least: int, greatest: int) -> str:
 def _check_axes(node: NodeProto, ranks: Mapping[str, int]) -> None:
     """Check the axes of the first input that attributes name, if its rank is known.
 
-    Args:
-        node: a node of the standard domain.
-
     Raises:
         ModelError: there is no such axis, or a Transpose names axes that are no permutation.
     """
@@ -120,8 +108,10 @@ def _check_axes(node: NodeProto, ranks: Mapping[str, int]) -> None:
     rank = ranks[source]
     # Flatten may put all axes into the first of two.
     end = rank + (node.op_type == "Flatten")
+    axes = range(-rank, max(end, 1))
     for attribute in node.attribute:
-        wrong = excluding(_named(node.op_type, attribute), range(-rank, max(end, 1)))
+        named = _named(node.op_type, attribute)
+        wrong = [axis for axis in named if axis not in axes]
         if wrong:
             raise ModelError(
                 f"{described(node)} names axis {wrong[0]}; {source!r} has the rank"

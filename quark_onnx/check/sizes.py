@@ -22,7 +22,6 @@ from onnx import (
     NodeProto,
     SparseTensorProto,
     TensorProto,
-    TensorShapeProto,
     ValueInfoProto,
     helper,
     numpy_helper,
@@ -41,6 +40,7 @@ from quark_onnx.graph.node import (
     all_graphs,
     bodies_of,
     defined_names,
+    makers_of,
     read_by,
     results_of,
     subgraphs,
@@ -119,27 +119,19 @@ def _check_sparse(model: ModelProto, limit: int) -> None:
         for tensor in graph.sparse_initializer:
             _require_sparse(tensor.values.name, tensor, limit)
         for node in graph.node:
-            for tensor in _attributes(node):
+            for tensor in _sparse_attributes(node):
                 # A node without a result computes nothing.
                 if node.output:
                     _require_sparse(node.output[0], tensor, limit)
 
 
 def _require_sparse(name: str, tensor: SparseTensorProto, limit: int) -> None:
-    """Check the size of a sparse tensor in its dense form.
-
-    Args:
-        name: name of the tensor in messages.
-        limit: largest size in bytes.
-
-    Raises:
-        ModelError: the dense form is larger.
-    """
+    """Check the size of a sparse tensor in its dense form."""
     what = f"sparse tensor {name!r}"
     _require(what, tensor.values.data_type, list(tensor.dims), limit)
 
 
-def _attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
+def _sparse_attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
     """Yield the sparse tensors among a node's attributes."""
     for attribute in node.attribute:
         if attribute.HasField("sparse_tensor"):
@@ -151,11 +143,7 @@ def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto
     """Return the model with shapes of a sample, without computed shapes and large weights.
 
     Functions are inlined: inference tells the shapes of their results alone, not of their inner
-    tensors.
-
-    Args:
-        model: the model, which is not changed; its nodes and small initializers are copied.
-        shapes: shapes of inputs by name.
+    tensors. The nodes and small initializers are copied.
     """
     # Inference refuses old IR versions, and reads no field of newer ones.
     light = ModelProto(ir_version=_IR_VERSION)
@@ -175,13 +163,10 @@ def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto
         # The type and shape of a large weight are enough; its values would be copied in each
         # round.
         elif tensor.name not in fed:
-            graph.input.append(
-                helper.make_tensor_value_info(
-                    tensor.name,
-                    tensor.data_type,
-                    tensor.dims,
-                ),
+            value = helper.make_tensor_value_info(
+                tensor.name, tensor.data_type, tensor.dims
             )
+            graph.input.append(value)
     try:
         light = inlined(light)
     except InliningError as error:
@@ -202,21 +187,18 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
     """
     defined = defined_names(graph)
     missing = sorted(read_by(graph.node) - defined)
-    graph.initializer.extend(
-        {key: around[key] for key in missing if key in around}.values()
-    )
+    graph.initializer.extend(around[name] for name in missing if name in around)
     # A tensor that the graph defines hides an outer one of the same name.
-    known = {key: value for key, value in around.items() if key not in defined}
+    visible = {name: tensor for name, tensor in around.items() if name not in defined}
     for tensor in graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
-            known[tensor.name] = tensor
+            visible[tensor.name] = tensor
     for body in bodies_of(graph.node):
-        _hand_down(body, known)
+        _hand_down(body, visible)
 
 
 def _shaped(
-    value: ValueInfoProto,
-    shapes: Mapping[str, Sequence[int]],
+    value: ValueInfoProto, shapes: Mapping[str, Sequence[int]]
 ) -> ValueInfoProto:
     """Return the declaration of an input with the given shape, if any."""
     if value.name not in shapes or not is_tensor(value):
@@ -229,7 +211,6 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
     """Return a model with inferred shapes; the model itself if the inference fails.
 
     Args:
-        light: the model, which is not changed.
         propagate: use onnx's data propagation, too, unless a vector is too long for it.
     """
     try:
@@ -243,7 +224,7 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
             return infer_shapes(light, propagate=True)
         return inferred
     except RuntimeCrash:
-        # Of the isolated process, which each further inference would crash again.
+        # The isolated process has crashed: each further inference would crash it again.
         raise
     except Exception as error:
         # onnx raises several unrelated types; shapes stay unknown.
@@ -252,31 +233,21 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
 
 
 def _check_graph(graph: GraphProto, limit: int) -> None:
-    """Check the sizes of a graph's tensors, without bodies.
-
-    Args:
-        graph: the graph, with inferred shapes.
-        limit: largest size in bytes.
+    """Check the inferred sizes of a graph's tensors, without bodies.
 
     Raises:
-        ModelError: a tensor is larger.
+        ModelError: a tensor has more bytes than ``limit``.
     """
-    producers = dict[str, NodeProto]()
-    for node in graph.node:
-        producers.update(dict.fromkeys(node.output, node))
+    producers = makers_of(graph.node)
     for value in filter(is_tensor, declared_values(graph)):
         kind = value.type.tensor_type
         dims = kind.shape.dim
         # A tensor with an empty axis takes no memory.
-        if not any(map(_is_empty, dims)):
+        if not any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims):
             # An unset dim_value reads as 0; a dimension of unknown size counts as 1.
             sizes = [max(1, dim.dim_value) for dim in dims]
             what = _described(value.name, producers.get(value.name))
             _require(what, kind.elem_type, sizes, limit)
-
-
-def _is_empty(dim: TensorShapeProto.Dimension) -> bool:
-    return dim.HasField("dim_value") and dim.dim_value == 0
 
 
 def _described(tensor: str, producer: NodeProto | None) -> str:
@@ -292,8 +263,8 @@ def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
 
     Args:
         what: description of the tensor in messages.
-        elem_type: its ``TensorProto.DataType``.
-        sizes: its dimensions, with 1 for an unknown one.
+        elem_type: the ``TensorProto.DataType``.
+        sizes: the dimensions, with 1 for an unknown one.
         limit: largest size in bytes.
 
     Raises:
@@ -307,14 +278,11 @@ def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
 
 
 def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -> bool:
-    """Add the values of small constants that determine shapes.
+    """Add the values of small constants that determine shapes; return whether there are new ones.
 
     Args:
-        graph: its graph, or a body in it.
+        graph: the graph of the model, or a body in it.
         inferred: the same graph with inferred shapes.
-
-    Returns:
-        Whether there are new constants.
     """
     added = False
     # Inference keeps the nodes and their order, so that both can be walked in parallel.
@@ -322,11 +290,11 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
         bodies = zip(subgraphs(node), subgraphs(inferred_node), strict=True)
         for body, inferred_body in bodies:
             added |= _add_constants(light, body, inferred_body)
-    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
-    if not _has_open_result(graph, known):
+    results = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    if not _has_open_result(graph, results):
         return added
-    shapes = {value.name: value for value in (*known.values(), *inferred.input)}
-    computed = _computed_constants(light, graph, known, shapes)
+    shapes = {value.name: value for value in (*results.values(), *inferred.input)}
+    computed = _computed_constants(light, graph, results, shapes)
     # Nodes with known values become initializers, which the next round of inference can use.
     open_nodes = [
         node for node in graph.node if computed.keys().isdisjoint(node.output)
@@ -341,14 +309,14 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
 def _computed_constants(
     light: ModelProto,
     graph: GraphProto,
-    known: dict[str, ValueInfoProto],
+    declared: dict[str, ValueInfoProto],
     shapes: Mapping[str, ValueInfoProto],
 ) -> dict[str, NDArray[Any]]:
     """Return the values of the nodes of a graph that follow from constants and shapes.
 
     Args:
-        graph: its graph, or a body in it.
-        known: inferred shapes of the nodes' results.
+        graph: the graph of the model, or a body in it.
+        declared: inferred shapes of the nodes' results.
         shapes: the same, and those of the inputs.
     """
     constant = {tensor.name for tensor in graph.initializer}
@@ -361,49 +329,33 @@ def _computed_constants(
         if value is not None:
             computed[node.output[0]] = value
             constant.add(node.output[0])
-        # Nodes are in topological order: a computable result is a constant for the nodes after
-        # it.
-        elif _is_computable(node, constant, known):
+        # Nodes are in topological order: a computable result is a constant for later nodes.
+        elif _is_computable(node, constant, declared):
             nodes.append(node)
-            constant.update(filter(None, node.output))
+            constant.update(results_of([node]))
     return computed | _values(light, graph, nodes, computed)
 
 
-def _has_open_result(
-    graph: GraphProto,
-    known: Mapping[str, ValueInfoProto],
-) -> bool:
-    """Return whether a node of a graph, without bodies, has a result of unknown shape.
-
-    Args:
-        known: inferred declarations by name.
-    """
-    return any(_is_open(known.get(name, _UNKNOWN)) for name in results_of(graph.node))
+def _has_open_result(graph: GraphProto, declared: Mapping[str, ValueInfoProto]) -> bool:
+    """Return whether a node of a graph, without bodies, has a result of unknown shape."""
+    results = results_of(graph.node)
+    return any(_is_open(declared.get(name, _UNKNOWN)) for name in results)
 
 
 def _is_open(value: ValueInfoProto) -> bool:
     """Return whether a tensor's shape is not known; sequences and maps have none."""
     if has_shape(value):
-        return not all(map(_is_fixed, value.type.tensor_type.shape.dim))
+        dims = value.type.tensor_type.shape.dim
+        return not all(dim.HasField("dim_value") for dim in dims)
     return value.type.WhichOneof("value") in ("tensor_type", None)
 
 
-def _is_fixed(dim: TensorShapeProto.Dimension) -> bool:
-    return dim.HasField("dim_value")
-
-
 def _measured(
-    node: NodeProto,
-    shapes: Mapping[str, ValueInfoProto],
+    node: NodeProto, shapes: Mapping[str, ValueInfoProto]
 ) -> NDArray[Any] | None:
     """Return the result of a Shape or Size of a known shape; otherwise None.
 
-    Args:
-        node: a node of any kind.
-        shapes: inferred declarations by name.
-
-    Returns:
-        An int64 vector for a Shape, an int64 scalar for a Size.
+    An int64 vector for a Shape, an int64 scalar for a Size.
     """
     if node.op_type not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS:
         return None
@@ -420,25 +372,20 @@ def _measured(
 
 
 def _is_computable(
-    node: NodeProto,
-    constant: set[str],
-    known: dict[str, ValueInfoProto],
+    node: NodeProto, constant: set[str], declared: dict[str, ValueInfoProto]
 ) -> bool:
     """Return whether a node computes small tensors from constants alone.
 
     Args:
-        node: a node of any kind.
         constant: names of tensors with known values.
-        known: inferred declarations of results by name; results of unknown shape are not small.
+        declared: inferred declarations of results by name; results of unknown shape are not small.
     """
     if node.domain not in STANDARD_DOMAINS or node.op_type in RANDOM:
         return False
     if subgraphs(node) or not constant.issuperset(filter(None, node.input)):
         return False
-    results = results_of([node])
-    return bool(results) and all(
-        _is_small(known.get(name, _UNKNOWN)) for name in results
-    )
+    results = [declared.get(name, _UNKNOWN) for name in results_of([node])]
+    return bool(results) and all(_is_small(value) for value in results)
 
 
 def _is_small(value: ValueInfoProto) -> bool:
@@ -454,32 +401,21 @@ def _values(
     light: ModelProto,
     around: GraphProto,
     nodes: list[NodeProto],
-    found: dict[str, NDArray[Any]],
+    measured: dict[str, NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
-    """Compute nodes of a graph from its constants and from known values.
-
-    Args:
-        found: known values by name.
-    """
+    """Compute nodes of a graph from its constants, and from the values of other nodes."""
     wanted = results_of(nodes)
     if not wanted:
         return {}
     constants = list(around.initializer)
-    for name, value in found.items():
+    for name, value in measured.items():
         constants.append(numpy_helper.from_array(value, name))
+    # The session would copy constants that no node reads, too.
     read = read_by(nodes)
-    graph = helper.make_graph(
-        nodes,
-        "constants",
-        [],
-        untyped(wanted),
-        # The session would copy constants that no node reads, too.
-        [tensor for tensor in constants if tensor.name in read],
-    )
+    constants = [tensor for tensor in constants if tensor.name in read]
+    graph = helper.make_graph(nodes, "constants", [], untyped(wanted), constants)
     model = helper.make_model(
-        graph,
-        opset_imports=light.opset_import,
-        ir_version=light.ir_version,
+        graph, opset_imports=light.opset_import, ir_version=light.ir_version
     )
     try:
         values = open_session(model, optimize=False).run(wanted, {})
@@ -487,9 +423,9 @@ def _values(
         # onnxruntime raises several unrelated types. Shapes then stay unknown.
         logger.debug("constants are not computed: %s", error)
         return {}
-    computed = dict[str, NDArray[Any]]()
-    for name, value in zip(wanted, values, strict=True):
-        # A sequence is returned as a list.
-        if isinstance(value, np.ndarray):
-            computed[name] = value
-    return computed
+    # A sequence is returned as a list.
+    return {
+        name: value
+        for name, value in zip(wanted, values, strict=True)
+        if isinstance(value, np.ndarray)
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import filterfalse
 from types import MappingProxyType
 
 from onnx import ModelProto, ValueInfoProto, helper
@@ -64,35 +63,37 @@ def fixed(
         model.graph.input.extend(
             _declared(value, changed.get(value.name)) for value in graph.inputs
         )
-        outputs = _static_outputs(model, graph, _sizes_by_name(declared, wanted))
-        _set_outputs(model, graph, outputs)
+        named_sizes = _sizes_by_name(declared, wanted)
+        _set_outputs(model, graph, _static_outputs(model, graph, named_sizes))
         # Sizes that depended on an open dimension are known now.
         check_sizes(model)
         return Graph(model, store=graph.store), notes + closed
-    open_outputs = set(
-        filterfalse(graph.has_static_shape, [output.name for output in graph.outputs]),
-    )
+    open_outputs = {
+        output.name
+        for output in graph.outputs
+        if not graph.has_static_shape(output.name)
+    }
     if not open_outputs:
         return graph, closed
     model = graph.to_model()
     inferred = _inferred(model, graph, open_outputs)
-    known = dict[str, ValueInfoProto]()
     # Sorted, as the order of a set, and so that of the notes, differs between runs.
-    for name in sorted(open_outputs & inferred.keys()):
-        if _is_static(inferred[name]):
-            known[name] = inferred[name]
-    if not known:
+    static = {
+        name: inferred[name]
+        for name in sorted(open_outputs & inferred.keys())
+        if has_shape(inferred[name]) and is_static(sizes_of(inferred[name]))
+    }
+    if not static:
         return graph, closed
-    _set_outputs(model, graph, known)
+    _set_outputs(model, graph, static)
     notes = [
-        _shape_note("output", name, sizes_of(value)) for name, value in known.items()
+        _shape_note("output", name, sizes_of(value)) for name, value in static.items()
     ]
     return Graph(model, store=graph.store), closed + notes
 
 
 def _sizes_by_name(
-    declared: Mapping[str, Sizes | None],
-    wanted: Mapping[str, Sizes],
+    declared: Mapping[str, Sizes | None], wanted: Mapping[str, Sizes]
 ) -> dict[str, int]:
     """Return the sizes that the named dimensions of inputs have got.
 
@@ -100,19 +101,17 @@ def _sizes_by_name(
         declared: declared shapes by input; None for an unknown rank.
         wanted: new shapes by input.
     """
-    known = dict[str, int]()
+    named_sizes = dict[str, int]()
     for name, sizes in wanted.items():
         # An undeclared shape has no names to bind.
         for dim, size in zip(declared[name] or (), sizes, strict=False):
             if isinstance(dim, str) and isinstance(size, int):
-                known[dim] = size
-    return known
+                named_sizes[dim] = size
+    return named_sizes
 
 
 def _static_outputs(
-    model: ModelProto,
-    graph: Graph,
-    known: Mapping[str, int],
+    model: ModelProto, graph: Graph, named_sizes: Mapping[str, int]
 ) -> dict[str, ValueInfoProto]:
     """Return the outputs with inferred shapes, or with the sizes of their named dimensions.
 
@@ -122,19 +121,16 @@ def _static_outputs(
     Args:
         model: the model with the new input shapes.
         graph: the graph before, with the declared outputs.
-        known: sizes by the name of a dimension.
-
-    Returns:
-        A declaration of each output by name.
+        named_sizes: sizes by the name of a dimension.
     """
     inferred = _inferred(model, graph, {output.name for output in graph.outputs})
     outputs = dict[str, ValueInfoProto]()
     for value in graph.outputs:
-        found = inferred.get(value.name, value)
+        output = inferred.get(value.name, value)
         shape = graph.shape(value.name)
-        if shape is not None and not has_shape(found):
-            found = _declared(value, _closed(shape, known, None))
-        outputs[value.name] = found
+        if shape is not None and not has_shape(output):
+            output = _declared(value, _closed(shape, named_sizes, None))
+        outputs[value.name] = output
     return outputs
 
 
@@ -143,14 +139,11 @@ def _shape_note(what: str, name: str, sizes: Sizes) -> str:
 
 
 def _inferred(
-    model: ModelProto,
-    graph: Graph,
-    forgotten: AbstractSet[str],
+    model: ModelProto, graph: Graph, forgotten: AbstractSet[str]
 ) -> dict[str, ValueInfoProto]:
     """Return the inferred declarations of a model's tensors, by name.
 
     Args:
-        model: the model, which is not changed.
         forgotten: the outputs whose declared shapes are not used.
     """
     skeleton = ModelProto()
@@ -166,22 +159,11 @@ def _inferred(
 
 
 def _set_outputs(
-    model: ModelProto,
-    graph: Graph,
-    known: Mapping[str, ValueInfoProto],
+    model: ModelProto, graph: Graph, new: Mapping[str, ValueInfoProto]
 ) -> None:
-    """Replace declarations of a model's outputs, in place.
-
-    Args:
-        graph: its graph, with the declared outputs in their order.
-        known: new declarations by name; other outputs keep those of the graph.
-    """
+    """Replace declarations of a model's outputs by name, in place; others keep the graph's."""
     del model.graph.output[:]
-    model.graph.output.extend(known.get(value.name, value) for value in graph.outputs)
-
-
-def _is_static(value: ValueInfoProto) -> bool:
-    return has_shape(value) and is_static(sizes_of(value))
+    model.graph.output.extend(new.get(value.name, value) for value in graph.outputs)
 
 
 def _wanted(
@@ -202,67 +184,59 @@ def _wanted(
     Raises:
         ConfigError: there is no such input, or sizes contradict a shape or each other.
     """
-    known = dict[str, int]()  # sizes of named dimensions
+    named_sizes = dict[str, int]()
     wanted = dict[str, Sizes]()
     for name, sizes in shapes.items():
         if name not in declared:
             raise ConfigError(
                 f"shape: the model has no input {name!r}{nearest(name, declared)}",
             )
-        _bind(known, name, declared[name], sizes)
+        _bind(named_sizes, name, declared[name], sizes)
         wanted[name] = list(sizes)
     unset = {
-        key: value
-        for key, value in {
-            key: value for key, value in declared.items() if key not in wanted
-        }.items()
-        if value is not None
+        name: shape
+        for name, shape in declared.items()
+        if name not in wanted and shape is not None
     }
     for shape in unset.values():
-        # A name that the caller's shapes have bound already keeps the size.
-        for dim in [value for value in _batch_of(shape) if isinstance(value, str)]:
-            known.setdefault(dim, batch)
+        # The first dimension of two or more is the batch. A name that the caller's shapes have
+        # bound already keeps the size.
+        if len(shape) > 1 and isinstance(shape[0], str):
+            named_sizes.setdefault(shape[0], batch)
     for name, shape in unset.items():
-        wanted[name] = _closed(shape, known, batch)
+        wanted[name] = _closed(shape, named_sizes, batch)
     return wanted
 
 
-def _batch_of(shape: Sizes) -> Sizes:
-    """Return the first dimension of two or more; no dimension of a vector or scalar."""
-    return shape[:1] if len(shape) > 1 else ()
-
-
-def _closed(shape: Sizes, known: Mapping[str, int], batch: int | None) -> Sizes:
+def _closed(shape: Sizes, named_sizes: Mapping[str, int], batch: int | None) -> Sizes:
     """Return a shape with the sizes of its named dimensions, and of the batch if given.
 
     Args:
         shape: a shape with names or None for open dimensions.
-        known: sizes by the name of a dimension.
+        named_sizes: sizes by the name of a dimension.
         batch: size of an unnamed first dimension of two or more; None to leave it open.
     """
-    sizes: list[int | str | None] = []
-    for dim in shape:
-        sizes.append(known.get(dim, dim) if isinstance(dim, str) else dim)
+    sizes = [
+        named_sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape
+    ]
     if len(sizes) > 1 and sizes[0] is None:
         sizes[0] = batch
     return sizes
 
 
 def _bind(
-    known: dict[str, int],
-    name: str,
-    shape: Sizes | None,
-    sizes: Sequence[int],
+    named_sizes: dict[str, int], name: str, shape: Sizes | None, sizes: Sequence[int]
 ) -> None:
     """Check sizes against the shape of an input, and record the sizes of named dimensions.
 
     Args:
-        known: sizes by the name of a dimension, to which those of this input are added.
+        named_sizes: sizes by the name of a dimension, to which those of this input are added.
         shape: declared shape of the input; None for an unknown rank.
         sizes: sizes from the caller, one per dimension.
 
     Raises:
-        ConfigError: a size is not a whole number from 1, or contradicts the shape or ``known``.
+        ConfigError: a size is not a whole number from 1, or contradicts the shape or
+            ``named_sizes``.
     """
     if not all(is_whole(size, 1) for size in sizes):
         raise ConfigError(
@@ -277,26 +251,23 @@ def _bind(
             f" {len(shape)}: {list(shape)}",
         )
     for dim, size in zip(shape, sizes, strict=True):
-        other = str(dim)
+        expected = str(dim)
         bound: int | None = size
         if isinstance(dim, int):
             bound = dim
         elif isinstance(dim, str):
             # The first input with the name binds the size for all others.
-            bound = known.setdefault(dim, size)
-            other = f"{dim} = {bound}"
+            bound = named_sizes.setdefault(dim, size)
+            expected = f"{dim} = {bound}"
         if bound != size:
             raise ConfigError(
-                f"shape of {name!r} is {list(sizes)}, but the input has {other} for"
+                f"shape of {name!r} is {list(sizes)}, but the input has {expected} for"
                 f" {size}",
             )
 
 
 def _declared(
-    value: ValueInfoProto,
-    shape: Sizes | None,
-    *,
-    forget: bool = False,
+    value: ValueInfoProto, shape: Sizes | None, *, forget: bool = False
 ) -> ValueInfoProto:
     """Return a declaration of a tensor with another shape.
 
@@ -310,7 +281,6 @@ def _declared(
         return value
     copy = ValueInfoProto()
     copy.CopyFrom(value)
-    copy.type.CopyFrom(
-        helper.make_tensor_type_proto(value.type.tensor_type.elem_type, shape),
-    )
+    elem_type = value.type.tensor_type.elem_type
+    copy.type.CopyFrom(helper.make_tensor_type_proto(elem_type, shape))
     return copy

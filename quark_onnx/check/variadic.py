@@ -51,12 +51,7 @@ def _check(
     """Check nodes, also in subgraphs.
 
     Args:
-        nodes: nodes of a graph or function.
-        imports: operator sets of the model or function.
         functions: domain and name of the model's functions, which have no variadic parameters.
-
-    Raises:
-        ModelError: a name is empty.
     """
     opsets = {normalized_domain(entry.domain): entry.version for entry in imports}
     # A stack, as bodies may be nested deeply.
@@ -69,7 +64,7 @@ def _check(
         if "" not in node.input and "" not in node.output:
             continue
         if (normalized_domain(node.domain), node.op_type) in functions:
-            continue  # its inputs are all optional
+            continue  # inputs of a function are all optional
         first_input, first_output = _first_variadic(node, opsets)
         for what, names, first in (
             ("input", node.input, first_input),
@@ -113,7 +108,6 @@ def _first_variadic(
     """Return the positions of the first variadic input and output, or None.
 
     Args:
-        node: a node of any kind.
         opsets: versions of operator sets by domain, "" for the standard domain.
     """
     domain = normalized_domain(node.domain)

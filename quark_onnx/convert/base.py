@@ -46,7 +46,7 @@ class Conversion:
         name: name for users.
         rewrite: the function that converts.
         keeps: whether the function of the model stays the same.
-        reads: settings that it reads.
+        reads: settings that the conversion reads.
     """
 
     name: str
@@ -57,15 +57,12 @@ class Conversion:
     @property
     def summary(self) -> str:
         """First line of the docstring of ``rewrite``."""
-        return " ".join(
-            (inspect.getdoc(self.rewrite) or "").partition("\n\n")[0].split(),
-        )
+        docstring = inspect.getdoc(self.rewrite) or ""
+        return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def conversion(
-    name: str,
-    keeps: Keeps,
-    reads: Sequence[str] = (),
+    name: str, keeps: Keeps, reads: Sequence[str] = ()
 ) -> Callable[[Rewrite], Conversion]:
     """Return a decorator that turns a function into a conversion.
 

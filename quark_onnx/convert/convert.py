@@ -130,23 +130,19 @@ def _converted(
     store = store_for(original, target)
     try:
         # Functions are inlined, as conversions look at operators.
-        first = Stage(Graph.of(inlined(original), store))
-        stage = first
+        start = Stage(Graph.of(inlined(original), store))
+        stage = start
         steps = list[Step]()
         for conversion in chosen:
             stage, step = _apply(conversion, stage, settings)
             steps.append(step)
         # Without a change the original is written, byte by byte where possible.
         if any(step.notes for step in steps):
-            written = _finished(_tidied(stage.graph), first, target, external=external)
+            written = _finished(_tidied(stage.graph), start, target, external=external)
         else:
             source = Path(model) if isinstance(model, str | Path) else None
             written = _finished(
-                copy(original),
-                first,
-                target,
-                external=external,
-                source=source,
+                copy(original), start, target, external=external, source=source
             )
         return Converted(written, steps, model_bytes(original), model_bytes(written))
     finally:
@@ -176,18 +172,13 @@ def _settings(
 ) -> Settings:
     """Return the settings of conversions.
 
-    Args:
-        chosen: the conversions, each of which names the settings that it reads.
-        shapes: sizes by the name of an input; None for none.
-        opset: version to convert to; None if not given.
-        io: convert inputs and outputs, too.
-
     Raises:
         ConfigError: a setting is malformed, or unused.
     """
-    sizes = dict[str, tuple[int, ...]]()
-    for name, shape in (shapes or {}).items():
-        sizes[name] = _checked_shape(name, tuple(shape))
+    sizes = {
+        name: _checked_shape(name, tuple(shape))
+        for name, shape in (shapes or {}).items()
+    }
     if opset is not None and not is_number(opset, Integral):
         raise ConfigError(f"opset is {opset!r}; it must be a whole number")
     # A setting that no conversion reads is probably a mistake in the command.
@@ -199,10 +190,6 @@ def _settings(
 def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
     """Return the shape of an input as Python integers.
 
-    Args:
-        name: name of the input, for messages.
-        shape: the sizes as given.
-
     Raises:
         ConfigError: there is no size, or a size is not a whole number above 0.
     """
@@ -211,18 +198,12 @@ def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
         raise ConfigError(
             f"the shape of {name!r} is {list(shape)}; it must be whole numbers from 1",
         )
-    return tuple(map(int, shape))
+    return tuple(int(size) for size in shape)
 
 
 def _check_used(given: list[str], chosen: list[Conversion]) -> None:
-    """Raise ConfigError if no chosen conversion reads a given setting.
-
-    Args:
-        given: names of the settings that the caller gave.
-    """
-    used = set[str]()
-    for conversion in chosen:
-        used.update(conversion.reads)
+    """Raise ConfigError if no chosen conversion reads a setting that the caller gave."""
+    used = {setting for conversion in chosen for setting in conversion.reads}
     for setting in given:
         if setting not in used:
             users = [name for name in CONVERSIONS if setting in CONVERSIONS[name].reads]
@@ -233,19 +214,14 @@ def _check_used(given: list[str], chosen: list[Conversion]) -> None:
 
 
 def _apply(
-    conversion: Conversion,
-    before: Stage,
-    settings: Settings,
+    conversion: Conversion, before: Stage, settings: Settings
 ) -> tuple[Stage, Step]:
     """Run a conversion on a copy of a stage's graph, and verify the result.
 
-    Args:
-        before: the model to convert, which is not changed.
-        settings: the settings of all conversions, without samples.
+    If there was nothing to convert, return ``before`` and a step without notes.
 
-    Returns:
-        The converted model and the step. If there was nothing to convert, ``before`` and a step
-            without notes.
+    Args:
+        settings: the settings of all conversions, without samples.
     """
     sample = None
     if conversion.keeps == "but for rounding":
@@ -258,12 +234,8 @@ def _apply(
         logger.warning("%s: there is nothing to convert", conversion.name)
         return before, Step(conversion.name, conversion.keeps, [], [])
     after = Stage(graph)
-    return after, Step(
-        conversion.name,
-        conversion.keeps,
-        notes,
-        verify(conversion, before, after),
-    )
+    outputs = verify(conversion, before, after)
+    return after, Step(conversion.name, conversion.keeps, notes, outputs)
 
 
 def _tidied(graph: Graph) -> ModelProto:
@@ -274,7 +246,7 @@ def _tidied(graph: Graph) -> ModelProto:
         define_functions(graph)
     except ModelError as error:
         logger.warning("%s; the model runs only where the operator is known", error)
-    # Bodies of vendor operators that occur no more.
+    # No vendor operator occurs any more.
     if kinds.isdisjoint(DOMAINS):
         graph.set_functions([])
     graph.infer()
@@ -288,7 +260,7 @@ def _tidied(graph: Graph) -> ModelProto:
 
 def _finished(
     model: ModelProto,
-    first: Stage,
+    start: Stage,
     target: Path | None,
     *,
     external: bool,
@@ -299,14 +271,10 @@ def _finished(
     A written model is read back, so that external tensors refer to the written files.
 
     Args:
-        model: the converted model.
-        first: the original model.
-        target: the file to write, or None.
-        external: store large tensors in a separate file.
+        start: the original model, with its functions inlined.
         source: file of the original model, if nothing was converted.
     """
-    # The original with its functions inlined.
-    original = first.graph.to_model()
+    original = start.graph.to_model()
     if target is None:
         check(model, original, "converted")
         return loaded(model)
@@ -315,11 +283,10 @@ def _finished(
     with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
+        converted = Reference(model, path, optimize=False, what="the converted model")
         # A model that never ran on the CPU, such as one for an accelerator, gives no reason to
         # warn.
-        if _opens(plain) and not _opens(
-            Reference(model, path, optimize=False, what="the converted model"),
-        ):
+        if _opens(plain) and not _opens(converted):
             logger.warning(
                 "onnxruntime loads the model on its CPU provider no more, which lacks"
                 " kernels for it",

@@ -7,8 +7,9 @@ earlier opsets. com.vai.quantize is the former name of com.amd.quark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from typing import Any
 
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.common.errors import ModelError
@@ -123,13 +124,12 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
     Args:
         graph: the graph; it is changed in place unless the opset is raised.
         domain: the new domain; empty for that of ONNX.
-        need: returns the least opset at which a node can have the domain; None if it cannot.
 
     Returns:
         The converted graph, and notes on renamed and remaining nodes.
     """
     needs = list(_needs(graph, domain, need))
-    opsets = [need for need in needs if need is not None]
+    opsets = [opset for opset in needs if opset is not None]
     notes = list[str]()
     if opsets and max(opsets) > graph.opset:
         # The nodes that can be renamed at the present opset are renamed even if it cannot be
@@ -142,10 +142,7 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
             notes = [str(error)]
     count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))
     renamed = counted(count, "node", "renamed")
-    if count:
-        notes = [*renamed, *notes]
-    else:
-        notes = renamed
+    notes = [*renamed, *notes] if count else renamed
     remaining = len(needs) - count
     if remaining:
         notes.append(
@@ -156,12 +153,7 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
 
 
 def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
-    """Yield the needs of each Q/DQ node of another domain, also in bodies.
-
-    Args:
-        domain: the new domain; nodes of this domain are skipped.
-        need: returns the need of a node.
-    """
+    """Yield the needs of each Q/DQ node of another domain, also in bodies."""
     for node in _of_other_domains(graph, domain):
         yield need(graph, node)
     for body in bodies(graph):
@@ -177,13 +169,7 @@ def _of_other_domains(graph: Graph, domain: str) -> list[Node]:
 def _rename_all(graph: Graph, domain: str, need: Need) -> int:
     """Change the domain of the Q/DQ nodes of a graph that can have it at the graph's opset.
 
-    Args:
-        graph: the graph, without its bodies; changed in place.
-        domain: the new domain.
-        need: returns the least opset for a node; None if the node cannot have the domain.
-
-    Returns:
-        The number of renamed nodes.
+    Bodies are left unchanged. Return the number of renamed nodes.
     """
     count = 0
     for node in _of_other_domains(graph, domain):
@@ -198,8 +184,6 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
     """Change the domain of a Q/DQ node, and the attributes and inputs that depend on the domain.
 
     Args:
-        graph: the graph, which is changed in place.
-        node: a Q/DQ node of another domain.
         domain: the new domain; empty for that of ONNX.
     """
     plain = "QuantizeLinear" if node.op_type in QUANTIZE else "DequantizeLinear"
@@ -211,19 +195,17 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
         node.drop_attribute("output_dtype")
         node.drop_attribute("saturate")
         write_zero_point(graph, node)
-    for place, name in enumerate(node.inputs[1:3], 1):
+    for index, name in enumerate(node.inputs[1:3], 1):
         array = graph.constant(name)
         # ONNX distinguishes a vector of one element from a scalar.
         if array is not None and array.shape == (1,):
-            [scalar] = graph.once(
-                ("scalar", name),
-                partial(_scalar, graph, name),
-            )
-            graph.set_input(node, place, scalar)
+            graph.set_input(node, index, _scalar(graph, name, array))
 
 
-def _scalar(graph: Graph, name: str) -> list[str]:
-    """Add a constant of one element as a scalar; return a list of its name for ``Graph.once``."""
-    array = graph.constant(name)
-    assert array is not None
-    return [graph.add_constant(f"{name}_scalar", array.reshape(()))]
+def _scalar(graph: Graph, name: str, array: NDArray[Any]) -> str:
+    """Return the scalar of a constant of one element, which is added once."""
+    [scalar] = graph.once(
+        ("scalar", name),
+        lambda: [graph.add_constant(f"{name}_scalar", array.reshape(()))],
+    )
+    return scalar

@@ -6,8 +6,6 @@ fixed for all of them.
 
 from __future__ import annotations
 
-from itertools import filterfalse
-
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted as with_noun
@@ -30,7 +28,7 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
         graph = reloaded(graph)
         folded += count
     notes += counted(folded, "node", "folded")
-    dynamic = list(filterfalse(graph.has_static_shape, graph.results()))
+    dynamic = [name for name in graph.results() if not graph.has_static_shape(name)]
     if notes and dynamic:
         notes.append(
             f"{with_noun(len(dynamic), 'tensor has', 'tensors have')} sizes that depend on"
@@ -64,14 +62,10 @@ def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:
             f"nothing is known of the shape of input {name!r}; give it (--shape"
             f" {name}=1,3,224,224)"
         )
-    # The caller has found an open size, so that the list is not empty.
-    open_dims = [place for place, size in enumerate(shape) if not isinstance(size, int)]
-    place = open_dims[0]
+    # The caller has found an open size.
+    axis = next(axis for axis, size in enumerate(shape) if not isinstance(size, int))
     example = ",".join(str(size) if isinstance(size, int) else "N" for size in shape)
-    if shape[place]:
-        what = f"dimension {shape[place]!r}"
-    else:
-        what = f"dimension {place}"
+    what = f"dimension {shape[axis]!r}" if shape[axis] else f"dimension {axis}"
     return (
         f"{what} of input {name!r} has no size; give the shape (--shape"
         f" {name}={example})"

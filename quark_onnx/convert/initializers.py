@@ -9,7 +9,7 @@ from onnx import TensorProto
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
 from quark_onnx.fusions.base import attributes
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import copied
 from quark_onnx.graph.node import DEQUANTIZE
 
@@ -33,11 +33,7 @@ def shared_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[s
 
 
 def _split_pairs(graph: Graph) -> int:
-    """Copy the DequantizeLinear of a constant per reader; return the number of copies.
-
-    Args:
-        graph: the graph, without its bodies; changed in place.
-    """
+    """Copy the DequantizeLinear of a constant per reader; return the number of copies."""
     added = 0
     for node in graph.nodes_of_type(DEQUANTIZE):
         result = node.outputs[0]
@@ -55,49 +51,34 @@ def _split_pairs(graph: Graph) -> int:
                 domain=node.domain,
                 **attributes(node),
             )
-            _redirect(graph, reader, result, copy)
+            graph.replace_input(reader, result, copy)
             added += 1
     return added
 
 
 def _copy(graph: Graph) -> int:
-    """Copy a constant for each reader but the first; return the number of copies.
-
-    Args:
-        graph: the graph, without its bodies; changed in place.
-    """
+    """Copy a constant for each reader but the first; return the number of copies."""
     added = 0
     # A list, as copies are added on the way.
-    for name in list(filter(graph.is_constant, graph.initializers)):
+    for name in [name for name in graph.initializers if graph.is_constant(name)]:
         # An output, or a body that captures the name, keeps the original.
         read_elsewhere = graph.is_output(name) or graph.captured(name)
         for reader in graph.consumers(name)[not read_elsewhere :]:
             if name in reader.inputs:
-                _redirect(
-                    graph,
-                    reader,
-                    name,
-                    copied(graph, name, f"{name}_of_{reader.name}"),
-                )
+                copy = copied(graph, name, f"{name}_of_{reader.name}")
+                graph.replace_input(reader, name, copy)
                 added += 1
     return added
 
 
-def _redirect(graph: Graph, node: Node, old: str, new: str) -> None:
-    """Let a node read ``new`` at each of its inputs that is ``old``."""
-    for place, name in enumerate(node.inputs):
-        if name == old:
-            graph.set_input(node, place, new)
-
-
 def _share(graph: Graph) -> int:
     """Let nodes read the first of equal constants; return the number of the others."""
-    first: dict[tuple[object, ...], str] = {}
+    names: dict[tuple[object, ...], str] = {}
     count = 0
     for name, tensor in list(graph.initializers.items()):
         if not graph.is_constant(name):
             continue
-        same = first.setdefault(_key(tensor), name)
+        same = names.setdefault(_key(tensor), name)
         # Outputs and captured tensors are found by name.
         if same != name and not graph.is_output(name) and not graph.captured(name):
             graph.replace_uses(name, same)

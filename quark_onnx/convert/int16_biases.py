@@ -31,13 +31,8 @@ def _narrow_all(graph: Graph) -> int:
 def _narrow(graph: Graph, node: Node) -> bool:
     """Store the codes of a bias in 16 bits, with new scale and zero point.
 
-    Args:
-        graph: the graph, which is changed in place.
-        node: a DequantizeLinear.
-
-    Returns:
-        True; False, and the graph stays unchanged, if the node does not dequantize a constant int32
-            bias with zero point 0.
+    Return False, and leave the graph unchanged, if the DequantizeLinear does not dequantize a
+    constant int32 bias with zero point 0.
     """
     codes = graph.constant(node.input(0))
     old = parameters(graph, node)
@@ -54,23 +49,15 @@ def _narrow(graph: Graph, node: Node) -> bool:
     if not old.scale.ndim:
         magnitude = magnitude.max(initial=0.0)
     octaves = octaves_for(magnitude, INT16.qmax)
-    narrow = np.clip(
-        np.rint(codes / np.exp2(octaves)),
-        INT16.qmin,
-        INT16.qmax,
-    ).astype(
-        np.int16,
-    )
+    rounded = np.rint(codes / np.exp2(octaves))
+    narrow = np.clip(rounded, INT16.qmin, INT16.qmax).astype(np.int16)
     # A power of two keeps the scale's mantissa, so that only the codes are rounded.
     scale = (old.scale * np.exp2(octaves)).astype(old.scale.dtype)
     stem = node.inputs[0]
     graph.set_input(node, 0, graph.add_constant(f"{stem}_int16", narrow))
     graph.set_input(node, 1, graph.add_constant(f"{stem}_int16_scale", scale))
-    zero_point = graph.add_constant(
-        f"{stem}_int16_zero_point",
-        np.zeros(scale.shape, np.int16),
-    )
-    graph.fill_input(node, 2, zero_point)
+    zeros = np.zeros(scale.shape, np.int16)
+    graph.fill_input(node, 2, graph.add_constant(f"{stem}_int16_zero_point", zeros))
     # com.microsoft has 16-bit Q/DQ nodes at every opset.
     if not node.domain and graph.opset < INT16.min_opset:
         graph.import_domain(CONTRIB)

@@ -17,10 +17,8 @@ def quark_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
     With function bodies.
     """
-    return _renamed(
-        graph,
-        {(OLD_DOMAIN, old): (DOMAIN, new) for old, new in RENAMED.items()},
-    )
+    names = {(OLD_DOMAIN, old): (DOMAIN, new) for old, new in RENAMED.items()}
+    return _renamed(graph, names)
 
 
 @conversion("vitis-names", keeps="exactly")
@@ -29,24 +27,17 @@ def vitis_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
     Without function bodies.
     """
-    return _renamed(
-        graph,
-        {(DOMAIN, new): (OLD_DOMAIN, old) for old, new in RENAMED.items()},
-    )
+    names = {(DOMAIN, new): (OLD_DOMAIN, old) for old, new in RENAMED.items()}
+    return _renamed(graph, names)
 
 
 def _renamed(
-    graph: Graph,
-    names: dict[tuple[str, str], tuple[str, str]],
+    graph: Graph, names: dict[tuple[str, str], tuple[str, str]]
 ) -> tuple[Graph, list[str]]:
-    """Rename operators in a graph and its bodies.
+    """Rename operators in a graph and its bodies, in place; return a note on their number.
 
     Args:
-        graph: the graph, which is changed in place.
         names: new domain and operator type, by present domain and operator type.
-
-    Returns:
-        The graph, and a note on the number of renamed nodes.
     """
 
     def rename(inner: Graph) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
     outputs = _float_values(graph.outputs)
     # Before the conversion: an input that stays float32 keeps its default value.
     defaults = {
-        key: graph.initializers[key] for key in inputs if key in graph.initializers
+        name: graph.initializers[name] for name in inputs if name in graph.initializers
     }
     narrow.graph(graph)
     if not narrow.count:
@@ -149,13 +148,17 @@ class _Narrow:
         self.count += len(results)
         kinds = results | _floats(graph, [value.name for value in graph.inputs])
         constants = {
-            name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT
+            name: tensor
+            for name, tensor in graph.initializers.items()
+            if tensor.data_type == _FLOAT
         }
         # float32 values of constants that are read in float32, before these constants are rounded
         # below.
-        before = dict[str, NDArray[Any] | None]()
-        for name in filter(graph.is_constant, self._read_wide(graph, constants)):
-            before[name] = graph.constant(name)
+        before = {
+            name: graph.constant(name)
+            for name in self._read_wide(graph, constants)
+            if graph.is_constant(name)
+        }
         # A list, as Casts are added on the way.
         for node in list(graph.nodes):
             self._node(graph, node, kinds, before)
@@ -181,32 +184,20 @@ class _Narrow:
             put_back(graph, body, inner)
 
     def _read_wide(self, graph: Graph, constants: dict[str, Any]) -> set[str]:
-        """Return the constants of float32 inputs.
-
-        Args:
-            constants: float32 initializers by name.
-
-        Returns:
-            The names of those that a node reads at an input without a 16-bit type.
-        """
+        """Return the float32 constants that a node reads at an input without a 16-bit type."""
         names = set[str]()
         for node in graph.nodes:
-            for place, name in enumerate(node.inputs):
-                if name in constants and not self._takes(graph, node, place):
+            for index, name in enumerate(node.inputs):
+                if name in constants and not self._takes(graph, node, index):
                     names.add(name)
         return names
 
     def _node(
-        self,
-        graph: Graph,
-        node: Node,
-        kinds: set[str],
-        before: dict[str, Any],
+        self, graph: Graph, node: Node, kinds: set[str], before: dict[str, Any]
     ) -> None:
         """Let a node read and compute 16 bits, or insert a Cast on each side.
 
         Args:
-            graph: the graph with the node, changed in place.
             kinds: names of the float32 tensors of the original graph, which become 16 bits.
             before: float32 values, by name, of the constants that a node reads in float32.
 
@@ -223,70 +214,45 @@ class _Narrow:
                 f"{node!r} has no {self.half.name} at opset {graph.opset}; convert to a"
                 " later one first",
             )
-        for place, name in enumerate(node.inputs):
-            if name in before and not self._takes(graph, node, place):
+        for index, name in enumerate(node.inputs):
+            if name in before and not self._takes(graph, node, index):
                 # A constant is read as float32 itself, without rounding and a Cast back.
-                key = ("float32", name)
-                [float_name] = graph.once(
-                    key,
-                    partial(_added, graph, f"{name}_float", before[name]),
-                )
-                graph.set_input(node, place, float_name)
-            elif name in kinds and not self._takes(graph, node, place):
+                graph.set_input(node, index, _float_constant(graph, name, before[name]))
+            elif name in kinds and not self._takes(graph, node, index):
                 wide = True
-                # One Cast per tensor, however many nodes read float32.
-                [float_name] = graph.once(
-                    ("cast", name),
-                    partial(_cast, graph, name),
-                )
-                graph.set_input(node, place, float_name)
-        for place, name in enumerate(node.outputs):
-            if name in kinds and not self._makes(graph, node, place):
+                graph.set_input(node, index, _cast(graph, name))
+        for index, name in enumerate(node.outputs):
+            if name in kinds and not self._makes(graph, node, index):
                 wide = True
                 float_name = graph.fresh(f"{name}_float")
-                graph.set_output(node, place, float_name)
-                graph.add(
-                    "Cast",
-                    [float_name],
-                    [name],
-                    to=self.half.onnx,
-                )
+                graph.set_output(node, index, float_name)
+                graph.add("Cast", [float_name], [name], to=self.half.onnx)
         self.wide[node.kind] += wide
         # Adding an empty counter drops the zeros.
         self.wide += Counter()
 
-    def _takes(self, graph: Graph, node: Node, place: int) -> bool:
-        """Return whether an input may have 16 bits.
+    def _takes(self, graph: Graph, node: Node, index: int) -> bool:
+        """Return whether an input may have 16 bits at the graph's opset.
 
-        Args:
-            graph: the graph, whose opset decides.
-            node: the reader.
-            place: index of the input.
-
-        Returns:
-            False, too, for an operator whose definition is unknown, or that reads or writes codes.
+        False, too, for an operator whose definition is unknown, or that reads or writes codes.
         """
         schema = _schema(graph, node)
-        return schema is not None and self._allowed(schema, schema.inputs, place)
+        return schema is not None and self._allowed(schema, schema.inputs, index)
 
-    def _makes(self, graph: Graph, node: Node, place: int) -> bool:
-        """Return whether a result has 16 bits if the inputs have.
+    def _makes(self, graph: Graph, node: Node, index: int) -> bool:
+        """Return whether a result has 16 bits if the inputs have, where they may.
 
         Attributes with the type of the result are changed.
-
-        Args:
-            graph: the graph, whose opset decides.
-            node: the node, whose inputs have 16 bits where they may.
-            place: index of the result.
         """
         schema = _schema(graph, node)
-        if schema is None or not self._allowed(schema, schema.outputs, place):
+        if schema is None or not self._allowed(schema, schema.outputs, index):
             return False
-        kind = _formal(schema.outputs, place).type_str
-        input_kinds = set[str]()
-        for index, name in enumerate(node.inputs):
-            if name:
-                input_kinds.add(_formal(schema.inputs, index).type_str)
+        kind = _formal(schema.outputs, index).type_str
+        input_kinds = {
+            _formal(schema.inputs, position).type_str
+            for position, name in enumerate(node.inputs)
+            if name
+        }
         # The result has the type of an input, which has become the 16-bit type.
         if kind in input_kinds or node.has_subgraph:
             return True
@@ -295,7 +261,7 @@ class _Narrow:
                 node.set_attribute(name, self.half.onnx)
                 return True
         value = node.attribute("value")
-        # The type of its result is that of the attribute, float32 by default.
+        # The type of the result is that of the attribute, float32 by default.
         if node.kind == "ConstantOfShape":
             number: NDArray[Any] = np.zeros(1, np.float32)
             if value is not None:
@@ -304,15 +270,14 @@ class _Narrow:
             return True
         return False
 
-    def _allowed(self, schema: Any, formals: Any, place: int) -> bool:
+    def _allowed(self, schema: Any, formals: Any, index: int) -> bool:
         """Return whether an input or output of an operator may have the 16-bit type.
 
         Args:
             schema: definition of the operator (``onnx.defs.OpSchema``).
             formals: the inputs of the definition, or the outputs.
-            place: index of the input or output of the node.
         """
-        kind = _formal(formals, place).type_str
+        kind = _formal(formals, index).type_str
         constraints = {
             constraint.type_param_str: constraint.allowed_type_strs
             for constraint in schema.type_constraints
@@ -321,11 +286,7 @@ class _Narrow:
         return _TENSOR[self.half.onnx] in constraints.get(kind, [kind])
 
     def _array(self, graph: Graph, name: str) -> NDArray[Any]:
-        """Return the values of an initializer in 16 bits.
-
-        Args:
-            name: a constant, or an input with a default value.
-        """
+        """Return the values of a constant, or the default value of an input, in 16 bits."""
         array = graph.constant(name)
         assert array is not None or graph.is_input(name), name
         if array is None:
@@ -336,13 +297,7 @@ class _Narrow:
     def _fitted(self, array: NDArray[Any]) -> NDArray[Any]:
         """Convert values to 16 bits: finite ones are clipped, and a nonzero scalar stays nonzero.
 
-        A scalar is often an epsilon.
-
-        Args:
-            array: float32 values of any shape.
-
-        Returns:
-            Values of the same shape. Arrays with clipped or raised values are counted.
+        A scalar is often an epsilon. Arrays with clipped or raised values are counted.
         """
         largest = self.half.largest
         # Infinities stay: masks of attention add them.
@@ -350,11 +305,8 @@ class _Narrow:
         beyond = finite & (np.abs(array) > largest)
         self.clipped += bool(beyond.any())
         with np.errstate(over="ignore"):
-            result: NDArray[Any] = np.where(
-                beyond,
-                np.copysign(largest, array),
-                array,
-            ).astype(self.half.numpy)
+            clipped = np.where(beyond, np.copysign(largest, array), array)
+            result: NDArray[Any] = clipped.astype(self.half.numpy)
         if array.size == 1 and array.any() and not result.astype(np.float32).any():
             self.raised += 1
             # Bits 1: the least subnormal number of either type.
@@ -363,11 +315,7 @@ class _Narrow:
         return result
 
     def _type(self, type_: TypeProto) -> None:
-        """Replace float32 by the 16-bit type in a declared type, in place.
-
-        Args:
-            type_: a tensor type, or a sequence or optional, whose elements are changed.
-        """
+        """Replace float32 by the 16-bit type in a declared type or its elements, in place."""
         kind = type_.WhichOneof("value")
         if kind == "tensor_type" and type_.tensor_type.elem_type == _FLOAT:
             type_.tensor_type.elem_type = self.half.onnx
@@ -391,16 +339,24 @@ def _floats(graph: Graph, names: Iterable[str]) -> set[str]:
     return {name for name in names if graph.elem_type(name) == _FLOAT}
 
 
-def _added(graph: Graph, name: str, array: NDArray[Any]) -> list[str]:
-    """Add a constant; return a list of its name for ``Graph.once``."""
-    return [graph.add_constant(name, array)]
+def _float_constant(graph: Graph, name: str, array: NDArray[Any]) -> str:
+    """Return the float32 constant of a constant, which is added once."""
+    [float_name] = graph.once(
+        ("float32", name), lambda: [graph.add_constant(f"{name}_float", array)]
+    )
+    return float_name
 
 
-def _cast(graph: Graph, name: str) -> list[str]:
-    """Add a Cast of a tensor to float32; return a list of its result for ``Graph.once``."""
-    float_name = graph.fresh(f"{name}_float")
-    graph.add("Cast", [name], [float_name], to=_FLOAT)
-    return [float_name]
+def _cast(graph: Graph, name: str) -> str:
+    """Return the float32 tensor of a tensor: one Cast, however many nodes read float32."""
+
+    def cast() -> list[str]:
+        result = graph.fresh(f"{name}_float")
+        graph.add("Cast", [name], [result], to=_FLOAT)
+        return [result]
+
+    [float_name] = graph.once(("cast", name), cast)
+    return float_name
 
 
 def _schema(graph: Graph, node: Node) -> Any:
@@ -413,11 +369,6 @@ def _schema(graph: Graph, node: Node) -> Any:
         return None
 
 
-def _formal(formals: Any, place: int) -> Any:
-    """Return the parameter of an input or output; the last one may be variadic.
-
-    Args:
-        formals: inputs or outputs of an operator's definition, at least one.
-        place: index of the input or output of a node.
-    """
-    return formals[min(place, len(formals) - 1)]
+def _formal(formals: Any, index: int) -> Any:
+    """Return the parameter of an input or output; the last one may be variadic."""
+    return formals[min(index, len(formals) - 1)]

@@ -116,16 +116,11 @@ def write_zero_point(graph: Graph, node: Node) -> None:
     shape = graph.shape(node.inputs[1])
     assert kind and shape is not None
     sizes = [int(size or 0) for size in shape]
+    zeros = np.zeros(sizes, helper.tensor_dtype_to_np_dtype(kind))
     # Zero points of one type and shape are shared.
-    key = ("zero point", str(kind), *map(str, sizes))
     [name] = graph.once(
-        key,
-        lambda: [
-            graph.add_constant(
-                "zero_point",
-                np.zeros(sizes, helper.tensor_dtype_to_np_dtype(kind)),
-            ),
-        ],
+        ("zero point", str(kind), *map(str, sizes)),
+        lambda: [graph.add_constant("zero_point", zeros)],
     )
     graph.fill_input(node, 2, name)
 
@@ -133,7 +128,7 @@ def write_zero_point(graph: Graph, node: Node) -> None:
 def readers(graph: Graph, node: Node) -> list[Node] | None:
     """Return the DequantizeLinear nodes after a QuantizeLinear.
 
-    None if another node reads its codes.
+    None if another node reads the codes.
 
     Args:
         graph: the graph.
@@ -144,14 +139,14 @@ def readers(graph: Graph, node: Node) -> list[Node] | None:
             read by a body, if nobody reads them, or if a parameter is computed.
     """
     result = node.outputs[0]
-    own = parameters(graph, node)
+    node_parameters = parameters(graph, node)
     consumers = graph.consumers(result)
-    if own is None or not consumers or not private(graph, result):
+    if node_parameters is None or not consumers or not private(graph, result):
         return None
     for consumer in consumers:
         if consumer.op_type not in DEQUANTIZE or consumer.inputs[0] != result:
             return None
-        if parameters(graph, consumer) != own:
+        if parameters(graph, consumer) != node_parameters:
             return None
     return consumers
 
@@ -163,12 +158,9 @@ def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
         graph: the graph.
         node: a DequantizeLinear.
     """
-    values = [
-        value
-        for value in (graph.constant(name) for name in node.operands)
-        if value is not None
-    ]
-    if len(values) < len(node.operands):
+    arrays = [graph.constant(name) for name in node.operands]
+    values = [array for array in arrays if array is not None]
+    if len(values) < len(arrays):
         return None
     # The result has the type of the scale (float32, float16).
     return dequantized(node, values).astype(values[1].dtype)
@@ -186,25 +178,15 @@ def rounded(graph: Graph, node: Node) -> NDArray[Any] | None:
             is computed, for blocks, and for codes other than integers of 8 and 16 bits.
     """
     array = graph.constant(node.inputs[0])
-    own = parameters(graph, node)
-    if array is None or own is None:
+    node_parameters = parameters(graph, node)
+    if array is None or node_parameters is None:
         return None
     kind = code_type(graph, node)
     # Other codes, such as small floats, are not rounded by ``quantize``.
-    if kind not in ENDS or own.block_size:
+    if kind not in ENDS or node_parameters.block_size:
         return None
-    axis = own.axis % array.ndim if own.scale.ndim else None
-    params = QParams(
-        own.scale.astype(np.float32),
-        own.zero_point.astype(np.int64),
-        axis,
-    )
-    codes = quantize(
-        array,
-        params,
-        Grid(int(ENDS[kind].min), int(ENDS[kind].max)),
-    )
-    return dequantized(
-        node,
-        [codes, own.scale, own.zero_point],
-    ).astype(array.dtype)
+    scale, zero_point = node_parameters.scale, node_parameters.zero_point
+    axis = node_parameters.axis % array.ndim if scale.ndim else None
+    params = QParams(scale.astype(np.float32), zero_point.astype(np.int64), axis)
+    codes = quantize(array, params, Grid(int(ENDS[kind].min), int(ENDS[kind].max)))
+    return dequantized(node, [codes, scale, zero_point]).astype(array.dtype)

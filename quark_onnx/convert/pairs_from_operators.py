@@ -49,48 +49,24 @@ class Form:
 _TWO = ((0, 1, 2), (3, 4, 5))
 _ONE = ((0, 1, 2),)
 FORMS: dict[str, Form] = {
-    "QLinearConv": Form(
-        "Conv",
-        _TWO,
-        (6, 7),
-        bias=8,
-        own_axis=0,
-    ),
+    "QLinearConv": Form("Conv", _TWO, (6, 7), bias=8, own_axis=0),
     "QLinearMatMul": Form("MatMul", _TWO, (6, 7)),
     f"{CONTRIB}::QGemm": Form("Gemm", _TWO, (7, 8), bias=6),
     f"{CONTRIB}::MatMulIntegerToFloat": Form(
-        "MatMul",
-        ((0, 2, 4), (1, 3, 5)),
-        None,
-        bias=6,
+        "MatMul", ((0, 2, 4), (1, 3, 5)), None, bias=6
     ),
     f"{CONTRIB}::QLinearAdd": Form("Add", _TWO, (6, 7)),
     f"{CONTRIB}::QLinearMul": Form("Mul", _TWO, (6, 7)),
     f"{CONTRIB}::QLinearSigmoid": Form("Sigmoid", _ONE, (3, 4)),
     f"{CONTRIB}::QLinearLeakyRelu": Form("LeakyRelu", _ONE, (3, 4)),
-    f"{CONTRIB}::QLinearSoftmax": Form(
-        "Softmax",
-        _ONE,
-        (3, 4),
-        dropped=("opset",),
-    ),
+    f"{CONTRIB}::QLinearSoftmax": Form("Softmax", _ONE, (3, 4), dropped=("opset",)),
     f"{CONTRIB}::QLinearAveragePool": Form(
-        "AveragePool",
-        _ONE,
-        (3, 4),
-        dropped=("channels_last",),
+        "AveragePool", _ONE, (3, 4), dropped=("channels_last",)
     ),
     f"{CONTRIB}::QLinearGlobalAveragePool": Form(
-        "GlobalAveragePool",
-        _ONE,
-        (3, 4),
-        dropped=("channels_last",),
+        "GlobalAveragePool", _ONE, (3, 4), dropped=("channels_last",)
     ),
-    f"{CONTRIB}::QLinearWhere": Form(
-        "Where",
-        ((1, 2, 3), (4, 5, 6)),
-        (7, 8),
-    ),
+    f"{CONTRIB}::QLinearWhere": Form("Where", ((1, 2, 3), (4, 5, 6)), (7, 8)),
 }
 _CONCAT = f"{CONTRIB}::QLinearConcat"
 #: Inputs that hold single values as codes: the padding, and the bounds.
@@ -110,7 +86,7 @@ def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]
     objection = Agreement(graph, settings.samples).objection(before)
     if objection:
         raise AccuracyError(
-            f"qoperator-to-qdq: of the model that was converted, {objection}; nothing was written",
+            f"qoperator-to-qdq: of the model that was converted, {objection}; nothing was written"
         )
     return graph, counted(count, "operator", "on codes became Q/DQ pairs")
 
@@ -131,13 +107,8 @@ def _rewrite(graph: Graph) -> int:
 def _linear(graph: Graph, node: Node) -> bool:
     """Replace a QLinear operator by a float operator between pairs.
 
-    Args:
-        graph: the graph, which is changed in place.
-        node: a node of any kind.
-
-    Returns:
-        True; False, and the graph stays unchanged, for other operators and where pairs would not be
-            equivalent.
+    Return False, and leave the graph unchanged, for other operators and where pairs would not be
+    equivalent.
     """
     # The number of operands of a QLinearConcat differs from node to node.
     form = _concat(node) if node.kind == _CONCAT else FORMS.get(node.kind)
@@ -147,8 +118,7 @@ def _linear(graph: Graph, node: Node) -> bool:
         return False
     # The condition of a Where is no operand with codes.
     inputs = [node.inputs[0]] if form.op_type == "Where" else []
-    for place in range(len(form.operands)):
-        inputs.append(_read(graph, node, form, place))
+    inputs += [_read(graph, node, form, index) for index in range(len(form.operands))]
     settings = attributes(node)
     for name in form.dropped:
         settings.pop(name, None)
@@ -176,7 +146,6 @@ def _quantized(
     """Add the QuantizeLinear of a result; return the float tensor that it reads.
 
     Args:
-        graph: the graph, which is changed in place.
         node: the operator on codes, which may have been removed.
         parameters: indices of scale and zero point of the result among the node's inputs.
         codes: name of the result, which the QuantizeLinear computes.
@@ -194,25 +163,25 @@ def _quantized(
 def _concat(node: Node) -> Form:
     """Return the layout of a QLinearConcat.
 
-    Its inputs are scale and zero point of the result, and then codes, scale and zero point of each
+    The inputs are scale and zero point of the result, and then codes, scale and zero point of each
     operand.
     """
     operands = tuple(
-        (place, place + 1, place + 2) for place in range(2, len(node.inputs), 3)
+        (index, index + 1, index + 2) for index in range(2, len(node.inputs), 3)
     )
     return Form("Concat", operands, (0, 1))
 
 
 def _has_equivalent_pairs(graph: Graph, node: Node, form: Form) -> bool:
     """Return whether a float operator between pairs computes the same as an operator on codes."""
-    for place, (_, scale, zero) in enumerate(form.operands):
+    for index, (_, scale, zero) in enumerate(form.operands):
         array = graph.constant(node.input(scale))
         if array is None:
             return False
         if node.input(zero) and not graph.is_constant(node.input(zero)):
             return False
         # Only the second operand, the weight, may have per-channel scales.
-        if array.size > 1 and (place != 1 or array.ndim != 1):
+        if array.size > 1 and (index != 1 or array.ndim != 1):
             return False
     return form.op_type != "Softmax" or _softmax_is_kept(graph, node)
 
@@ -232,19 +201,9 @@ def _softmax_is_kept(graph: Graph, node: Node) -> bool:
     return bool((node.attribute("opset", 13) >= 13) == (graph.opset >= 13))
 
 
-def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
-    """Add the DequantizeLinear of an operand.
-
-    Args:
-        graph: the graph, which is changed in place.
-        node: the operator on codes.
-        form: the layout of its inputs.
-        place: index of the operand in ``form.operands``.
-
-    Returns:
-        The name of the dequantized operand.
-    """
-    codes, scale, zero = form.operands[place]
+def _read(graph: Graph, node: Node, form: Form, index: int) -> str:
+    """Add the DequantizeLinear of an operand of ``form``; return the dequantized operand."""
+    codes, scale, zero = form.operands[index]
     array = graph.constant(node.input(scale))
     axis = {}
     if array is not None and array.size > 1:
@@ -254,19 +213,14 @@ def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
         if form.op_type == "Gemm":
             channel_axis = output_axis(node)
         axis = {"axis": channel_axis % rank}
-    return _dequantize(
-        graph,
-        [node.input(codes), *_present(node, scale, zero)],
-        f"{node.name}_{place}",
-        **axis,
-    )
+    inputs = [node.input(codes), *_present(node, scale, zero)]
+    return _dequantize(graph, inputs, f"{node.name}_{index}", **axis)
 
 
 def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
     """Add a DequantizeLinear; return the name of its result.
 
     Args:
-        graph: the graph, which is changed in place.
         inputs: names of codes, scale and, if any, zero point.
         name: name of the node, without the suffix ``_DQ``.
         **axis: the attribute ``axis`` of per-channel scales; none for a single scale.
@@ -283,8 +237,7 @@ def _float_bias(graph: Graph, node: Node, form: Form) -> str:
 
     Args:
         graph: the graph, which gets a DequantizeLinear for an int32 bias.
-        node: the operator on codes.
-        form: the layout of its inputs; operators with an int32 bias have two operands.
+        form: the layout of the operator's inputs; operators with an int32 bias have two operands.
     """
     bias = node.input(form.bias) if form.bias >= 0 else ""
     if not bias or graph.elem_type(bias) != TensorProto.INT32:
@@ -303,57 +256,51 @@ def _float_bias(graph: Graph, node: Node, form: Form) -> str:
     return _dequantize(graph, [bias, name], f"{node.name}_bias", **axis)
 
 
-def _present(node: Node, *places: int) -> list[str]:
+def _present(node: Node, *indices: int) -> list[str]:
     """Return the names of the inputs at some indices, without omitted inputs."""
-    return [node.input(place) for place in places if node.input(place)]
+    return [node.input(index) for index in indices if node.input(index)]
 
 
 def _moving(graph: Graph, node: Node) -> bool:
     """Replace an operator that moves or clips codes by a float operator between pairs.
 
-    The pairs have the scale of its codes.
-
-    Args:
-        graph: the graph, which is changed in place; nodes before this one have been replaced.
-        node: a node of any kind.
-
-    Returns:
-        True; False, and the graph stays unchanged, for other operators and without a common scale.
+    The pairs have the scale of the codes. Nodes before this one have been replaced. Return False,
+    and leave the graph unchanged, for other operators and without a common scale.
     """
     if not _moves_codes(node):
         return False
-    places = moved_inputs(node)
+    indices = moved_inputs(node)
     # Nodes come in graph order: the QuantizeLinear of an earlier one gives the scale here.
-    scale_and_zero = _common_scale(graph, node, places)
+    scale_and_zero = _common_scale(graph, node, indices)
     if scale_and_zero is None:
         return False
-    codes_places = [place for place in _CODES.get(node.kind, ()) if node.input(place)]
-    codes = {place: node.inputs[place] for place in codes_places}
+    codes = {
+        index: node.inputs[index]
+        for index in _CODES.get(node.kind, ())
+        if node.input(index)
+    }
     # Bounds are decoded here, and not at runtime.
     decoding = [*codes.values(), *scale_and_zero] if codes else []
     if not all(graph.is_constant(name) for name in decoding):
         return False
-    values = dict[int, str]()
-    for place, code in codes.items():
-        values[place] = _decoded(graph, code, scale_and_zero)
-    for place in places:
-        inputs = [node.inputs[place], *scale_and_zero]
-        name = f"{node.name}_{place}"
-        graph.set_input(node, place, _dequantize(graph, inputs, name))
-    for place, value in values.items():
-        graph.set_input(node, place, value)
+    values = {
+        index: _decoded(graph, code, scale_and_zero) for index, code in codes.items()
+    }
+    for index in indices:
+        inputs = [node.inputs[index], *scale_and_zero]
+        name = f"{node.name}_{index}"
+        graph.set_input(node, index, _dequantize(graph, inputs, name))
+    for index, value in values.items():
+        graph.set_input(node, index, value)
     # The second result of MaxPool holds indices.
     results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
-    for place, result in enumerate(results):
+    for index, result in enumerate(results):
         if result:
             computed = graph.fresh(f"{result}_float")
-            graph.set_output(node, place, computed)
-            graph.add(
-                "QuantizeLinear",
-                [computed, *scale_and_zero],
-                [result],
-                name=f"{node.name}_{place}_Q",
-            )
+            graph.set_output(node, index, computed)
+            inputs = [computed, *scale_and_zero]
+            name = f"{node.name}_{index}_Q"
+            graph.add("QuantizeLinear", inputs, [result], name=name)
     return True
 
 
@@ -369,19 +316,14 @@ def _moves_codes(node: Node) -> bool:
     return True
 
 
-def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str] | None:
+def _common_scale(graph: Graph, node: Node, indices: Sequence[int]) -> list[str] | None:
     """Return the names of the scale and, if any, the zero point that the operands share.
 
     None if an operand is not quantized, or has another scale.
-
-    Args:
-        node: an operator that moves codes.
-        places: indices of its inputs with codes.
     """
     parameters = set[tuple[str, ...]]()
-    for place in places:
-        source = node.inputs[place]
-        writer = graph.producer_of_kind(source, {"QuantizeLinear"})
+    for index in indices:
+        writer = graph.producer_of_kind(node.inputs[index], {"QuantizeLinear"})
         if writer is None:
             return None
         parameters.add(writer.inputs[1:])
@@ -390,16 +332,7 @@ def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str] 
 
 
 def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str:
-    """Return the constant value of a constant code.
-
-    Args:
-        graph: the graph, which gets the float constant.
-        code: name of a constant of codes.
-        scale_and_zero: names of a constant scale and, if any, zero point.
-
-    Returns:
-        The name of the float constant.
-    """
+    """Add the float constant of a constant code; return the name."""
     result = _dequantize(graph, [code, *scale_and_zero], code)
     node = graph.producer(result)
     assert node is not None

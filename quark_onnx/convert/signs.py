@@ -57,12 +57,10 @@ def u16s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, list[str]]:
     """Exchange the types of codes in a graph and its bodies, and of uint8 weights for int8.
 
-    Args:
-        graph: the graph, which is changed in place.
-        activations: new ``TensorProto.DataType`` of the codes of activations, by the present one.
+    Return the graph, reloaded after a change, and notes.
 
-    Returns:
-        The graph, reloaded after a change, and notes.
+    Args:
+        activations: new ``TensorProto.DataType`` of the codes of activations, by the present one.
     """
     refused = list[str]()
     count = everywhere(graph, lambda inner: _move_all(inner, activations, refused))
@@ -81,12 +79,7 @@ def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, lis
 def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) -> int:
     """Shift the codes of activations and of constants; return their number.
 
-    Tensors that cannot be shifted are added to ``refused``.
-
-    Args:
-        graph: the graph, which is changed in place.
-        activations: new type by present type of the codes of activations.
-        refused: receives the names of tensors.
+    The names of tensors that cannot be shifted are added to ``refused``.
     """
     count = 0
     for node in graph.nodes_of_type(QUANTIZE | DEQUANTIZE):
@@ -105,17 +98,14 @@ def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) 
 
 
 def _move(graph: Graph, node: Node, kind: int, new: int) -> bool:
-    """Shift the codes of a QuantizeLinear, or those that a DequantizeLinear stores.
+    """Shift the codes of a QuantizeLinear, or the constant codes of a DequantizeLinear.
+
+    Return False, and leave the graph unchanged, if a parameter is computed, or if another node than
+    a DequantizeLinear with equal parameters reads the codes.
 
     Args:
-        graph: the graph, which is changed in place.
-        node: a QuantizeLinear, or a DequantizeLinear of constant codes.
         kind: present type of the codes.
         new: new type, of as many bits and the other signedness.
-
-    Returns:
-        True; False, and the graph stays unchanged, if a parameter is computed, or if another node
-            than a DequantizeLinear with equal parameters reads the codes.
     """
     # A computed zero point cannot be shifted.
     if parameters(graph, node) is None:
@@ -135,42 +125,23 @@ def _move(graph: Graph, node: Node, kind: int, new: int) -> bool:
 
 
 def _set_zero_point(graph: Graph, node: Node, kind: int, new: int) -> None:
-    """Shift the zero point of a Q/DQ node, which is added if omitted.
-
-    Args:
-        graph: the graph, which is changed in place.
-        node: the Q/DQ node, with a constant zero point or none.
-        kind: present type of the codes.
-        new: new type of the codes.
-    """
+    """Shift the constant zero point of a Q/DQ node, which is added if omitted."""
     write_zero_point(graph, node)
     # The zero point tells the new type, and the attribute would contradict it.
     node.drop_attribute("output_dtype")
-    graph.set_input(
-        node,
-        2,
-        _moved(graph, node.inputs[2], kind, new),
-    )
+    graph.set_input(node, 2, _moved(graph, node.inputs[2], kind, new))
 
 
 def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
-    """Return the constant of shifted codes, shared like the codes.
-
-    Args:
-        graph: the graph, which gets the constant once per name.
-        name: name of constant codes or zero points.
-        kind: present type of the codes.
-        new: new type of the codes.
-    """
+    """Return the constant of shifted codes or zero points, shared like the original."""
     array = graph.constant(name)
     assert array is not None
     # In int32, as the shifted codes leave the range of the old type.
-    moved = (array.astype(np.int32) + _shift(kind, new)).astype(
-        helper.tensor_dtype_to_np_dtype(new),
-    )
+    moved = array.astype(np.int32) + _shift(kind, new)
+    codes = moved.astype(helper.tensor_dtype_to_np_dtype(new))
     [name_of_shifted] = graph.once(
         ("moved", name),
-        lambda: [graph.add_constant(f"{name}_{ENDS[new].dtype}", moved)],
+        lambda: [graph.add_constant(f"{name}_{ENDS[new].dtype}", codes)],
     )
     return name_of_shifted
 

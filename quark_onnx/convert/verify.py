@@ -45,11 +45,8 @@ class Stage:
         bare.set_functions([])
         model = with_bodies(bare.to_model())
         try:
-            reference = Reference(
-                _wide_interface(model),
-                optimize=False,
-                what="the model",
-            )
+            wide = _wide_interface(model)
+            reference = Reference(wide, optimize=False, what="the model")
             reference.session  # noqa: B018  (whether it opens is the question)
         # Without kernels for the 16-bit type, the model is computed in float32, and rounded per
         # tensor.
@@ -90,7 +87,6 @@ def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
     Without such tensors, the model is returned uncopied.
 
     Args:
-        model: the model, which is not changed.
         graph: a graph of the model, whose store takes large constants.
     """
     wide, _ = upcast_to_float32(model, graph.store)
@@ -100,23 +96,13 @@ def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
     # The original types, as ``wide`` has none of them.
     kinds = Graph.of(model, graph.store)
     for node in list(result.nodes):
-        for place, name in enumerate(node.outputs):
+        for index, name in enumerate(node.outputs):
             if kinds.elem_type(name) in HALVES:
                 computed = result.fresh(f"{name}_computed")
                 narrow = result.fresh(f"{name}_rounded")
-                result.set_output(node, place, computed)
-                result.add(
-                    "Cast",
-                    [computed],
-                    [narrow],
-                    to=kinds.elem_type(name),
-                )
-                result.add(
-                    "Cast",
-                    [narrow],
-                    [name],
-                    to=int(TensorProto.FLOAT),
-                )
+                result.set_output(node, index, computed)
+                result.add("Cast", [computed], [narrow], to=kinds.elem_type(name))
+                result.add("Cast", [narrow], [name], to=int(TensorProto.FLOAT))
     return result.to_model()
 
 

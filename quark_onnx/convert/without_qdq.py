@@ -101,11 +101,7 @@ def _remove(graph: Graph) -> int:
 def _store_float(graph: Graph, node: Node) -> bool:
     """Replace a DequantizeLinear of constants by the dequantized constant.
 
-    Args:
-        graph: the graph, which is changed in place.
-
-    Returns:
-        True; False, and the graph stays unchanged, if an input is computed.
+    Return False, and leave the graph unchanged, if an input is computed.
     """
     array = constant(graph, node)
     if array is None:
@@ -118,15 +114,11 @@ def _store_float(graph: Graph, node: Node) -> bool:
 def _remove_pair(graph: Graph, node: Node) -> bool:
     """Remove a QuantizeLinear, and the DequantizeLinear nodes that read its codes.
 
-    Args:
-        graph: the graph, which is changed in place.
-
-    Returns:
-        True; False, and the graph stays unchanged, if a parameter is computed, or if another node
-            reads the codes.
+    Return False, and leave the graph unchanged, if a parameter is computed, or if another node
+    reads the codes.
     """
-    undone = readers(graph, node)
-    if undone is None:
+    dequantizing = readers(graph, node)
+    if dequantizing is None:
         return False
     array = rounded(graph, node)
     source = node.inputs[0]
@@ -137,8 +129,8 @@ def _remove_pair(graph: Graph, node: Node) -> bool:
     elif not graph.is_constant(source):
         source = _clipped(graph, node)
     # Before the Identity is added, which takes over the names of the dequantized tensors.
-    graph.remove([node, *undone])
-    for dequantize in undone:
+    graph.remove([node, *dequantizing])
+    for dequantize in dequantizing:
         name = f"{dequantize.name}_float"
         identity = graph.add("Identity", [source], dequantize.outputs, name=name)
         graph.bypass(identity)
@@ -152,13 +144,9 @@ _REMOVERS = {
 
 
 def _clipped(graph: Graph, node: Node) -> str:
-    """Return the input of a QuantizeLinear, after a restored Relu or Clip.
+    """Restore the Relu or Clip before a QuantizeLinear where one is needed.
 
-    Args:
-        graph: the graph, which gets the Relu or Clip.
-
-    Returns:
-        The name of the result of the Relu or Clip, or of the input where none is needed.
+    Return the name of its result, or of the input where none is needed.
     """
     source = node.inputs[0]
     greatest = _greatest(graph, node)
@@ -183,24 +171,19 @@ def _clipped(graph: Graph, node: Node) -> str:
 
 
 def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]] | None:
-    """Return the greatest value of a per-tensor grid from zero on, and the scale; or None.
+    """Return the greatest value of a QuantizeLinear's grid, and the scale as an array of rank 0.
 
-    Args:
-        node: a QuantizeLinear.
-
-    Returns:
-        The dequantized value of the greatest code, and the scale as an array of rank 0. None if the
-            grid has negative values or several scales, or is unknown.
+    None if the grid has negative values or several scales, or is unknown.
     """
-    own = parameters(graph, node)
+    grid = parameters(graph, node)
     kind = code_type(graph, node)
-    if own is None or kind not in ENDS or own.scale.ndim:
+    if grid is None or kind not in ENDS or grid.scale.ndim:
         return None
     # Codes that end at zero, such as uint8 with zero point 0.
-    if own.zero_point != ENDS[kind].min:
+    if grid.zero_point != ENDS[kind].min:
         return None
-    codes = float(ENDS[kind].max - own.zero_point)
-    return codes * float(own.scale), own.scale
+    codes = float(ENDS[kind].max - grid.zero_point)
+    return codes * float(grid.scale), grid.scale
 
 
 def _is_positive(graph: Graph, tensor: str) -> bool:

@@ -27,7 +27,6 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.common.containers import without
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import (
     all_graphs,
@@ -74,12 +73,8 @@ class OriginalDtypes:
                 array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
                 # The Cast takes over the name: bodies may capture it, too.
                 del graph.initializers[name]
-                graph.add(
-                    "Cast",
-                    [graph.add_constant(f"{name}_narrow", array)],
-                    [name],
-                    to=int(TensorProto.FLOAT),
-                )
+                narrow = graph.add_constant(f"{name}_narrow", array)
+                graph.add("Cast", [narrow], [name], to=int(TensorProto.FLOAT))
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
@@ -93,9 +88,8 @@ class OriginalDtypes:
             # The default value of an input has the type of the input.
             if tensor.name in self.inputs:
                 dtype = helper.tensor_dtype_to_np_dtype(self.inputs[tensor.name])
-                tensor.CopyFrom(
-                    numpy_helper.from_array(values(tensor).astype(dtype), tensor.name),
-                )
+                array = values(tensor).astype(dtype)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         return result
 
 
@@ -123,11 +117,8 @@ def cast_interface(
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    taken = {
-        *[tensor.name for tensor in graph.initializer],
-        *read_by(graph.node),
-        *results_of(graph.node),
-    }
+    taken = {tensor.name for tensor in graph.initializer}
+    taken.update(read_by(graph.node), results_of(graph.node))
     # A name that a body defines would hide the renamed tensor there.
     for body in bodies_of(graph.node):
         taken |= all_names(body)
@@ -138,9 +129,7 @@ def cast_interface(
     }
     _rename(graph, inner_names)
     # Casts of inputs first, those of outputs last: the order stays topological.
-    before = list[NodeProto]()
-    for name in inputs:
-        before.append(_cast(name, inner_names[name], int(inside), taken))
+    before = [_cast(name, inner_names[name], int(inside), taken) for name in inputs]
     after = list[NodeProto]()
     for name, kind in outputs.items():
         # An input that is an output as well keeps name, type and value: no Cast back.
@@ -167,9 +156,6 @@ def _cast(
     """Return a Cast with a free name.
 
     Args:
-        source: name of the tensor to read.
-        result: name of the tensor to compute.
-        kind: ``TensorProto.DataType`` of the result.
         taken: names in use, to which that of the node is added.
         of: tensor after which the node is named; by default ``source``.
     """
@@ -178,7 +164,7 @@ def _cast(
 
 
 def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
-    """Add a 16-bit constant followed by a Cast to float32; return the name of its result.
+    """Add a 16-bit constant followed by a Cast to float32; return the name of the Cast's result.
 
     Args:
         graph: the graph, which is changed in place.
@@ -187,18 +173,12 @@ def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
     """
     narrow = graph.add_constant(f"{name}_narrow", array)
     wide = graph.fresh(name)
-    graph.add(
-        "Cast",
-        [narrow],
-        [wide],
-        to=int(TensorProto.FLOAT),
-    )
+    graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
     return wide
 
 
 def upcast_to_float32(
-    model: ModelProto,
-    store: Store | None = None,
+    model: ModelProto, store: Store | None = None
 ) -> tuple[ModelProto, OriginalDtypes]:
     """Return ``model`` in float32 instead of 16-bit floats, and the original types.
 
@@ -208,7 +188,7 @@ def upcast_to_float32(
         model: the model, which is not changed.
         store: takes large tensors, whose size doubles.
     """
-    if not any(map(_has_halves, all_graphs(model.graph))):
+    if not any(_has_halves(subgraph) for subgraph in all_graphs(model.graph)):
         return model, OriginalDtypes()
     result = ModelProto()
     result.CopyFrom(model)
@@ -220,8 +200,8 @@ def upcast_to_float32(
         _halves_among(_elem_types(graph.output)),
         _halves_among(constants),
     )
-    for part in all_graphs(graph):
-        _widen(part, store)
+    for subgraph in all_graphs(graph):
+        _widen(subgraph, store)
     return result, original
 
 
@@ -238,7 +218,7 @@ def _has_halves(graph: GraphProto) -> bool:
     """Return whether a tensor or a type in a graph, without bodies, has 16 bits."""
     kinds = {tensor.data_type for tensor in graph.initializer}
     kinds.update(_elem_types(declared_values(graph)).values())
-    kinds.update(map(_named_type, attributes_of(graph.node)))
+    kinds.update(_named_type(attribute) for attribute in attributes_of(graph.node))
     return not HALVES.isdisjoint(kinds)
 
 
@@ -313,7 +293,8 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
         rename_entries(node.output, names)
     for body in bodies_of(graph.node):
         # A name that a body defines hides the outer tensor of this name.
-        _rename(body, without(names, defined_names(body)))
+        defined = defined_names(body)
+        _rename(body, {old: new for old, new in names.items() if old not in defined})
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -32,7 +32,6 @@ from quark_onnx.check.fields import check_fields, check_tensor
 from quark_onnx.check.loops import check_loops
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.check.variadic import check_variadic
-from quark_onnx.common.containers import subset
 from quark_onnx.common.errors import ModelError, system_reason
 from quark_onnx.files.model_file import read_model
 from quark_onnx.graph import store
@@ -103,17 +102,16 @@ def load(
         if loaded_model is model:
             loaded_model = ModelProto()
             loaded_model.CopyFrom(model)
-        found = correct_shapes(loaded_model, inferred)
-        for note in found:
+        corrections = correct_shapes(loaded_model, inferred)
+        for note in corrections:
             logger.warning("%s", note)
         if notes is not None:
-            notes += found
+            notes += corrections
     return loaded_model
 
 
 def _loaded(
-    model: str | Path | ModelProto,
-    arrays: list[NDArray[Any]] | None,
+    model: str | Path | ModelProto, arrays: list[NDArray[Any]] | None
 ) -> ModelProto:
     """Return a checked model from a path, or the checked model itself."""
     if isinstance(model, ModelProto):
@@ -148,11 +146,11 @@ def read_stored(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelPr
         ModelError: the file is missing or malformed; the message names it.
     """
     _check_file(path)
-    found = None
+    split = None
     # Larger models are worked on in files (``Store``), where held arrays have no use.
     if arrays is not None and path.stat().st_size <= store.LARGE_MODEL:
-        found = read_model(path)
-    model, held = found or (_parsed(path), [])
+        split = read_model(path)
+    model, held = split or (_parsed(path), [])
     if arrays is not None:
         arrays += held
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
@@ -258,13 +256,11 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
 def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
     """Return file, offset and length of an external tensor's values.
 
-    Args:
-        tensor: a tensor with external data.
-        model: the model file, whose folder the location is relative to.
+    The offset in bytes is at most the size of the file. The length is the number of bytes that the
+    shape needs, or less if the file ends before.
 
-    Returns:
-        The file; the offset in bytes, at most the size of the file; and the number of bytes that
-            the shape needs, or fewer if the file ends before.
+    Args:
+        model: the model file, whose folder the location is relative to.
 
     Raises:
         ModelError: an entry is malformed, the location is forbidden, the file is missing, or the
@@ -306,15 +302,9 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
-    """Load the values of an external tensor into the tensor.
+    """Load the values of an external tensor into the tensor, and remove its reference to the file.
 
-    Args:
-        tensor: the tensor, whose reference to the file is removed.
-        offset: first byte.
-        length: number of bytes; fewer are loaded if the file ends before.
-
-    Raises:
-        ModelError: the file cannot be read.
+    Fewer bytes than ``length`` are loaded if the file ends before.
     """
     try:
         with path.open("rb") as file:
@@ -331,8 +321,6 @@ def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:
     """Return a number among the entries on a tensor's external data; None without the entry.
 
     Args:
-        tensor: the tensor, for messages.
-        info: the entries by key.
         key: "offset" or "length".
 
     Raises:
@@ -357,7 +345,6 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
     download caches. Other locations may be an attack (CVE-2025-51480).
 
     Args:
-        tensor: the tensor, for messages.
         location: file as the model names it, relative to the model's folder.
 
     Returns:
@@ -377,7 +364,7 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
     except (OSError, RuntimeError) as error:  # circular links
         raise ModelError(f"{where} cannot be found: {error}") from error
     climbs = normalized.is_absolute() or ".." in normalized.parts
-    if climbs or not any(map(path.is_relative_to, folders)):
+    if climbs or not any(path.is_relative_to(folder) for folder in folders):
         raise ModelError(f"{where} lies outside the model's folder {model.parent}")
     return path
 
@@ -386,8 +373,9 @@ def external_files(model: ModelProto) -> set[str]:
     """Return the files of external tensors, as the model names them."""
     files = set[str]()
     for tensor, _ in tensors_with_data(model):
-        if uses_external_data(tensor):
-            files.update(subset(_external_info(tensor), ["location"]).values())
+        info = _external_info(tensor)
+        if uses_external_data(tensor) and "location" in info:
+            files.add(info["location"])
     return files
 
 
@@ -477,12 +465,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path, data: Path) -> None:
-    """Remove the data file of an earlier version of the same output.
-
-    Args:
-        path: the model file, which may still be the earlier version.
-        data: the data file next to it.
-    """
+    """Remove the data file of an earlier version of the model in a file."""
     if data.exists() and _is_own(path, data.name):
         data.unlink()
 
@@ -490,9 +473,7 @@ def _remove_stale(path: Path, data: Path) -> None:
 def _is_own(path: Path, data: str) -> bool:
     """Return whether the model in a file has external tensors in a data file.
 
-    Args:
-        path: the model file, which may not exist or not be a model.
-        data: name of the data file, as a model names it.
+    False if the file does not exist, or holds no model.
     """
     with contextlib.suppress(ModelError):
         return path.exists() and data in external_files(read_stored(path))

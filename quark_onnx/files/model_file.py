@@ -44,9 +44,9 @@ class _Field(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """Position of the values of an initializer in a file."""
+    """Position of the values of an initializer, given by index, in a file."""
 
-    place: int
+    initializer: int
     start: int
     length: int
 
@@ -64,21 +64,20 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
     arrays: list[NDArray[Any]] = []
     try:
         with path.open("rb") as file:
-            # A map reads only the pages that are looked at: tags, lengths and what stays in the
-            # message.
+            # Only the pages that are looked at are read: tags, lengths and the remaining message.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 if len(data) < LEAST_FILE:
                     return None
-                message, found = _split(data)
+                message, positions = _split(data)
             model = ModelProto()
             model.ParseFromString(message)
-            for values in found:
+            for values in positions:
                 # The values are read once, straight into their final array.
                 array = np.empty(values.length, np.uint8)
                 file.seek(values.start)
                 if file.readinto(array.data) != values.length:
                     return None
-                tensor = model.graph.initializer[values.place]
+                tensor = model.graph.initializer[values.initializer]
                 held = hold_raw(tensor, array)
                 if held is None:
                     # A type that cannot be held, or a wrong number of values, which
@@ -119,7 +118,7 @@ def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | Non
 
     Args:
         tensor: a tensor without values, changed in place.
-        data: its values as bytes, in the layout of ``raw_data``.
+        data: the values as bytes, in the layout of ``raw_data``.
 
     Returns:
         The array that the tensor refers to, as long as it lasts. None if the type cannot be held,
@@ -137,20 +136,15 @@ def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | Non
 
 
 def _split(data: mmap.mmap) -> tuple[bytes, list[_Values]]:
-    """Return a message without the values of large initializers, and the place of these values.
+    """Return the message of a model file without large values, and the positions of these values.
 
-    Args:
-        data: a whole model file.
-
-    Returns:
-        The message, in which large initializers lack ``raw_data``; and the positions of their
-            values in the file, with the index of the initializer.
+    Large initializers lack ``raw_data`` in the message.
 
     Raises:
         ValueError: the message is malformed.
     """
     message = bytearray()
-    found: list[_Values] = []
+    positions: list[_Values] = []
     count = 0
     # Several graph fields are valid, as parsers merge them: ``count`` goes on over all of them.
     for field in _fields(data, 0, len(data)):
@@ -158,33 +152,28 @@ def _split(data: mmap.mmap) -> tuple[bytes, list[_Values]]:
             message += data[field.tag : field.end]
             continue
         graph = bytearray()
-        for part in _fields(data, field.start, field.end):
-            if part.number != _INITIALIZER or part.kind != _LENGTH:
-                graph += data[part.tag : part.end]
+        for inner in _fields(data, field.start, field.end):
+            if inner.number != _INITIALIZER or inner.kind != _LENGTH:
+                graph += data[inner.tag : inner.end]
                 continue
             raw = None
-            if part.end - part.start >= LEAST:
-                raw = _raw_field(data, part)
+            if inner.end - inner.start >= LEAST:
+                raw = _raw_field(data, inner)
             if raw is None:
-                graph += data[part.tag : part.end]
+                graph += data[inner.tag : inner.end]
             else:
-                tensor = data[part.start : raw.tag] + data[raw.end : part.end]
+                tensor = data[inner.start : raw.tag] + data[raw.end : inner.end]
                 graph += _message(_INITIALIZER, tensor)
-                found.append(_Values(count, raw.start, raw.end - raw.start))
+                positions.append(_Values(count, raw.start, raw.end - raw.start))
             count += 1
         message += _message(_GRAPH, graph)
-    return bytes(message), found
+    return bytes(message), positions
 
 
 def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
-    """Return the raw values of a tensor, if there are many, and once.
+    """Return the field of a tensor's raw values.
 
-    Args:
-        data: the file.
-        tensor: the field of the file that holds the tensor.
-
-    Returns:
-        The field of the values; None if they are few, repeated, or stored in another field.
+    None if the values are few, repeated, or stored in another field.
     """
     fields = [
         field
@@ -198,12 +187,7 @@ def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
 
 
 def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of a message.
-
-    Args:
-        data: the file.
-        start: position of the message in the file.
-        end: position after the message.
+    """Yield the fields of the message between two positions of a file.
 
     Raises:
         ValueError: a field is malformed, or ends after the message.
@@ -232,10 +216,6 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
 def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
     """Return an integer of seven bits per byte, and the position after it.
 
-    Args:
-        data: the file.
-        position: position of the first byte.
-
     Raises:
         ValueError: the integer has more than 64 bits, or the file ends in it.
     """
@@ -253,9 +233,8 @@ def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
 
 def _message(number: int, value: bytes | bytearray) -> bytes:
     """Return a field that holds a message."""
-    return bytes(
-        [*_encoded(number << 3 | _LENGTH), *_encoded(len(value))],
-    ) + bytes(value)
+    head = [*_encoded(number << 3 | _LENGTH), *_encoded(len(value))]
+    return bytes(head) + bytes(value)
 
 
 def _encoded(value: int) -> list[int]:

@@ -78,20 +78,19 @@ def refuse_overwrites(inputs: Sequence[Input], outputs: Sequence[Output]) -> Non
     Raises:
         ConfigError: names the two.
     """
-    present = [each for each in inputs if _exists(each.path)]
+    present = [read for read in inputs if _exists(read.path)]
     for output in outputs:
         for file in output.written:
             # A device or a pipe is written to, and not replaced.
             if not _is_device(file):
-                for each in present:
-                    _refuse_input(output, file, each)
+                for read in present:
+                    _refuse_input(output, file, read)
     for first, second in combinations(outputs, 2):
         _refuse_output(first, second)
 
 
 def refuse_overwritten_arguments(
-    inputs: Mapping[str, object],
-    outputs: Mapping[str, object],
+    inputs: Mapping[str, object], outputs: Mapping[str, object]
 ) -> None:
     """Check the arguments of a call with ``refuse_overwrites``.
 
@@ -181,18 +180,17 @@ def _refuse_input(output: Output, file: Path, read: Input) -> None:
 
 def _refuse_output(first: Output, second: Output) -> None:
     """Raise ConfigError if two outputs have a file in common."""
-    for one in first.written:
-        for other in second.written:
-            if _is_device(one) or not same_file(one, other):
+    for first_file in first.written:
+        for second_file in second.written:
+            if _is_device(first_file) or not same_file(first_file, second_file):
                 continue
             both = f"{first.name} and {second.name} are"
             if first.name == second.name:
                 both = f"both paths of {first.name} are"
-            raise ConfigError(f"{both} the same file, {one}; name two files")
+            raise ConfigError(f"{both} the same file, {first_file}; name two files")
     for inner, outer in ((first, second), (second, first)):
-        if outer.replaced and any(
-            _contains(outer.path, file) for file in inner.written
-        ):
+        inside = any(_contains(outer.path, file) for file in inner.written)
+        if outer.replaced and inside:
             raise ConfigError(
                 f"{inner} lies in {outer}, which is replaced with all that it holds; name"
                 " another folder",
@@ -202,9 +200,8 @@ def _refuse_output(first: Output, second: Output) -> None:
 def _is_read(folder: Input, file: Path) -> bool:
     """Return whether a file is one of those that are read in a folder, or would become one."""
     suffixes = folder.suffixes
-    if (suffixes is None or file.suffix.lower() in suffixes) and _contains(
-        folder.path, file
-    ):
+    is_sample = suffixes is None or file.suffix.lower() in suffixes
+    if is_sample and _contains(folder.path, file):
         return True
     # Links lead from files of the folder to files elsewhere, as in the cache of a model hub.
     return _exists(file) and any(
@@ -237,9 +234,9 @@ def _is_device(path: Path) -> bool:
 def ignores_case(path: Path) -> bool:
     """Return whether the file system of a path ignores case."""
     for parent in path.parents:
-        other = parent.with_name(parent.name.swapcase()) if parent.name else parent
-        if other != parent and parent.exists():
-            return other.exists() and other.samefile(parent)
+        swapped = parent.with_name(parent.name.swapcase()) if parent.name else parent
+        if swapped != parent and parent.exists():
+            return swapped.exists() and swapped.samefile(parent)
     return False
 
 

@@ -14,9 +14,7 @@ DOMAINS = (DOMAIN, float4.DOMAIN)
 
 
 def definitions(
-    nodes: Iterable[NodeProto],
-    opset: int,
-    element_types: Mapping[str, int],
+    nodes: Iterable[NodeProto], opset: int, element_types: Mapping[str, int]
 ) -> list[FunctionProto]:
     """Return the functions for the operators of a model.
 

@@ -65,10 +65,8 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     """Return a function for all BFPQuantizeDequantize nodes of a model.
 
     The function holds a variant for each combination of attributes in the model; the axis is free.
-    It
-    takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or
-    later,
-    IR version 8 or later and an import of the vendor's domain.
+    It takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or
+    later, IR version 8 or later and an import of the vendor's domain.
 
     Args:
         nodes: the model's nodes; other operators are ignored.
@@ -91,14 +89,8 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     variants: list[Settings] = []
     # Attributes that a method does not read make no further variants.
     for method, keys in _KEYS.items():
-        variants += distinct(
-            [
-                node_settings
-                for node_settings in checked
-                if node_settings["bfp_method"] == method
-            ],
-            keys,
-        )
+        of_method = [row for row in checked if row["bfp_method"] == method]
+        variants += distinct(of_method, keys)
     body = Body()
     dispatch(body, variants, _variant)
     return [function(NAME, ["x"], body, DEFAULTS, opset)]
@@ -117,13 +109,13 @@ def _checked(node: NodeProto) -> Settings:
     values = settings(node, DEFAULTS, allowed)
     if values["bfp_method"] == "to_bfp_prime":
         size, parts, bits = (
-            int(values[key])
-            for key in ("block_size", "sub_block_size", "sub_block_shift_bits")
+            int(values[name])
+            for name in ("block_size", "sub_block_size", "sub_block_shift_bits")
         )
         if parts < 1 or size % parts or bits < 0:
             raise ModelError(
                 f"{where(node)}: sub-blocks of {parts} do not divide blocks of {size},"
-                f" or a shift has {bits} bits",
+                f" or a shift has {bits} bits"
             )
     return values
 
@@ -139,28 +131,12 @@ def _variant(body: Body, variant: Settings) -> str:
             # Codes of ``bits`` bits and a sign: the greatest magnitude lies between 2^(bits-1)
             # and 2^bits steps.
             steps = step(inner, doubled_power(inner, top), 1 - bits)
-            return to_steps(
-                inner,
-                values,
-                steps,
-                (1 - 2**bits, 2**bits - 1),
-                rounding,
-            )
+            return to_steps(inner, values, steps, (1 - 2**bits, 2**bits - 1), rounding)
 
-        return from_rows(
-            body,
-            passing_on(body, rows.values, size, core),
-            rows,
-            size,
-        )
+        return from_rows(body, passing_on(body, rows.values, size, core), rows, size)
     parts = int(variant["sub_block_size"])
     # (block size, columns) as (sub-blocks, places, columns).
-    split = body.op(
-        "Concat",
-        body.ints(size // parts, parts),
-        rows.columns,
-        axis=0,
-    )
+    split = body.op("Concat", body.ints(size // parts, parts), rows.columns, axis=0)
     values = body.op("Reshape", rows.values, split, allowzero=1)
     return from_rows(body, _prime(body, values, variant), rows, size)
 
@@ -180,29 +156,14 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
         magnitudes = inner.op("Abs", values)
         finite = is_finite(inner, magnitudes)
         normal = inner.op(
-            "GreaterOrEqual",
-            magnitudes,
-            inner.constant(2.0**_LEAST_NORMAL_EXPONENT),
+            "GreaterOrEqual", magnitudes, inner.constant(2.0**_LEAST_NORMAL_EXPONENT)
         )
         clean = inner.op(
-            "Where",
-            inner.op("And", finite, normal),
-            values,
-            inner.constant(0),
+            "Where", inner.op("And", finite, normal), values, inner.constant(0)
         )
         sub = inner.largest(inner.op("Abs", clean), 1, sub_size)
-        result = _in_sub_blocks(
-            inner,
-            clean,
-            sub,
-            inner.largest(sub, 0, subs),
-            variant,
-        )
-        broken = inner.op(
-            "Cast",
-            inner.op("Not", finite),
-            to=TensorProto.FLOAT,
-        )
+        result = _in_sub_blocks(inner, clean, sub, inner.largest(sub, 0, subs), variant)
+        broken = inner.op("Cast", inner.op("Not", finite), to=TensorProto.FLOAT)
         broken = inner.largest(inner.largest(broken, 1, sub_size), 0, subs)
         broken = inner.op("Greater", broken, inner.constant(0))
         return inner.op("Where", broken, inner.constant(np.nan), result)
@@ -215,17 +176,8 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
         body.constant(2.0**exponent if exponent < 128 else np.inf),
     )
     # A block of zeros is regular: its result is zeros.
-    regular = body.op(
-        "Or",
-        regular,
-        body.op("Equal", top, body.constant(0)),
-    )
-    odd = body.any(
-        body.op(
-            "Not",
-            body.op("And", regular, is_finite(body, top)),
-        )
-    )
+    regular = body.op("Or", regular, body.op("Equal", top, body.constant(0)))
+    odd = body.any(body.op("Not", body.op("And", regular, is_finite(body, top))))
     # The rare case is a branch, so that its operators do not run in every call.
     return body.choose(
         odd,
@@ -241,48 +193,25 @@ def _shift(variant: Settings) -> int:
 
 
 def _in_sub_blocks(
-    body: Body,
-    values: str,
-    sub_top: str,
-    top: str,
-    variant: Settings,
+    body: Body, values: str, sub_top: str, top: str, variant: Settings
 ) -> str:
     bits = _bits(variant)
     block = doubled_power(body, top)
-    shifted = body.op(
-        "Mul",
-        block,
-        body.constant(2.0 ** -_shift(variant), np.float64),
-    )
+    shifted = body.op("Mul", block, body.constant(2.0 ** -_shift(variant), np.float64))
     # Zeros have no exponent, and must not lead to a step of zero in a sub-block or a block.
     shifted = body.op(
-        "Max",
-        shifted,
-        body.constant(2.0 ** (_LEAST_NORMAL_EXPONENT + 1), np.float64),
+        "Max", shifted, body.constant(2.0 ** (_LEAST_NORMAL_EXPONENT + 1), np.float64)
     )
     positive = body.op("Greater", block, body.constant(0, np.float64))
-    shifted = body.op(
-        "Where",
-        positive,
-        shifted,
-        body.constant(2.0**bits, np.float64),
-    )
+    shifted = body.op("Where", positive, shifted, body.constant(2.0**bits, np.float64))
     # A sub-block has the exponent of its own magnitude, at most ``shift`` below that of the
     # block.
     power = body.op("Max", doubled_power(body, sub_top), shifted)
     steps = body.op(
         "Cast",
-        body.op(
-            "Mul",
-            power,
-            body.constant(2.0**-bits, np.float64),
-        ),
+        body.op("Mul", power, body.constant(2.0**-bits, np.float64)),
         to=TensorProto.FLOAT,
     )
     return to_steps(
-        body,
-        values,
-        steps,
-        (1 - 2**bits, 2**bits - 1),
-        int(variant["rounding_mode"]),
+        body, values, steps, (1 - 2**bits, 2**bits - 1), int(variant["rounding_mode"])
     )

@@ -52,33 +52,15 @@ class Rows:
 def to_rows(body: Body, x: str, block_size: int) -> Rows:
     """Return the tensor as rows; the axis is the node's attribute ``axis``."""
     # Product of the sizes before the axis; 1 for none, the neutral element of ReduceProd.
-    before = body.op(
-        "ReduceProd",
-        body.op("Shape", x, end=Ref("axis")),
-    )
+    before = body.op("ReduceProd", body.op("Shape", x, end=Ref("axis")))
     from_axis = body.op("Shape", x, start=Ref("axis"))
-    length = body.op(
-        "Slice",
-        from_axis,
-        body.ints(0),
-        body.ints(1),
-    )
+    length = body.op("Slice", from_axis, body.ints(0), body.ints(1))
     after = body.op(
-        "ReduceProd",
-        body.op(
-            "Slice",
-            from_axis,
-            body.ints(1),
-            body.ints(_END),
-        ),
+        "ReduceProd", body.op("Slice", from_axis, body.ints(1), body.ints(_END))
     )
     size = body.ints(block_size)
     # ceil(length / block size) blocks along the axis.
-    count = body.op(
-        "Div",
-        body.op("Add", length, body.ints(block_size - 1)),
-        size,
-    )
+    count = body.op("Div", body.op("Add", length, body.ints(block_size - 1)), size)
     full = body.op("Mul", count, size)
     # Pads of (before, length, after): zeros at the end of the axis only.
     fill = body.op(
@@ -91,24 +73,12 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
     blocks = body.op("Mul", before, count)
     columns = body.op("Mul", blocks, after)
     # Shapes are explicit, as neither 0 nor -1 works for tensors without elements.
-    solid = _reshape(
-        body,
-        x,
-        body.op("Concat", before, length, after, axis=0),
-    )
+    solid = _reshape(body, x, body.op("Concat", before, length, after, axis=0))
     filled = body.op("Pad", solid, fill)
-    groups = _reshape(
-        body,
-        filled,
-        body.op("Concat", blocks, size, after, axis=0),
-    )
+    groups = _reshape(body, filled, body.op("Concat", blocks, size, after, axis=0))
     # (blocks, size, after) to (size, blocks, after): a row per position, a column per block.
     transposed = body.op("Transpose", groups, perm=[1, 0, 2])
-    values = _reshape(
-        body,
-        transposed,
-        body.op("Concat", size, columns, axis=0),
-    )
+    values = _reshape(body, transposed, body.op("Concat", size, columns, axis=0))
     return Rows(
         values,
         columns,
@@ -123,33 +93,13 @@ def from_rows(body: Body, values: str, rows: Rows, block_size: int) -> str:
     """Return the tensor of ``rows`` with other values."""
     blocks, after = rows.grouped
     transposed = _reshape(
-        body,
-        values,
-        body.op(
-            "Concat",
-            body.ints(block_size),
-            blocks,
-            after,
-            axis=0,
-        ),
+        body, values, body.op("Concat", body.ints(block_size), blocks, after, axis=0)
     )
     filled = _reshape(
-        body,
-        body.op(
-            "Transpose",
-            transposed,
-            perm=[1, 0, 2],
-        ),
-        rows.padded,
+        body, body.op("Transpose", transposed, perm=[1, 0, 2]), rows.padded
     )
     # Without the padding of the last block.
-    solid = body.op(
-        "Slice",
-        filled,
-        body.ints(0),
-        rows.length,
-        body.ints(1),
-    )
+    solid = body.op("Slice", filled, body.ints(0), rows.length, body.ints(1))
     return _reshape(body, solid, rows.shape)
 
 
@@ -158,10 +108,7 @@ def _reshape(body: Body, x: str, shape: str) -> str:
 
 
 def passing_on(
-    body: Body,
-    values: str,
-    block_size: int,
-    core: Callable[[Body, str, str], str],
+    body: Body, values: str, block_size: int, core: Callable[[Body, str, str], str]
 ) -> str:
     """Return ``core`` of rows and of their greatest magnitudes; NaN and infinities pass.
 
@@ -173,19 +120,14 @@ def passing_on(
         finite = is_finite(inner, inner.op("Abs", values))
         clean = inner.op("Where", finite, values, inner.constant(0))
         result = core(
-            inner,
-            clean,
-            inner.largest(inner.op("Abs", clean), 0, block_size),
+            inner, clean, inner.largest(inner.op("Abs", clean), 0, block_size)
         )
         return inner.op("Where", finite, result, values)
 
     # ``top`` is NaN or infinite if any value of its block is.
     odd = body.any(body.op("Not", is_finite(body, top)))
     return body.choose(
-        odd,
-        cautious,
-        lambda inner: core(inner, values, top),
-        TensorProto.FLOAT,
+        odd, cautious, lambda inner: core(inner, values, top), TensorProto.FLOAT
     )
 
 
@@ -211,29 +153,16 @@ def step(body: Body, power: str, exponent: int) -> str:
     least = body.constant(2.0 ** (LEAST_EXPONENT + exponent), np.float64)
     steps = body.op(
         "Max",
-        body.op(
-            "Mul",
-            power,
-            body.constant(2.0 ** (exponent - 1), np.float64),
-        ),
+        body.op("Mul", power, body.constant(2.0 ** (exponent - 1), np.float64)),
         least,
     )
     positive = body.op("Greater", power, body.constant(0, np.float64))
-    steps = body.op(
-        "Where",
-        positive,
-        steps,
-        body.constant(1, np.float64),
-    )
+    steps = body.op("Where", positive, steps, body.constant(1, np.float64))
     return body.op("Cast", steps, to=TensorProto.FLOAT)
 
 
 def to_steps(
-    body: Body,
-    values: str,
-    steps: str,
-    bounds: tuple[int, int],
-    rounding: int,
+    body: Body, values: str, steps: str, bounds: tuple[int, int], rounding: int
 ) -> str:
     """Round values to multiples of steps within bounds; zeros are positive."""
     codes = _to_integer(
@@ -243,12 +172,7 @@ def to_steps(
         max(bounds).bit_length(),
         rounding,
     )
-    clipped = body.op(
-        "Clip",
-        codes,
-        body.constant(bounds[0]),
-        body.constant(bounds[1]),
-    )
+    clipped = body.op("Clip", codes, body.constant(bounds[0]), body.constant(bounds[1]))
     return body.op("Mul", clipped, steps)
 
 
@@ -264,13 +188,7 @@ def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
         # Not a product with 1 + 2^-40: onnxruntime mistakes it for a product with 1, and removes
         # it (NoopElimination, microsoft/onnxruntime#13460; seen in 1.32).
         wide = body.op(
-            "Add",
-            wide,
-            body.op(
-                "Mul",
-                wide,
-                body.constant(2.0**-40, np.float64),
-            ),
+            "Add", wide, body.op("Mul", wide, body.constant(2.0**-40, np.float64))
         )
     elif rounding != HALF_EVEN:
         wide = body.op(
@@ -281,7 +199,5 @@ def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
         )
     shift = body.constant(1.5 * 2**52, np.float64)
     return body.op(
-        "Cast",
-        body.op("Sub", body.op("Add", wide, shift), shift),
-        to=TensorProto.FLOAT,
+        "Cast", body.op("Sub", body.op("Add", wide, shift), shift), to=TensorProto.FLOAT
     )

@@ -54,8 +54,7 @@ class Body:
 
     Attributes:
         nodes: nodes in order of execution.
-        used: names in use, shared with branches, which must not reuse an outer name
-            surroundings.
+        used: names in use, shared with branches, which must not reuse an outer name.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -81,16 +80,16 @@ class Body:
         ['Abs', 'Neg']
         """
         fixed = {
-            key: value
-            for key, value in attributes.items()
+            name: value
+            for name, value in attributes.items()
             if not isinstance(value, Ref)
         }
         output = output or self.name()
         node = helper.make_node(kind, inputs, [output], **fixed)
-        for key, value in attributes.items():
+        for name, value in attributes.items():
             if isinstance(value, Ref):
                 node.attribute.append(
-                    AttributeProto(name=key, ref_attr_name=value.name, type=value.kind),
+                    AttributeProto(name=name, ref_attr_name=value.name, type=value.kind)
                 )
         self.nodes.append(node)
         return output
@@ -98,8 +97,7 @@ class Body:
     def constant(self, value: ArrayLike, dtype: DTypeLike = np.float32) -> str:
         """Add a constant tensor."""
         return self.op(
-            "Constant",
-            value=numpy_helper.from_array(np.asarray(value, dtype)),
+            "Constant", value=numpy_helper.from_array(np.asarray(value, dtype))
         )
 
     def ints(self, *values: int) -> str:
@@ -116,12 +114,7 @@ class Body:
             return x
         parts = [self.name() for _ in range(count)]
         self.nodes.append(
-            helper.make_node(
-                "Split",
-                [x, self.ints(*[1] * count)],
-                parts,
-                axis=axis,
-            ),
+            helper.make_node("Split", [x, self.ints(*[1] * count)], parts, axis=axis)
         )
         return self.op("Max", *parts)
 
@@ -129,9 +122,7 @@ class Body:
         """Compute whether a possibly empty bool tensor has a true element; a scalar."""
         # ReduceMax and ReduceSum take no bool; the sum of no elements is 0.
         count = self.op(
-            "ReduceSum",
-            self.op("Cast", flags, to=TensorProto.FLOAT),
-            keepdims=0,
+            "ReduceSum", self.op("Cast", flags, to=TensorProto.FLOAT), keepdims=0
         )
         return self.op("Greater", count, self.constant(0))
 
@@ -188,11 +179,7 @@ class Body:
         remaining = self.op(
             "StringNormalizer", both, stopwords=[value], is_case_sensitive=1
         )
-        return self.op(
-            "Equal",
-            self.op("Size", remaining),
-            self.constant(1, np.int64),
-        )
+        return self.op("Equal", self.op("Size", remaining), self.constant(1, np.int64))
 
 
 def dispatch(
@@ -217,13 +204,13 @@ def dispatch(
         return build(body, variant)
     # Attributes on which all variants agree need no test.
     differing = [
-        key
-        for key in variant
-        if any(other.get(key) != variant[key] for other in others)
+        name
+        for name in variant
+        if any(other.get(name) != variant[name] for other in others)
     ]
     condition = ""
-    for key in differing:
-        holds = body.is_value(key, variant[key])
+    for name in differing:
+        holds = body.is_value(name, variant[name])
         condition = body.op("And", condition, holds) if condition else holds
     return body.choose(
         condition,
@@ -260,20 +247,20 @@ def settings(
         if attribute.name not in defaults:
             raise ModelError(
                 f"{where(node)}: attribute {attribute.name!r} is unknown; known are"
-                f" {', '.join(defaults)}",
+                f" {', '.join(defaults)}"
             )
         # The default has the type of the attribute.
         if not isinstance(value, type(defaults[attribute.name])):
             raise ModelError(
                 f"{where(node)}: attribute {attribute.name!r} has the value {value!r}"
-                " of another type",
+                " of another type"
             )
         values[attribute.name] = value
     for name, supported in (allowed or {}).items():
         if values[name] not in supported:
             raise ModelError(
                 f"{where(node)}: {name} = {values[name]!r} cannot be computed; allowed:"
-                f" {supported}",
+                f" {supported}"
             )
     return values
 
@@ -300,16 +287,9 @@ def along(body: Body, vector: str, x: str = "x") -> str:
     """Reshape a scalar or a vector along the attribute ``axis`` to broadcast against ``x``."""
     # Shape from ``axis`` on, without the axis itself: the sizes behind the axis.
     after = body.op(
-        "Slice",
-        body.op("Shape", x, start=Ref("axis")),
-        body.ints(1),
-        body.ints(_END),
+        "Slice", body.op("Shape", x, start=Ref("axis")), body.ints(1), body.ints(_END)
     )
-    ones = body.op(
-        "Expand",
-        body.ints(1),
-        body.op("Shape", after),
-    )
+    ones = body.op("Expand", body.ints(1), body.op("Shape", after))
     return body.op(
         "Reshape",
         vector,
@@ -331,7 +311,7 @@ def function(  # noqa: PLR0913  the parts of a function
 
     Args:
         name: name of the operator.
-        inputs: names of its inputs.
+        inputs: names of the operator's inputs.
         body: nodes of the function.
         defaults: attributes with their defaults.
         opset: version of the default domain.
@@ -343,16 +323,11 @@ def function(  # noqa: PLR0913  the parts of a function
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ModelError(
             f"{name} can be written for the opsets {MIN_OPSET} to {MAX_OPSET}, not for"
-            f" opset {opset}",
+            f" opset {opset}"
         )
     output = body.nodes[-1].output[0]
     proto = helper.make_function(
-        domain,
-        name,
-        inputs,
-        [output],
-        body.nodes,
-        [helper.make_opsetid("", opset)],
+        domain, name, inputs, [output], body.nodes, [helper.make_opsetid("", opset)]
     )
     # Defaults of attributes: nodes may omit any of them.
     proto.attribute_proto.extend(

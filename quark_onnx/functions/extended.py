@@ -44,19 +44,15 @@ _PROBED_BFLOAT16 = float(0xC1000000)
 
 
 def definitions(
-    nodes: Iterable[NodeProto],
-    opset: int,
-    element_types: Mapping[str, int],
+    nodes: Iterable[NodeProto], opset: int, element_types: Mapping[str, int]
 ) -> list[FunctionProto]:
     """Return the functions for ExtendedQuantizeLinear and ExtendedDequantizeLinear.
 
     They take any shape, static or dynamic, and a scalar scale or a vector along the axis. The model
     needs opset 17 or later, IR version 8 or later and an import of the vendor's domain. The types
-    of
-    the zero points in the model decide the bodies: if possible, the standard operator alone, which
-    runtimes can fuse; if a body has to serve different types, it detects them by casting a probe to
-    the
-    type of the zero point.
+    of the zero points in the model decide the bodies: if possible, the standard operator alone,
+    which runtimes can fuse; if a body has to serve different types, it detects them by casting a
+    probe to the type of the zero point.
 
     Args:
         nodes: the model's nodes; other operators are ignored.
@@ -95,18 +91,18 @@ def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
     settings(node, DEFAULTS)
     if len(node.input) != 3 or not node.input[2]:
         raise ModelError(
-            f"{where(node)}: no zero point; the vendor's operator requires one",
+            f"{where(node)}: no zero point; the vendor's operator requires one"
         )
     if node.input[2] not in element_types:
         raise ModelError(
-            f"{where(node)}: the type of its zero point {node.input[2]!r} is not known",
+            f"{where(node)}: the type of its zero point {node.input[2]!r} is not known"
         )
     zero_type = element_types[node.input[2]]
     if zero_type not in _INTEGERS | _FLOATS:
         raise ModelError(
             f"{where(node)}: its zero point {node.input[2]!r} is"
             f" {TensorProto.DataType.Name(zero_type)}; it can be an integer of 8, 16 or 32"
-            " bits, FLOAT16 or BFLOAT16",
+            " bits, FLOAT16 or BFLOAT16"
         )
     return zero_type
 
@@ -122,36 +118,28 @@ def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
     if _standard(opset).issuperset(types):
         body.op("QuantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
     elif len(types) == 1:
-        body.op(
-            "Cast",
-            _quantize_to(body, types[0]),
-            to=types[0],
-        )
+        body.op("Cast", _quantize_to(body, types[0]), to=types[0])
     else:
         # A function body cannot ask for a type: what a cast makes of the probe tells it.
         probe = body.op("CastLike", body.constant(_PROBE, np.int64), "zero")
-        found = body.op("Cast", probe, to=TensorProto.DOUBLE)
-        body.op("CastLike", _quantize_mixed(body, found, types), "zero")
+        cast_probe = body.op("Cast", probe, to=TensorProto.DOUBLE)
+        body.op("CastLike", _quantize_mixed(body, cast_probe, types), "zero")
 
 
-def _quantize_mixed(body: Body, found: str, types: Sequence[int]) -> str:
-    """Return the result as float64, by the type of the cast probe ``found``."""
-    first, *others = types
+def _quantize_mixed(body: Body, cast_probe: str, types: Sequence[int]) -> str:
+    """Return the result as float64, by what the cast to the type has made of the probe."""
+    type_, *others = types
 
     def build(inner: Body) -> str:
-        return inner.op("Cast", _quantize_to(inner, first), to=TensorProto.DOUBLE)
+        return inner.op("Cast", _quantize_to(inner, type_), to=TensorProto.DOUBLE)
 
     if not others:
         return build(body)
-    condition = body.op(
-        "Equal",
-        found,
-        body.constant(_probed(first), np.float64),
-    )
+    condition = body.op("Equal", cast_probe, body.constant(_probed(type_), np.float64))
     return body.choose(
         condition,
         build,
-        lambda inner: _quantize_mixed(inner, found, others),
+        lambda inner: _quantize_mixed(inner, cast_probe, others),
         TensorProto.DOUBLE,
     )
 
@@ -182,10 +170,7 @@ def _quantize_to(body: Body, type_: int) -> str:
             return shifted
         # The vendor's operator saturates; a Cast would write infinities.
         return body.op(
-            "Clip",
-            shifted,
-            body.constant(-FP16.largest),
-            body.constant(FP16.largest),
+            "Clip", shifted, body.constant(-FP16.largest), body.constant(FP16.largest)
         )
     wide, kind = _arithmetic([type_])
     steps = body.op("Round", scaled)
@@ -193,19 +178,11 @@ def _quantize_to(body: Body, type_: int) -> str:
     if type_ in _LONGS:
         steps = body.op("Cast", steps, to=wide)
     codes = _same_shape(
-        body,
-        body.op(
-            "Add",
-            steps,
-            along(body, body.op("Cast", "zero", to=wide)),
-        ),
+        body, body.op("Add", steps, along(body, body.op("Cast", "zero", to=wide)))
     )
     limits = np.iinfo(helper.tensor_dtype_to_np_dtype(type_))
     return body.op(
-        "Clip",
-        codes,
-        body.constant(limits.min, kind),
-        body.constant(limits.max, kind),
+        "Clip", codes, body.constant(limits.min, kind), body.constant(limits.max, kind)
     )
 
 
@@ -215,11 +192,7 @@ def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:
         return
     wide, _ = _arithmetic(types)
     zero = along(body, body.op("Cast", "zero", to=wide))
-    steps = body.op(
-        "Sub",
-        body.op("Cast", "x", to=wide),
-        zero,
-    )
+    steps = body.op("Sub", body.op("Cast", "x", to=wide), zero)
     # The scale is float32, and so is the product.
     if wide != TensorProto.FLOAT:
         steps = body.op("Cast", steps, to=TensorProto.FLOAT)
@@ -235,9 +208,4 @@ def _arithmetic(types: Iterable[int]) -> tuple[int, DTypeLike]:
 
 def _same_shape(body: Body, result: str) -> str:
     """Restore the shape of a scalar, which became a vector of one element."""
-    return body.op(
-        "Reshape",
-        result,
-        body.op("Shape", "x"),
-        allowzero=1,
-    )
+    return body.op("Reshape", result, body.op("Shape", "x"), allowzero=1)

@@ -45,7 +45,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
             body = Body()
             build(body)
             functions.append(
-                function(name, ["x", "scale"], body, DEFAULTS, opset, domain=DOMAIN),
+                function(name, ["x", "scale"], body, DEFAULTS, opset, domain=DOMAIN)
             )
     return functions
 
@@ -55,28 +55,17 @@ def _quantize(body: Body) -> None:
     scaled = body.op("Div", "x", along(body, "scale"))
     magnitude = body.op("Abs", scaled)
     code = ""
-    for place, (low, high) in enumerate(pairwise(MAGNITUDES)):
-        # Between codes 2k and 2k + 1 a tie stays at the even 2k; between 2k + 1 and 2k + 2 it
-        # rises.
-        compare = "GreaterOrEqual" if place % 2 else "Greater"
-        passed = body.op(
-            compare,
-            magnitude,
-            body.constant((low + high) / 2),
-        )
+    for index, (low, high) in enumerate(pairwise(MAGNITUDES)):
+        # A tie between codes 2k and 2k + 1 stays at the even 2k, one before 2k + 2 rises.
+        compare = "GreaterOrEqual" if index % 2 else "Greater"
+        passed = body.op(compare, magnitude, body.constant((low + high) / 2))
         step = body.op("Cast", passed, to=TensorProto.INT32)
         code = body.op("Add", code, step) if code else step
     negative = body.op(
-        "Cast",
-        body.op("Less", scaled, body.constant(0)),
-        to=TensorProto.INT32,
+        "Cast", body.op("Less", scaled, body.constant(0)), to=TensorProto.INT32
     )
     # Bit 3 is the sign.
-    signed = body.op(
-        "Add",
-        code,
-        body.op("Mul", negative, body.constant(8, np.int32)),
-    )
+    signed = body.op("Add", code, body.op("Mul", negative, body.constant(8, np.int32)))
     body.op(
         "Cast",
         body.op(
@@ -94,9 +83,7 @@ def _dequantize(body: Body) -> None:
     values = body.constant([*MAGNITUDES, *(-value for value in MAGNITUDES)])
     codes = body.op("Cast", "x", to=TensorProto.INT32)  # uint4 has no shape, either
     product = body.op(
-        "Mul",
-        body.op("Gather", values, codes),
-        along(body, "scale", codes),
+        "Mul", body.op("Gather", values, codes), along(body, "scale", codes)
     )
     body.op("Reshape", product, body.op("Shape", codes), allowzero=1)
 
@@ -138,6 +125,6 @@ def _made_standard(node: NodeProto) -> str:
         return node.input[0]
     # There is no zero point to imply the type.
     node.attribute.append(
-        helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1)),
+        helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1))
     )
     return node.output[0]

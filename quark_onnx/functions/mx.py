@@ -70,8 +70,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
 
     A function holds a variant for each combination of attributes in the model; the axis is free. It
     takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or
-    later,
-    IR version 8 or later and an import of the vendor's domain.
+    later, IR version 8 or later and an import of the vendor's domain.
 
     Args:
         nodes: the model's nodes; other operators and domains are ignored.
@@ -120,27 +119,16 @@ def _variant(body: Body, variant: Settings) -> str:
         power = doubled_power(inner, top)
         if element is None:
             return to_steps(
-                inner,
-                values,
-                step(inner, power, -FRACTION),
-                (-128, 127),
-                rounding,
+                inner, values, step(inner, power, -FRACTION), (-128, 127), rounding
             )
         # 2^(E - emax) maps the greatest magnitude into the last binade of the element type.
         scale = step(inner, power, -element.emax)
         return inner.op(
-            "Mul",
-            to_minifloat(inner, inner.op("Div", values, scale), element),
-            scale,
+            "Mul", to_minifloat(inner, inner.op("Div", values, scale), element), scale
         )
 
     rows = to_rows(body, "x", size)
-    return from_rows(
-        body,
-        passing_on(body, rows.values, size, core),
-        rows,
-        size,
-    )
+    return from_rows(body, passing_on(body, rows.values, size, core), rows, size)
 
 
 def in_blocks(  # noqa: PLR0913  the settings of a block format
@@ -167,42 +155,27 @@ def in_blocks(  # noqa: PLR0913  the settings of a block format
         # The exponent of a subnormal number is never raised.
         # ``power`` is 2^(E + 1): the share is relative to it.
         bound = body.op("Mul", power, body.constant(share, np.float64))
-        bound = body.op(
-            "Max",
-            bound,
-            body.constant(2.0**-126, np.float64),
-        )
+        bound = body.op("Max", bound, body.constant(2.0**-126, np.float64))
         twice = body.op("Mul", power, body.constant(2, np.float64))
         wide = body.op("Cast", top, to=TensorProto.DOUBLE)
         raised = body.op("GreaterOrEqual" if inclusive else "Greater", wide, bound)
         power = body.op("Where", raised, twice, power)
     emax = emax_of(element)
     # 2^(E + 1) * 2^(-emax - 1) = 2^(E - emax).
-    scale = body.op(
-        "Mul",
-        power,
-        body.constant(2.0 ** (-emax - 1), np.float64),
-    )
+    scale = body.op("Mul", power, body.constant(2.0 ** (-emax - 1), np.float64))
     # E8M0 stores the exponents -127 to 127.
     ends = (body.constant(2.0**end, np.float64) for end in (-E8M0, E8M0))
     scale = body.op("Clip", scale, *ends)
     # A block of zeros has no exponent: any scale but 0 will do.
     positive = body.op("Greater", power, body.constant(0, np.float64))
-    scale = body.op(
-        "Where",
-        positive,
-        scale,
-        body.constant(1, np.float64),
-    )
+    scale = body.op("Where", positive, scale, body.constant(1, np.float64))
     # A power of two is exact in float32.
     scale = body.op("Cast", scale, to=TensorProto.FLOAT)
     if element is None:
         steps = body.op("Mul", scale, body.constant(2.0**-FRACTION))
         return to_steps(body, values, steps, (-128, 127), rounding)
     return body.op(
-        "Mul",
-        to_minifloat(body, body.op("Div", values, scale), element),
-        scale,
+        "Mul", to_minifloat(body, body.op("Div", values, scale), element), scale
     )
 
 
@@ -210,27 +183,16 @@ def to_minifloat(body: Body, v: str, format: MiniFloat) -> str:
     """Round values below 2^(emax + 1) half to even, and saturate; zeros are positive.
 
     With c = (2^s - 1) |v|, c - (c - v) is v rounded to 24 - s bits, after Dekker and Veltkamp;
-    verified
-    for each s in use with all mantissas and both signs, including ties. Subnormals have the c of
-    the
-    least normal number, or slightly more, and so the same step.
+    verified for each s in use with all mantissas and both signs, including ties. Subnormals have
+    the c of the least normal number, or slightly more, and so the same step.
     """
     bits = 23 - format.mantissa_bits
     # c is at least 1.5 * 2^(s + emin): subnormals get the step of the least normal number.
     subnormal = body.constant(1.5 * 2.0 ** (bits + format.emin))
     far = body.op(
-        "Max",
-        body.op(
-            "Mul",
-            body.op("Abs", v),
-            body.constant(2**bits - 1),
-        ),
-        subnormal,
+        "Max", body.op("Mul", body.op("Abs", v), body.constant(2**bits - 1)), subnormal
     )
     rounded = body.op("Sub", far, body.op("Sub", far, v))
     return body.op(
-        "Clip",
-        rounded,
-        body.constant(-format.largest),
-        body.constant(format.largest),
+        "Clip", rounded, body.constant(-format.largest), body.constant(format.largest)
     )

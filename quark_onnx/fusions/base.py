@@ -53,12 +53,7 @@ def codes_of(graph: Graph, tensor: str) -> Codes | None:
     node = graph.producer_of_type(tensor, {"DequantizeLinear"})
     if node is None:
         return None
-    return Codes(
-        node,
-        node.input(0),
-        node.input(1),
-        node.input(2),
-    )
+    return Codes(node, node.input(0), node.input(1), node.input(2))
 
 
 def stored_codes(graph: Graph, tensor: str) -> Codes | None:
@@ -94,7 +89,7 @@ def read_bytes(graph: Graph, tensor: str) -> Codes | None:
     None unless the codes have 8 bits and a constant scale, per tensor or per channel.
     """
     codes = codes_of(graph, tensor)
-    return codes if codes is not None and _known(graph, codes) else None
+    return codes if codes is not None and _is_readable(graph, codes) else None
 
 
 def written_bytes(graph: Graph, tensor: str) -> Codes | None:
@@ -108,23 +103,18 @@ def written_bytes(graph: Graph, tensor: str) -> Codes | None:
     # The tensor must be what is quantized, not a scale.
     if node.op_type != "QuantizeLinear" or tensor != node.inputs[0]:
         return None
-    codes = Codes(
-        node,
-        node.outputs[0],
-        node.inputs[1],
-        node.input(2),
-    )
-    return codes if _known(graph, codes) and one_scale(graph, codes) else None
+    codes = Codes(node, node.outputs[0], node.inputs[1], node.input(2))
+    return codes if _is_readable(graph, codes) and one_scale(graph, codes) else None
 
 
-def _known(graph: Graph, codes: Codes) -> bool:
+def _is_readable(graph: Graph, codes: Codes) -> bool:
     """Return whether codes have 8 bits and constant float32 scales, not of blocks."""
     # An omitted zero point is 0, which is constant.
-    parameters = filter(None, (codes.scale, codes.zero_point))
-    if codes.block_size or not all(map(graph.is_constant, parameters)):
+    parameters = [name for name in (codes.scale, codes.zero_point) if name]
+    if codes.block_size or not all(graph.is_constant(name) for name in parameters):
         return False
-    floats = graph.elem_type(codes.scale) == TensorProto.FLOAT
-    return floats and code_type(graph, codes) in BYTES
+    is_float = graph.elem_type(codes.scale) == TensorProto.FLOAT
+    return is_float and code_type(graph, codes) in BYTES
 
 
 def code_type(graph: Graph, codes: Codes) -> int:
@@ -182,7 +172,7 @@ def write(  # noqa: PLR0913  the parts of a node
         graph: the model, changed in place.
         node: the node to replace.
         op_type: type of the operator.
-        inputs: names of its inputs.
+        inputs: names of the operator's inputs.
         result: codes, or the name of a float result.
         domain: domain of the operator.
         **set_to: attributes of the operator.
@@ -193,13 +183,8 @@ def write(  # noqa: PLR0913  the parts of a node
     if domain:
         graph.import_domain(domain)
     # Named after ``add``, which would make the name of the removed node unique once more.
-    graph.add(
-        op_type,
-        inputs,
-        [output],
-        domain=domain,
-        **set_to,
-    ).name = node.name
+    written = graph.add(op_type, inputs, [output], domain=domain, **set_to)
+    written.name = node.name
     return True
 
 

@@ -52,21 +52,13 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
     weight = w.codes
     if transposed:
         # Nodes that share a weight share its transpose.
-        key = ("transposed", w.codes)
         [weight] = graph.once(
-            key,
+            ("transposed", w.codes),
             lambda: [graph.add_constant(f"{w.codes}_transposed", turned(stored))],
         )
     # 0 is the default of an omitted zero point.
     zero_point = [w.zero_point] if zero_points(graph, w).any() else []
-    return _write(
-        graph,
-        node,
-        "MatMulInteger",
-        x,
-        [weight, *zero_point],
-        w.scale,
-    )
+    return _write(graph, node, "MatMulInteger", x, [weight, *zero_point], w.scale)
 
 
 def conv_integer(graph: Graph, node: Node) -> bool:
@@ -92,10 +84,7 @@ def conv_integer(graph: Graph, node: Node) -> bool:
         by_channel = np.broadcast_to(scale, stored.shape[:1])
     elif scale.ndim:
         # (channels, 1, ...) broadcasts along the spatial axes of the sums.
-        by_channel = scale.reshape(
-            -1,
-            *[1] * (stored.ndim - 2),
-        )
+        by_channel = scale.reshape(-1, *[1] * (stored.ndim - 2))
     else:
         by_channel = scale
     [factor] = graph.once(
@@ -103,8 +92,7 @@ def conv_integer(graph: Graph, node: Node) -> bool:
         lambda: [graph.add_constant(f"{w.scale}_by_channel", by_channel)],
     )
     weight = graph.once(
-        ("unsigned", w.codes, w.zero_point),
-        lambda: _unsigned(graph, w),
+        ("unsigned", w.codes, w.zero_point), lambda: _unsigned(graph, w)
     )
     return _write(graph, node, "ConvInteger", x, weight, factor)
 
@@ -121,14 +109,9 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     offset = _MIDDLE if stored.dtype == np.int8 else 0
     # Code and zero point move together: their difference, the multiplied value, stays.
     codes = (stored.astype(np.int16) + offset).astype(np.uint8)
-    if offset:
-        name = graph.add_constant(f"{w.codes}_unsigned", codes)
-    else:
-        name = w.codes
-    return [
-        name,
-        graph.add_constant(f"{name}_zero_point", np.uint8(zero_point + offset)),
-    ]
+    name = graph.add_constant(f"{w.codes}_unsigned", codes) if offset else w.codes
+    zero = np.uint8(zero_point + offset)
+    return [name, graph.add_constant(f"{name}_zero_point", zero)]
 
 
 def lstm_integer(graph: Graph, node: Node) -> bool:
@@ -146,15 +129,15 @@ def lstm_integer(graph: Graph, node: Node) -> bool:
     r = _gates(graph, node.input(2))
     if r is None:
         return False
-    others = [node.input(place) for place in range(3, 8)]
-    inputs = [quantizing.inputs[0], w[0], r[0], *others, *w[1:], *r[1:]]
-    set_to = attributes(node)
-    set_to.pop("layout", None)
+    optional = [node.input(index) for index in range(3, 8)]
+    inputs = [quantizing.inputs[0], w[0], r[0], *optional, *w[1:], *r[1:]]
+    settings = attributes(node)
+    settings.pop("layout", None)
     outputs = list(node.outputs)
     graph.remove([node])
     graph.import_domain(CONTRIB)
     written = graph.add(
-        "DynamicQuantizeLSTM", inputs, outputs, domain=CONTRIB, **set_to
+        "DynamicQuantizeLSTM", inputs, outputs, domain=CONTRIB, **settings
     )
     # Named after ``add``, which would make the name of the removed node unique once more.
     written.name = node.name
@@ -175,7 +158,7 @@ def _gates(graph: Graph, tensor: str) -> list[str] | None:
     shape, axis = stored.shape, 1
     if reshape is not None:
         # Two directions: a matrix with a row for each unit.
-        shape, axis = tuple(map(int, value(graph, reshape.inputs[1]))), 0
+        shape, axis = tuple(value(graph, reshape.inputs[1]).tolist()), 0
     if len(shape) != 3 or stored.size != prod(shape):
         return None
     units = prod(shape[:2])
@@ -194,10 +177,7 @@ def _gates(graph: Graph, tensor: str) -> list[str] | None:
 
 
 def _write_gates(
-    graph: Graph,
-    tensor: str,
-    codes: NDArray[Any],
-    scale: NDArray[Any],
+    graph: Graph, tensor: str, codes: NDArray[Any], scale: NDArray[Any]
 ) -> list[str]:
     """Write codes (directions, inputs, gates * hidden) as uint8, with scales and zero points.
 
@@ -205,18 +185,16 @@ def _write_gates(
     processors without VNNI, and the state would carry the error on.
 
     Args:
-        graph: the model, changed in place.
         tensor: name of the former codes.
         codes: (directions, gates * hidden, inputs), without a zero point.
         scale: (directions, gates * hidden).
     """
     unsigned = (codes.transpose(0, 2, 1) + _MIDDLE).clip(0, 255).astype(np.uint8)
+    zero_point = np.full(scale.shape, _MIDDLE, np.uint8)
     return [
         graph.add_constant(f"{tensor}_gates", np.ascontiguousarray(unsigned)),
         graph.add_constant(f"{tensor}_gate_scale", np.ascontiguousarray(scale)),
-        graph.add_constant(
-            f"{tensor}_gate_zero_point", np.full(scale.shape, _MIDDLE, np.uint8)
-        ),
+        graph.add_constant(f"{tensor}_gate_zero_point", zero_point),
     ]
 
 
@@ -263,28 +241,14 @@ def _write(  # noqa: PLR0913  the operands of a product
 ) -> bool:
     """Write the product; ``weight`` names the codes and, unless it is 0, the zero point."""
     names = [
-        graph.fresh(f"{node.name}_{part}")
-        for part in ("sum", "float", "scale", "product")
+        graph.fresh(f"{node.name}_{suffix}")
+        for suffix in ("sum", "float", "scale", "product")
     ]
     # A Gemm has none of these, so that its own attributes are dropped.
-    set_to = {
-        key: value
-        for key, value in {name: node.attribute(name) for name in _ATTRIBUTES}.items()
-        if value is not None
-    }
-    graph.add(
-        op_type,
-        [x.codes, weight[0], x.zero_point, *weight[1:]],
-        names[:1],
-        name=node.name,
-        **set_to,
-    )
-    graph.add(
-        "Cast",
-        names[:1],
-        names[1:2],
-        to=int(TensorProto.FLOAT),
-    )
+    settings = {name: node.attribute(name) for name in _ATTRIBUTES}
+    inputs = [x.codes, weight[0], x.zero_point, *weight[1:]]
+    graph.add(op_type, inputs, names[:1], name=node.name, **settings)
+    graph.add("Cast", names[:1], names[1:2], to=int(TensorProto.FLOAT))
     # Scales of activation and weight first: one product per channel instead of one per value.
     graph.add("Mul", [x.scale, factor], names[2:3])
     bias = node.input(2)

@@ -103,8 +103,7 @@ def _of_rows(graph: Graph, node: Node, name: str, values: NDArray[Any]) -> str:
     """Gather the parameters of the rows that a node gathers; return their name.
 
     Args:
-        node: the Gather of the table.
-        values: their values, one per row; the column is stored once per table.
+        values: the parameters of all rows, one per row, which are stored once per table.
     """
     [column] = graph.once(
         ("by row", name),

@@ -65,43 +65,39 @@ def move_codes(graph: Graph, node: Node) -> bool:
     """Let an operator of ``MOVING`` read and compute codes with equal scales."""
     if graph.opset < MOVING[node.kind]:
         return False
-    places = moved_inputs(node)
-    sources = [
-        byte
-        for byte in (read_bytes(graph, node.inputs[place]) for place in places)
-        if byte is not None
-    ]
+    indices = moved_inputs(node)
+    read = [read_bytes(graph, node.inputs[index]) for index in indices]
+    sources = [codes for codes in read if codes is not None]
     results = _results(graph, node)
-    if len(sources) < len(places) or not results:
+    if len(sources) < len(read) or not results:
         return False
     # One scale for all: the codes of each source mean the same values in each result.
     if not alike(graph, *sources, *results.values()):
         return False
     if not _moves(graph, node, sources[0]):
         return False
-    for place, codes in zip(places, sources, strict=True):
-        graph.set_input(node, place, codes.codes)
+    for index, codes in zip(indices, sources, strict=True):
+        graph.set_input(node, index, codes.codes)
     # The QuantizeLinear nodes go, so that the node itself can write their results.
     graph.remove([codes.node for codes in results.values()])
-    for place, name in enumerate(node.outputs):
-        if place in results:
-            graph.set_output(node, place, results[place].codes)
+    for index, name in enumerate(node.outputs):
+        if index in results:
+            graph.set_output(node, index, results[index].codes)
         elif name:
-            # A result that nobody needs changes its type with the node, and gets a new name for
-            # it.
-            graph.set_output(node, place, graph.fresh(f"{name}_idle"))
+            # An unused result changes its type with the node, and therefore its name.
+            graph.set_output(node, index, graph.fresh(f"{name}_idle"))
     return True
 
 
 def _results(graph: Graph, node: Node) -> dict[int, Codes] | None:
     """Return the codes of the results that are needed, by index; None if one has no codes."""
     results = dict[int, Codes]()
-    for place, name in enumerate(node.outputs):
+    for index, name in enumerate(node.outputs):
         if graph.consumers(name) or graph.is_output(name):
             codes = written_bytes(graph, name)
             if codes is None:
                 return None
-            results[place] = codes
+            results[index] = codes
     return results
 
 
@@ -123,11 +119,8 @@ def _encode_padding(graph: Graph, node: Node, codes: Codes) -> bool:
     number = graph.optional_constant(node.input(2), np.float32(0))
     if number is None:
         return False
-    code = graph.add_constant(
-        f"{node.name}_code",
-        _encoded(graph, codes, number.reshape(())),
-    )
-    graph.fill_input(node, 2, code)
+    code = _encoded(graph, codes, number.reshape(()))
+    graph.fill_input(node, 2, graph.add_constant(f"{node.name}_code", code))
     return True
 
 
@@ -201,8 +194,4 @@ def _encoded(graph: Graph, codes: Codes, number: NDArray[Any]) -> NDArray[Any]:
     ends = np.iinfo(dtype)
     scale = value(graph, codes.scale).reshape(())
     params = QParams(scale, zero_points(graph, codes).reshape(()))
-    return quantize(
-        number,
-        params,
-        Grid(ends.min, ends.max),
-    ).astype(dtype)
+    return quantize(number, params, Grid(ends.min, ends.max)).astype(dtype)

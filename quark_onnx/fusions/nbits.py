@@ -51,12 +51,7 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
     if bias and graph.is_constant(bias) and value(graph, bias).size == n:
         flat = graph.once(
             ("flat", bias),
-            lambda: [
-                graph.add_constant(
-                    f"{bias}_flat",
-                    value(graph, bias).reshape(n),
-                )
-            ],
+            lambda: [graph.add_constant(f"{bias}_flat", value(graph, bias).reshape(n))],
         )
         # Zero points and the group index, which come before the bias, may be missing.
         inputs = [*inputs, *[""] * (4 - len(inputs)), *flat]
@@ -94,8 +89,7 @@ def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int
             node.set_attribute("accuracy_level", level)
             count += 1
     return count + in_bodies(
-        graph,
-        lambda inner: set_accuracy_level(inner, level, before),
+        graph, lambda body: set_accuracy_level(body, level, before)
     )
 
 
@@ -104,15 +98,12 @@ def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[st
     weight = _packed(graph, codes, bits, transposed)
     names = ("packed", "scales", "zero_points")
     inputs = [
-        graph.add_constant(f"{codes.codes}_{n}", a)
-        for n, a in zip(names, weight.inputs, strict=False)
+        graph.add_constant(f"{codes.codes}_{name}", array)
+        for name, array in zip(names, weight.inputs, strict=False)
     ]
     if not graph.is_constant(codes.scale):  # stored in 16 bits
-        inputs[1] = add_narrow(
-            graph,
-            f"{codes.codes}_scales_wide",
-            weight.scales.astype(np.float16),
-        )
+        scales = weight.scales.astype(np.float16)
+        inputs[1] = add_narrow(graph, f"{codes.codes}_scales_wide", scales)
     return inputs
 
 
@@ -135,19 +126,11 @@ def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWei
         scales = scales.T
         zeros = zeros.T
     k = lines.shape[1]
-    blocks = -(-lines.shape[1] // codes.block_size)
+    blocks = -(-k // codes.block_size)
     # The last block of a row is padded with the code 0, which is shifted like the others.
-    unsigned = np.full(
-        (len(lines), blocks * codes.block_size),
-        offset,
-        np.uint8,
-    )
+    unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
     # Addition modulo 256, as in two's complement.
-    np.add(
-        lines.view(np.uint8),
-        np.uint8(offset),
-        out=unsigned[:, :k],
-    )
+    np.add(lines.view(np.uint8), np.uint8(offset), out=unsigned[:, :k])
     zeros = zeros + offset
     # The operator's default zero point is half of the range.
     middle = (zeros == 1 << bits - 1).all()

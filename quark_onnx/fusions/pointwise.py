@@ -76,15 +76,7 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     )
     inputs = [x.codes, *grid(graph, x), smaller_scale, zero]
     axis = softmax_axis(node, graph.opset)
-    return write(
-        graph,
-        node,
-        "QLinearSoftmax",
-        inputs,
-        y,
-        axis=axis,
-        opset=graph.opset,
-    )
+    return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)
 
 
 def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
@@ -114,14 +106,8 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     if codes is None:
         return False
     x, y = codes
-    return write(
-        graph,
-        node,
-        "QLinearAveragePool",
-        [x.codes, *grid(graph, x), *grid(graph, y)],
-        y,
-        **settings,
-    )
+    inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
+    return write(graph, node, "QLinearAveragePool", inputs, y, **settings)
 
 
 def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
@@ -132,31 +118,17 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
     if node.kind == "ReduceMean" and not _reduces_images(graph, node):
         return False
     x, y = codes
+    name = "QLinearGlobalAveragePool"
     inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
     if node.kind == "GlobalAveragePool" or node.attribute("keepdims", 1):
-        return write(
-            graph,
-            node,
-            "QLinearGlobalAveragePool",
-            inputs,
-            y,
-            channels_last=0,
-        )
+        return write(graph, node, name, inputs, y, channels_last=0)
     if graph.opset < _FLATTEN_OPSET:
         return False
-    # Without keepdims: the pool has the shape (N, C, 1, ...), and a Flatten of codes makes it (N,
-    # C).
+    # Without keepdims the result is (N, C): a Flatten of the codes (N, C, 1, ...) of the pool.
     pooled = graph.fresh(f"{y.codes}_pooled")
     graph.remove([y.node])
     graph.add("Flatten", [pooled], [y.codes], axis=1)
-    return write(
-        graph,
-        node,
-        "QLinearGlobalAveragePool",
-        inputs,
-        pooled,
-        channels_last=0,
-    )
+    return write(graph, node, name, inputs, pooled, channels_last=0)
 
 
 def qlinear_concat(graph: Graph, node: Node) -> bool:
@@ -165,9 +137,9 @@ def qlinear_concat(graph: Graph, node: Node) -> bool:
     if codes is None:
         return False
     *operands, y = codes
-    inputs = _operand_inputs(graph, operands)
+    operand_inputs = _operand_inputs(graph, operands)
     # QLinearConcat takes the parameters of the result first.
-    inputs = [*grid(graph, y), *inputs]
+    inputs = [*grid(graph, y), *operand_inputs]
     return write(graph, node, "QLinearConcat", inputs, y, **attributes(node))
 
 
@@ -186,17 +158,13 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
 
     None if one of them has no such codes.
     """
-    operands = [
-        byte
-        for byte in (read_bytes(graph, tensor) for tensor in tensors)
-        if byte is not None
-    ]
-    result = written_bytes(graph, node.outputs[0])
-    if result is None or len(operands) < len(tensors):
+    read = [read_bytes(graph, tensor) for tensor in tensors]
+    read.append(written_bytes(graph, node.outputs[0]))
+    codes = [operand for operand in read if operand is not None]
+    if len(codes) < len(read):
         return None
-    codes = [*operands, result]
     # The kernels take one type throughout (see the module's docstring).
-    if len({code_type(graph, one) for one in codes}) != 1:
+    if len({code_type(graph, operand) for operand in codes}) != 1:
         return None
     return codes if one_scale(graph, *codes) else None
 

@@ -19,7 +19,6 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.common.containers import among
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node, defined_names, graphs_in
 from quark_onnx.graph.shapes import LARGE, ir_version_for
@@ -70,8 +69,6 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     """Return a subgraph as a model of its own.
 
     Args:
-        graph: the graph with the node.
-        attribute: name of the attribute that holds the subgraph.
         place: index of the subgraph in the attribute.
         body: the subgraph, which is copied.
         weights: copy large captured constants; otherwise they are inputs of the model.
@@ -83,13 +80,11 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
     # ``captures`` lists what any body of the node reads; this body may define the name itself.
-    own = defined_names(proto)
+    borrowed = _reads(proto).intersection(node.captures) - defined_names(proto)
     _declare(graph, node, proto)
-    borrowed = set[str]()
-    for name in among(
-        [capture for capture in node.captures if capture not in own], _reads(proto)
-    ):
-        borrowed.add(name)
+    for name in node.captures:
+        if name not in borrowed:
+            continue
         if graph.is_constant(name) and (
             weights or tensor_bytes(graph.initializers[name]) <= LARGE
         ):
@@ -109,7 +104,7 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
     Args:
         body: a copy of the body, which is changed in place.
     """
-    kinds = list(map(graph.elem_type, node.inputs))
+    kinds = [graph.elem_type(name) for name in node.inputs]
     if node.kind == "Loop":
         # Trip count and condition of a Loop may be omitted; the body takes a number and a
         # condition.
@@ -122,8 +117,8 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
 def _reads(body: GraphProto) -> set[str]:
     """Return the names of the tensors that a body and the bodies in it read."""
     names = {value.name for value in body.output}
-    for node in map(Node, body.node):
-        names.update(node.reads)
+    for proto in body.node:
+        names.update(Node(proto).reads)
     return names
 
 
@@ -149,23 +144,16 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     model = changed.to_model()
     proto = GraphProto()
     proto.CopyFrom(model.graph)
-    # Names of inputs and of initializers are unique.
     # Captured tensors are read from the outer graph by their names again.
-    inputs = {
-        key: entry
-        for key, entry in {value.name: value for value in proto.input}.items()
-        if key not in body.borrowed
-    }
-    initializers = {
-        key: value
-        for key, value in {tensor.name: tensor for tensor in proto.initializer}.items()
-        if key not in body.borrowed
-    }
+    inputs = [value for value in proto.input if value.name not in body.borrowed]
+    initializers = [
+        tensor for tensor in proto.initializer if tensor.name not in body.borrowed
+    ]
     del proto.input[:]
     del proto.initializer[:]
     del proto.value_info[:]
-    proto.input.extend(inputs.values())
-    proto.initializer.extend(initializers.values())
+    proto.input.extend(inputs)
+    proto.initializer.extend(initializers)
     graph.set_body(body.node, body.attribute, body.place, proto)
     for entry in model.opset_import:
         graph.import_domain(entry.domain, entry.version)
@@ -187,8 +175,8 @@ def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
         inner = Graph(body.model, store=graph.store)
         # A tensor of a body must not hide one of an outer graph.
         inner.reserve(graph.names)
-        inside = rewrite(inner)
-        if inside:
+        rewrites = rewrite(inner)
+        if rewrites:
             put_back(graph, body, inner)
-            count += inside
+            count += rewrites
     return count

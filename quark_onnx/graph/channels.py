@@ -18,24 +18,24 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
     """
     result = graph.copy()
     names = list[str]()
-    for place, value in enumerate(result.inputs):
+    for index, value in enumerate(result.inputs):
         # An input that is an output as well would need two layouts under one name.
         if _turns(graph, value) and not graph.is_output(value.name):
             inside = result.fresh(f"{value.name}_channels_first")
             result.replace_uses(value.name, inside)
             result.add("Transpose", [value.name], [inside], perm=FIRST)
-            result.inputs[place] = _turned(graph, value)
+            result.inputs[index] = _turned(graph, value)
             names.append(value.name)
-    for place, value in enumerate(result.outputs):
+    for index, value in enumerate(result.outputs):
         producer = result.producer(value.name)
         if value.name in names:  # it is listed twice
-            result.outputs[place] = _turned(graph, value)
+            result.outputs[index] = _turned(graph, value)
         elif producer is not None and _turns(graph, value):
             inside = result.fresh(f"{value.name}_channels_first")
             result.replace_uses(value.name, inside)
             result.set_output(producer, producer.outputs.index(value.name), inside)
             result.add("Transpose", [inside], [value.name], perm=LAST)
-            result.outputs[place] = _turned(graph, value)
+            result.outputs[index] = _turned(graph, value)
             names.append(value.name)
     if not names:
         return graph, []

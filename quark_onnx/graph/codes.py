@@ -72,11 +72,12 @@ def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
     codes = values[0].astype(np.float32)
     axis = int(node.attribute("axis", 1))
     block = int(node.attribute("block_size", 0))
-    scale, *zero = (
-        spread(part.astype(np.float32), codes.shape, axis, block) for part in values[1:]
+    scale, *zero_point = (
+        spread(parameter.astype(np.float32), codes.shape, axis, block)
+        for parameter in values[1:]
     )
-    if zero:
-        codes = codes - zero[0]
+    if zero_point:
+        codes = codes - zero_point[0]
     result: NDArray[np.float32] = codes * scale
     return result
 
@@ -107,8 +108,4 @@ def spread(
     length = shape[axis]
     # Without the attribute, ceil(length / number of scales) is the least possible block.
     block = block or -(-length // part.shape[axis])
-    return np.take(
-        np.repeat(part, block, axis),
-        range(length),
-        axis,
-    )
+    return np.take(np.repeat(part, block, axis), range(length), axis)

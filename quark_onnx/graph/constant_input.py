@@ -43,17 +43,14 @@ class ConstantInput:
             by: returns the changed value, which is stored as float32.
         """
         name = self.node.input(self.index)
-        value = self.value
+
+        def changed() -> list[str]:
+            array = by(self.value(graph)).astype(np.float32)
+            return [graph.add_constant(f"{name}_{key}", array)]
+
         # Nodes that share a weight go on sharing the changed one.
-        [changed] = graph.once(
-            (name, key),
-            lambda: [
-                graph.add_constant(
-                    f"{name}_{key}", by(value(graph)).astype(np.float32)
-                ),
-            ],
-        )
-        graph.set_input(self.node, self.index, changed)
+        [result] = graph.once((name, key), changed)
+        graph.set_input(self.node, self.index, result)
 
     def scale(self, graph: Graph, key: str, factor: Floats) -> None:
         """Multiply the channels; a scalar becomes a vector.

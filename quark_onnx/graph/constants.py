@@ -101,15 +101,13 @@ def _scopes(
 
 def _constants_in(graph: GraphProto) -> dict[str, TensorProto]:
     """Return the initializers of a graph and the values of its Constant nodes, without bodies."""
-    found: dict[str, TensorProto] = {
-        tensor.name: tensor for tensor in graph.initializer
-    }
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     for proto in graph.node:
         if proto.op_type == "Constant":
             value = _value(Node(proto))
             if value is not None:
-                found[proto.output[0]] = value
-    return found
+                constants[proto.output[0]] = value
+    return constants
 
 
 def store_constants(graph: Graph) -> int:
@@ -141,7 +139,7 @@ def _declared(value: ValueInfoProto, constant: TensorProto | None) -> ValueInfoP
 
     Args:
         value: the declaration, which is not changed.
-        constant: the initializer of that name; None for a computed output.
+        constant: the initializer of the output's name; None for a computed output.
     """
     if constant is None or value.type.WhichOneof("value"):
         return value
@@ -156,7 +154,8 @@ def describe_closed(names: Sequence[str]) -> list[str]:
     """
     if len(names) < 2:
         return [f"input {name!r} is a constant" for name in names]
-    return [f"inputs {first_of([*map(repr, names)], _LISTED)} are constants"]
+    quoted = [repr(name) for name in names]
+    return [f"inputs {first_of(quoted, _LISTED)} are constants"]
 
 
 def _store_everywhere(graph: Graph) -> int:

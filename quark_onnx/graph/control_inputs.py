@@ -80,7 +80,7 @@ def control_inputs(node: Node, opset: int) -> frozenset[int]:
         node: a node of any kind; a kind without a schema or an entry in ``_TABLE`` has none.
         opset: version of the standard operator set.
     """
-    indices = _known(node.kind, opset, len(node.inputs))
+    indices = _control_indices(node.kind, opset, len(node.inputs))
     # An empty name is an omitted input.
     return frozenset(index for index in indices if node.inputs[index])
 
@@ -102,7 +102,7 @@ def integer_results(kind: str, opset: int) -> frozenset[int]:
 
 
 @cache
-def _known(kind: str, opset: int, count: int) -> frozenset[int]:
+def _control_indices(kind: str, opset: int, count: int) -> frozenset[int]:
     formal = list(_schema(kind, opset)[0])
     formal += formal[-1:] * (count - len(formal))  # the last one may be variadic
     return (_controls(formal) | _TABLE.get(kind, set())) & frozenset(range(count))
@@ -111,12 +111,10 @@ def _known(kind: str, opset: int, count: int) -> frozenset[int]:
 def _controls(formals: Sequence[OpSchema.FormalParameter]) -> frozenset[int]:
     """Return the indices of the parameters that take integers or conditions alone."""
     return frozenset(
-        index for index, formal in enumerate(formals) if _is_control(formal)
+        index
+        for index, formal in enumerate(formals)
+        if formal.types and _CONTROL_TYPE_NAMES.issuperset(formal.types)
     )
-
-
-def _is_control(formal: OpSchema.FormalParameter) -> bool:
-    return bool(formal.types) and _CONTROL_TYPE_NAMES.issuperset(formal.types)
 
 
 def _schema(kind: str, opset: int) -> tuple[_Formals, _Formals]:

@@ -35,8 +35,7 @@ def operations(graph: Graph, node: Node) -> int:
     """Return the number of operations of a node.
 
     Two per product of a Conv, Gemm or MatMul, one per element of the results of other operators,
-    none
-    for moves of data. Unknown dimensions count as 1.
+    none for moves of data. Unknown dimensions count as 1.
 
     >>> from onnx import parser
     >>> text = 'g (float[2,8] x) => (float[2,4] y) <float[8,4] w> { y = MatMul (x, w) }'

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from quark_onnx.graph.node import QUANTIZE
-from quark_onnx.graph.operations import Operation, Operations, Tensor
+from quark_onnx.graph.operations import Operations, Tensor
 from quark_onnx.graph.traversal import reach
 
 #: Layers multiply by weights, or by other activations, in any domain: FusedConv, MatMulNBits.
@@ -85,14 +85,15 @@ def decisions(operations: Operations) -> dict[Tensor, Decision]:
         controls = operation.inputs if comparing else operation.controls
         for tensor in controls:
             deciding.setdefault(tensor, operation.kind)
-        values = [each for each in operation.inputs if each not in controls]
+        values = [tensor for tensor in operation.inputs if tensor not in controls]
         if is_layer(operation.kind):
             signals.update(values)
             layered.update(operation.outputs)
         elif _op_type(operation.kind) in _CODING:
             signals.update(values)
         else:
-            if _decides(operation, operations):
+            # An operator that computes an integer or a boolean of its values decides.
+            if not operations.integers.isdisjoint(operation.outputs):
                 deciding |= dict.fromkeys(values, operation.kind)
             for tensor in operation.outputs:
                 sources[tensor] += values
@@ -103,18 +104,13 @@ def decisions(operations: Operations) -> dict[Tensor, Decision]:
     def floats(tensors: Iterable[Tensor]) -> list[Tensor]:
         return [tensor for tensor in tensors if tensor not in operations.integers]
 
-    read_as_signals = reach(floats(signals), lambda each: floats(sources[each]))
-    behind_layers = reach(floats(layered), lambda each: floats(results[each]))
+    read_as_signals = reach(floats(signals), lambda tensor: floats(sources[tensor]))
+    behind_layers = reach(floats(layered), lambda tensor: floats(results[tensor]))
     return {
         tensor: Decision(kind, tensor in behind_layers)
         for tensor, kind in _labelled(deciding, sources).items()
         if tensor not in operations.integers and tensor not in read_as_signals
     }
-
-
-def _decides(operation: Operation, operations: Operations) -> bool:
-    """Return whether an operator computes an integer or a boolean of its values."""
-    return any(tensor in operations.integers for tensor in operation.outputs)
 
 
 def _labelled(

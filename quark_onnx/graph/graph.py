@@ -90,7 +90,7 @@ class Graph:
         # onnx's checker requires a name, onnxruntime does not.
         graph.name = graph.name or "graph"
         open_negative_sizes(graph)
-        self._nodes: list[Node] = list(map(Node, graph.node))
+        self._nodes = [Node(proto) for proto in graph.node]
         # Removed nodes that are still among ``_nodes``; see ``nodes``.
         self._removed = set[Node]()
         tensors = graph.initializer if initializers is None else initializers
@@ -209,12 +209,12 @@ class Graph:
 
     def leaders(self, node: Node) -> list[Node]:
         """Return the distinct nodes that compute the inputs of a node."""
-        found: dict[Node, None] = {}
+        producers: dict[Node, None] = {}
         for tensor in (*node.inputs, *node.captures):
             producer = self._producers.get(tensor)
             if producer is not None:
-                found[producer] = None
-        return list(found)
+                producers[producer] = None
+        return list(producers)
 
     def nodes_of(self, kinds: Container[str]) -> list[Node]:
         """Return the nodes of some kinds, in graph order."""
@@ -550,16 +550,8 @@ class Graph:
     def drop_unused(self) -> None:
         """Remove unused nodes, then unused initializers."""
         # Nodes that only bodies read stay: ``leaders`` follows the captures of a node.
-        alive = reach(
-            [
-                value
-                for value in map(
-                    self.producer, [output.name for output in self.outputs]
-                )
-                if value is not None
-            ],
-            self.leaders,
-        )
+        producers = [self.producer(output.name) for output in self.outputs]
+        alive = reach([node for node in producers if node is not None], self.leaders)
         self.remove([node for node in self.nodes if node not in alive])
         # An initializer may be an output itself, or the default value of an input.
         open_names = self._output_names | self._input_names
@@ -653,9 +645,9 @@ class Graph:
         model = self._skeleton(without_parameters)
         for tensor in self.initializers.values():
             if tensor_bytes(tensor) > LARGE:
-                kept = TensorProto(name=tensor.name, data_type=tensor.data_type)
-                kept.dims.extend(tensor.dims)
-                model.graph.initializer.append(kept)
+                empty = TensorProto(name=tensor.name, data_type=tensor.data_type)
+                empty.dims.extend(tensor.dims)
+                model.graph.initializer.append(empty)
             else:
                 model.graph.initializer.append(tensor)
         return model

@@ -63,7 +63,7 @@ def setting(
 ) -> Any:
     """Return a setting that is an attribute in early opsets and an input in later ones.
 
-    The default if omitted, None if computed.
+    An omitted setting has the default; a computed one is None.
 
     Args:
         graph: the graph.

@@ -16,8 +16,6 @@ onnxruntime's own quantizer places it.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -46,9 +44,7 @@ def pair_moved(graph: Graph) -> int:
     A pair has the scale of the DequantizeLinear before the movement, so that no value changes. Its
     result takes over the tensor's name, because bodies and users read it by name.
     """
-    captured = dict.fromkeys(
-        [capture for node in graph.nodes for capture in node.captures]
-    )
+    captured = {name: None for node in graph.nodes for name in node.captures}
     moved = {node.outputs[0]: None for node in graph.nodes_of(PROPAGATED)}
     count = 0
     # An ordered union: names of new tensors do not depend on the order of a set.
@@ -82,13 +78,9 @@ def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
 
 
 def _moved_from(graph: Graph, tensor: str) -> Node | None:
-    """Return the per-tensor DequantizeLinear before the movements of a tensor, or None.
+    """Return the DequantizeLinear before the movements of a tensor.
 
-    Args:
-        tensor: name of a tensor of any kind.
-
-    Returns:
-        None, too, for a tensor that is not moved, for several scales, and for int32 codes.
+    None for a tensor that is not moved, for several scales, and for int32 codes.
     """
     moved = False
     node = graph.producer(tensor)
@@ -128,10 +120,9 @@ def codes_type(graph: Graph, dequantize: Node) -> int:
 def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     """Let a Q/DQ pair with the scale of ``dequantize`` compute ``tensor``.
 
-    An equal QuantizeLinear after it is reused.
+    An equal QuantizeLinear after the tensor is reused.
 
     Args:
-        graph: the graph, which is changed in place.
         tensor: name of a moved tensor, which stays the name of the pair's result.
         dequantize: the DequantizeLinear before the movements, with a single scale.
     """
@@ -142,8 +133,12 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     attributes = {} if axis is None else {"axis": axis}
     moved = graph.fresh(f"{tensor}_moved")
     graph.set_output(producer, 0, moved)
-    quantizes = partial(_quantizes, tensor=tensor, parameters=parameters)
-    quantize = next(filter(quantizes, graph.consumers(tensor)), None)
+    quantizing = (
+        node
+        for node in graph.consumers(tensor)
+        if node.op_type in _QUANTIZE and node.inputs == (tensor, *parameters)
+    )
+    quantize = next(quantizing, None)
     if quantize is None:
         codes = graph.fresh(f"{tensor}_moved_quantized")
         op_type = dequantize.op_type.replace("Dequantize", "Quantize")
@@ -160,9 +155,9 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
         codes = quantize.outputs[0]
         graph.set_input(quantize, 0, moved)
         # The pair that followed already computes the same values under another name.
-        for other in graph.consumers(codes):
-            if other.op_type == dequantize.op_type and other.inputs[1:] == parameters:
-                graph.replace_uses(other.outputs[0], tensor)
+        for reader in graph.consumers(codes):
+            if reader.op_type == dequantize.op_type and reader.inputs[1:] == parameters:
+                graph.replace_uses(reader.outputs[0], tensor)
     name = f"{tensor}_{dequantize.op_type}"
     graph.add(
         dequantize.op_type,
@@ -181,7 +176,6 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
 
     Args:
         graph: the graph, which gets a zero point if the node has none.
-        dequantize: the DequantizeLinear; it is not changed.
     """
     if dequantize.op_type == float4.DEQUANTIZE:
         return dequantize.inputs[1:2]  # no zero point
@@ -197,17 +191,3 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
         np.zeros((1,) * rank, dtype),
     )
     return dequantize.inputs[1], zero_point
-
-
-def _quantizes(node: Node, tensor: str, parameters: tuple[str, ...]) -> bool:
-    """Return whether a node is a QuantizeLinear of a tensor with given parameters.
-
-    Args:
-        node: a node of any kind.
-        parameters: names of scale and, except for 4-bit floats, zero point.
-    """
-    return (
-        node.op_type in _QUANTIZE
-        and node.inputs[0] == tensor
-        and node.inputs[1:] == parameters
-    )

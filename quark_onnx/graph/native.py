@@ -28,8 +28,8 @@ def infer_shapes(model: ModelProto, *, propagate: bool = False) -> ModelProto:
     isolation = current()
     if isolation is None:
         return onnx.shape_inference.infer_shapes(model, data_prop=propagate)
-    found = isolation.infer_shapes(model.SerializeToString(), propagate=propagate)
-    return ModelProto.FromString(found)
+    inferred = isolation.infer_shapes(model.SerializeToString(), propagate=propagate)
+    return ModelProto.FromString(inferred)
 
 
 def check_model(model: ModelProto | Path, *, full: bool) -> None:
@@ -61,5 +61,5 @@ def convert_version(model: ModelProto, opset: int) -> ModelProto:
     isolation = current()
     if isolation is None:
         return version_converter.convert_version(model, opset)
-    found = isolation.convert_version(model.SerializeToString(), opset)
-    return ModelProto.FromString(found)
+    converted = isolation.convert_version(model.SerializeToString(), opset)
+    return ModelProto.FromString(converted)

@@ -15,8 +15,6 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, helper
 
-from quark_onnx.common.containers import excluding
-
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
 #: First opset at which a Softmax normalizes along a single axis.
@@ -90,12 +88,12 @@ class Node:
     @property
     def operands(self) -> list[str]:
         """Names of the inputs that are not omitted."""
-        return list(filter(None, self.inputs))
+        return [name for name in self.inputs if name]
 
     @property
     def results(self) -> list[str]:
         """Names of the outputs that are not omitted."""
-        return list(filter(None, self.outputs))
+        return [name for name in self.outputs if name]
 
     @property
     def reads(self) -> list[str]:
@@ -120,7 +118,8 @@ class Node:
 
     def lacking(self, names: Iterable[str]) -> list[str]:
         """Return the names of attributes that the node does not have."""
-        return excluding(names, [attribute.name for attribute in self._proto.attribute])
+        present = {attribute.name for attribute in self._proto.attribute}
+        return [name for name in names if name not in present]
 
     def set_attribute(self, name: str, value: Any) -> None:
         """Set the value of an attribute."""
@@ -216,7 +215,7 @@ class Node:
 def softmax_axis(node: Node, opset: int) -> int:
     """Return the axis of a Softmax.
 
-    Before opset 13 a Softmax ran over all axes from there on, by default from the second one.
+    Before opset 13 a Softmax ran over all axes from this one on, by default from the second one.
 
     Args:
         node: a Softmax, with or without the attribute ``axis``.
@@ -269,8 +268,8 @@ def rename_entries(names: MutableSequence[str], new: Mapping[str, str]) -> None:
         names: the inputs or outputs of a node.
         new: new names by present name.
     """
-    for place, name in enumerate(names):
-        names[place] = new.get(name, name)
+    for index, name in enumerate(names):
+        names[index] = new.get(name, name)
 
 
 def nested_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
@@ -283,7 +282,7 @@ def nested_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 def results_of(nodes: Iterable[NodeProto]) -> list[str]:
     """Return the names of the results of nodes, without omitted ones."""
-    return list(filter(None, [value for node in nodes for value in node.output]))
+    return [name for node in nodes for name in node.output if name]
 
 
 def makers_of(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
@@ -296,7 +295,7 @@ def makers_of(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
 
 def read_by(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the names of the inputs of nodes; an omitted input has an empty name."""
-    return {value for node in nodes for value in node.input}
+    return {name for node in nodes for name in node.input}
 
 
 def described(node: NodeProto) -> str:
@@ -313,8 +312,8 @@ def sparse_values(graph: GraphProto) -> Iterator[str]:
 def defined_names(graph: GraphProto) -> set[str]:
     """Return the names of inputs, initializers and results of nodes."""
     names = {value.name for value in graph.input}
-    names.update([tensor.name for tensor in graph.initializer])
-    names.update([value for node in graph.node for value in node.output])
+    names.update(tensor.name for tensor in graph.initializer)
+    names.update(name for node in graph.node for name in node.output)
     return names
 
 
@@ -352,7 +351,7 @@ def _captured(proto: NodeProto) -> list[str]:
             # outside.
             used += [*node.input, *_captured(node)]
         used += [value.name for value in graph.output]
-        names += [value for value in used if value not in defined]
+        names += [name for name in used if name not in defined]
     return names
 
 
@@ -385,10 +384,9 @@ def sparse_names(graph: GraphProto) -> frozenset[str]:
 def all_names(graph: GraphProto) -> set[str]:
     """Return every tensor and node name in a graph and its subgraphs."""
     names = defined_names(graph)
-    names.update([value.name for value in (*graph.output, *graph.value_info)])
-    names.update(
-        sparse_values(graph), [node.name for node in graph.node], read_by(graph.node)
-    )
+    names.update(value.name for value in (*graph.output, *graph.value_info))
+    names.update(node.name for node in graph.node)
+    names.update(sparse_values(graph), read_by(graph.node))
     for inner in bodies_of(graph.node):
         names |= all_names(inner)
     return names - {""}

@@ -111,7 +111,7 @@ class Operations:
         for value in graph.inputs:
             self._describe(graph, value.name, tensor(value.name))
         for node in graph.nodes:
-            for name in filter(None, node.outputs):
+            for name in node.results:
                 self._describe(graph, name, tensor(name))
             # By name, in the order of the node's inputs and then of the captures.
             reads = {name: tensor(name) for name in node.reads}
@@ -126,7 +126,7 @@ class Operations:
 
         Args:
             graph: the graph that declares the tensor.
-            name: name of the tensor in the graph.
+            name: name of the tensor in that graph.
             tensor: path and name of the tensor, which may belong to an outer graph.
         """
         elem_type = graph.elem_type(name)
@@ -160,9 +160,8 @@ class Operations:
         Args:
             node: the node; no If, Loop or Scan.
             reads: tensors that the node or its bodies read, by name, in this order.
-            path: path to the graph.
         """
-        controls = {node.inputs[key] for key in control_inputs(node, graph.opset)}
+        controls = {node.inputs[index] for index in control_inputs(node, graph.opset)}
         # Without a schema the types tell: integers of 32 and 64 bits, and conditions.
         if not has_schema(node):
             for name in reads:
@@ -177,9 +176,7 @@ class Operations:
                 node.kind,
                 inputs=tuple(reads.values()),
                 outputs=tuple(_located(path, node.results)),
-                controls=tuple(
-                    [reads[key] for key in [read for read in reads if read in controls]]
-                ),
+                controls=tuple(reads[name] for name in reads if name in controls),
             ),
         )
 
@@ -196,19 +193,21 @@ class Operations:
             reads: tensors that the node or its bodies read, by name.
         """
         # None for an omitted input, so that positions stay aligned with the body's inputs.
-        given = list(map(reads.get, node.inputs))
+        given = [reads.get(name) for name in node.inputs]
         for body in bodies(graph, node, weights=False):
             inner = Graph(body.model)
             inside = (*path, step(body))
-            borrowed = {key: reads[key] for key in body.borrowed if key in reads}
-            own_inputs = [
-                value.name for value in inner.inputs if value.name not in borrowed
+            borrowed = {name: reads[name] for name in body.borrowed if name in reads}
+            body_inputs = [
+                (inside, value.name)
+                for value in inner.inputs
+                if value.name not in borrowed
             ]
-            body_inputs = _located(inside, own_inputs)
             # A body may return a captured tensor as it is.
-            results = list[Tensor]()
-            for name in [output.name for output in inner.outputs]:
-                results.append(borrowed.get(name, (inside, name)))
+            results = [
+                borrowed.get(output.name, (inside, output.name))
+                for output in inner.outputs
+            ]
             self._join_inputs(graph, node, given, body_inputs, results)
             self._add_graph(inner, inside, borrowed)
             self._join_outputs(node, given, results, path)
@@ -306,24 +305,16 @@ def _is_stored(graph: Graph, name: str) -> bool:
 
 def step(body: Body) -> tuple[str, str, int]:
     """Return the last step of the path to a body."""
-    first = next(iter(body.node.results), "")
-    return first, body.attribute, body.place
+    result = next(iter(body.node.results), "")
+    return result, body.attribute, body.place
 
 
 def _integer_results(node: Node, opset: int) -> list[str]:
-    """Return the outputs whose type is an integer or bool by the operator alone.
-
-    Args:
-        node: a node of any kind.
-        opset: version of the standard operator set.
-    """
+    """Return the outputs whose type is an integer or bool by the operator alone."""
     indices = set(integer_results(node.kind, opset))
     if node.kind == "Cast" and node.attribute("to") in _INTEGERS:
         indices.add(0)
-    return [
-        node.outputs[key]
-        for key in [value for value in range(len(node.outputs)) if value in indices]
-    ]
+    return [name for index, name in enumerate(node.outputs) if index in indices]
 
 
 _INTEGERS = frozenset(

@@ -23,7 +23,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from quark_onnx.graph.constant_input import is_number, private
 from quark_onnx.graph.graph import Graph
@@ -59,9 +58,9 @@ class Match:
         """Return whether nothing but the nodes reads the tensors between them."""
         # The result, of the first node, may have any readers; tensors further in may not.
         inner = [result for node in self.nodes[1:] for result in node.results]
-        readers = set(chain.from_iterable(map(graph.consumers, inner)))
+        readers = {reader for result in inner for reader in graph.consumers(result)}
         return readers.issubset(self.nodes) and all(
-            private(graph, tensor) for tensor in inner
+            private(graph, result) for result in inner
         )
 
 
@@ -102,11 +101,11 @@ class Pattern(ABC):
             result: name of the tensor.
             partial: the tensors that stand for names so far, and the nodes.
         """
-        known = partial.tensors.get(self.name)
-        if known is None:
+        bound = partial.tensors.get(self.name)
+        if bound is None:
             yield from self._matches(graph, result, partial.bind(self.name, result))
         # The name has occurred before, as x in x * Sigmoid(x): it must stand for the same tensor.
-        elif known == result:
+        elif bound == result:
             yield partial
 
     @abstractmethod
@@ -183,13 +182,12 @@ def op(
     """
     return _Operator(
         kinds={kinds} if isinstance(kinds, str) else kinds,
-        inputs=tuple(map(_pattern, inputs)),
+        inputs=[
+            operand if isinstance(operand, Pattern) else number(operand)
+            for operand in inputs
+        ],
         where=where,
     )
-
-
-def _pattern(given: Pattern | float) -> Pattern:
-    return given if isinstance(given, Pattern) else number(given)
 
 
 @dataclass(frozen=True, kw_only=True)

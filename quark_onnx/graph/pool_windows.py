@@ -130,11 +130,11 @@ def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]
 
     Args:
         attributes: attributes of the pool by name.
-        shape: shape of its input, (N, C, ...).
+        shape: shape of the pool's input, (N, C, ...).
     """
     taps = attributes.get("kernel_shape", ())
     rank = len(taps)
-    sizes = [value for value in shape[2:] if isinstance(value, int)]
+    sizes = [size for size in shape[2:] if isinstance(size, int)]
     pads = attributes.get("pads", [0] * 2 * rank)
     strides = attributes.get("strides", [1] * rank)
     dilations = attributes.get("dilations", [1] * rank)
@@ -144,8 +144,8 @@ def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]
     if len(pads) != 2 * rank or 0 in strides:
         return []
     axes = list[_Axis]()
-    for place, size in enumerate(sizes):
-        reach = (taps[place] - 1) * dilations[place] + 1
-        after = pads[rank + place]
-        axes.append(_Axis(size, pads[place], after, reach, strides[place]))
+    for index, size in enumerate(sizes):
+        reach = (taps[index] - 1) * dilations[index] + 1
+        after = pads[rank + index]
+        axes.append(_Axis(size, pads[index], after, reach, strides[index]))
     return axes

@@ -26,27 +26,23 @@ def segment(
 
     Args:
         graph: the graph.
-        nodes: the nodes that compute them.
+        nodes: the nodes that compute the results.
         given: inputs of the model, with a value each, which gives type and rank.
         results: outputs of the model; onnxruntime infers their types.
         sized: declare sizes of inputs, too, where graph and value agree.
     """
     model = graph.shell()
-    part = model.graph
-    part.name = "segment"
-    part.node.extend(map(Node.to_proto, nodes))
-    read: dict[str, None] = {}
-    for node in nodes:
-        names = node.reads
-        read.update(dict.fromkeys(names))
-    for name in read:
+    proto = model.graph
+    proto.name = "segment"
+    proto.node.extend(node.to_proto() for node in nodes)
+    for name in dict.fromkeys(name for node in nodes for name in node.reads):
         if name in given:
-            part.input.append(_declared(graph, name, given[name], sized=sized))
+            proto.input.append(_declared(graph, name, given[name], sized=sized))
         elif name in graph.initializers:
-            part.initializer.append(graph.initializers[name])
+            proto.initializer.append(graph.initializers[name])
             # An initializer that is also an input is only a default.
-            part.input.extend(value for value in graph.inputs if value.name == name)
-    part.output.extend(untyped(results))
+            proto.input.extend(value for value in graph.inputs if value.name == name)
+    proto.output.extend(untyped(results))
     model.ir_version = ir_version_for(model)
     return model
 
@@ -62,7 +58,6 @@ def _declared(
 
     Args:
         graph: the graph, whose declared type and sizes are used.
-        name: name of the tensor.
         value: value for the tensor, which gives the rank.
         sized: declare named dimensions, and sizes that are those of the value; otherwise the rank
             alone.

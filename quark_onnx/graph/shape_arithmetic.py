@@ -14,6 +14,7 @@ Tensors of any origin that nothing but decisions read are found as well (``decis
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from enum import IntEnum
 
 from quark_onnx.graph.bodies import Body
@@ -166,7 +167,7 @@ class ShapeArithmetic:
             The reason by the name of an input: inputs read as shapes, and all inputs of a node that
                 is part of shape arithmetic itself.
         """
-        controls = [node.inputs[key] for key in control_inputs(node, opset)]
+        controls = [node.inputs[index] for index in control_inputs(node, opset)]
         names = dict.fromkeys(controls, f"its reader {node.name} reads it as a shape")
         why = self.computed_by(node)
         if why:
@@ -177,9 +178,9 @@ class ShapeArithmetic:
         """Return the decision for which alone a float tensor is read; None if it is a signal."""
         # A body may read a tensor of an outer graph, whose names the body cannot define again.
         for length in range(len(self._path), -1, -1):
-            found = self._decided.get((self._path[:length], tensor))
-            if found is not None:
-                return found
+            decision = self._decided.get((self._path[:length], tensor))
+            if decision is not None:
+                return decision
         return None
 
     def sized_by_data(self, tensor: str) -> bool:
@@ -230,7 +231,6 @@ def _origin(
     """Return the origin of an operation's results.
 
     Args:
-        operations: the list with the known properties of tensors.
         origins: origins so far; a tensor without one counts as constant.
     """
     if operation.kind in _SIZES:
@@ -270,19 +270,17 @@ def _read_as_shapes(
             read[tensor] += inputs
 
     # A signal of a few values may be a computed scale or position; more values are data.
-    def is_exact(tensor: Tensor) -> bool:
-        origin = origins.get(tensor, Origin.CONSTANTS)
-        return origin < Origin.SIGNAL or tensor in operations.flat
+    def exact(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [
+            tensor
+            for tensor in tensors
+            if origins.get(tensor) is not Origin.SIGNAL or tensor in operations.flat
+        ]
 
     controls = [
         control for operation in operations.sequence for control in operation.controls
     ]
-    return set(
-        reach(
-            filter(is_exact, controls),
-            lambda tensor: filter(is_exact, read[tensor]),
-        )
-    )
+    return set(reach(exact(controls), lambda tensor: exact(read[tensor])))
 
 
 def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Tensor]:

@@ -75,7 +75,7 @@ def known_sizes(shape: Sequence[int | str | None] | None) -> tuple[int, ...] | N
     >>> known_sizes((1, 3)), known_sizes(("N", 3)), known_sizes(()), known_sizes(None)
     ((1, 3), None, (), None)
     """
-    sizes = tuple([value for value in shape or () if isinstance(value, int)])
+    sizes = tuple(size for size in shape or () if isinstance(size, int))
     return sizes if is_static(shape) else None
 
 
@@ -110,7 +110,7 @@ def infer_values(
     open_negative_sizes(skeleton.graph)
     values = _inferred(skeleton)
     while _has_too_many_windows(skeleton, values):
-        # Shapes that follow from the changed pool.
+        # Shapes that follow from the pool are outdated.
         del skeleton.graph.value_info[:]
         values = _inferred(skeleton)
     return values
@@ -146,9 +146,9 @@ def without_all_parameters(model: ModelProto) -> ModelProto:
 
 def import_all(model: ModelProto) -> None:
     """Import the domains of the nodes: inference fails on a missing domain."""
-    known = imported_domains(model.opset_import)
+    imported = imported_domains(model.opset_import)
     used = {normalized_domain(node.domain) for node in nested_nodes(model.graph.node)}
-    for domain in sorted(used - known):
+    for domain in sorted(used - imported):
         # Inference has no operators of other domains, so that any version of them will do.
         version = 1 if domain else onnx.defs.onnx_opset_version()
         model.opset_import.append(helper.make_opsetid(domain, version))
@@ -165,7 +165,7 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
         try:
             inferred = infer_shapes(model, propagate=propagate)
         except RuntimeCrash:
-            # Of the isolated process, which each further inference would crash again.
+            # The isolated process has crashed: each further inference would crash it again.
             raise
         except Exception as error:
             # onnx raises several unrelated types, and custom operators may raise anything.
@@ -184,8 +184,8 @@ def open_negative_sizes(graph: GraphProto) -> None:
     onnx 1.23 infers the shape of a Slice of such a tensor by ``std::clamp`` between 0 and -1, which
     ends the process.
     """
-    for part in all_graphs(graph):
-        for value in declared_values(part):
+    for subgraph in all_graphs(graph):
+        for value in declared_values(subgraph):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_value < 0:
                     dim.Clear()
@@ -265,12 +265,12 @@ def _has_too_many_windows(
         model: the model, in which the pool is changed in place.
         values: inferred declarations by name.
     """
-    known = {value.name: value for value in model.graph.input} | dict(values)
+    declared = {value.name: value for value in model.graph.input} | dict(values)
     for node in model.graph.node:
-        if node.op_type not in POOLS or node.domain or node.input[0] not in known:
+        if node.op_type not in POOLS or node.domain or node.input[0] not in declared:
             continue
         # One pool at a time: a changed pool changes the shapes that the next one reads.
-        if without_those_in_padding(node, sizes_of(known[node.input[0]])):
+        if without_those_in_padding(node, sizes_of(declared[node.input[0]])):
             return True
     return False
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.graph.graph import Graph, Shape
 from quark_onnx.graph.traversal import reach
 
@@ -114,10 +113,8 @@ class _Words:
         sides = set[str]()
         state = False
         # Words end at underscores, dots and the humps of camel case.
-        parted = (
-            re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().replace("key_values", "")
-        )
-        for word in filter(None, re.split(r"[^a-z0-9]+", parted)):
+        parted = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+        for word in re.findall(r"[a-z0-9]+", parted.replace("key_values", "")):
             state |= word in _STATE
             if word in _BEFORE | _AFTER:
                 sides.add(word)
@@ -134,21 +131,16 @@ class _Words:
             before=not sides.isdisjoint(_BEFORE),
             after=not sides.isdisjoint(_AFTER),
             state=state,
-            pure=state and all(map(_names_state, stem)),
+            # Digits count several states.
+            pure=state and all(word in _STATE or word.isdigit() for word in stem),
         )
-
-
-def _names_state(word: str) -> bool:
-    """Return whether a word of a name means a state, or counts several of them."""
-    return word in _STATE or word.isdigit()
 
 
 def states(graph: Graph) -> list[State]:
     """Return the recurrent states of a graph, in the order of its inputs.
 
     An output is the next value of an input if it has the same type and, as far as declared, the
-    same
-    shape, depends on the input, and has the same name apart from words such as ``past`` and
+    same shape, depends on the input, and has the same name apart from words such as ``past`` and
     ``present``, ``in`` and ``out``, ``0`` and ``n``. Inputs whose names mean a state alone, without
     such an output, are paired with the last remaining outputs, in order.
 
@@ -205,11 +197,18 @@ def _pairs_in_order(
     Returns:
         The output by input; none if there are too few outputs, or if one pair does not fit.
     """
-    states = [name for name, words in inputs.items() if words.pure and not words.after]
-    results = [name for name, words in outputs.items() if not words.before]
-    before = [state for state in states if state not in paired]
+    before = [
+        name
+        for name, words in inputs.items()
+        if words.pure and not words.after and name not in paired
+    ]
+    results = [
+        name
+        for name, words in outputs.items()
+        if not words.before and name not in paired.values()
+    ]
     # Results proper come before the states among the outputs, as exporters list them.
-    after = excluding(results, paired.values())[-len(before) :]
+    after = results[-len(before) :]
     if len(after) < len(before):
         return {}
     pairs = dict(zip(before, after, strict=False))
@@ -220,11 +219,9 @@ def _pairs_in_order(
 
 
 def _named_alike(before: _Words, after: _Words) -> bool:
-    """Return whether two names differ in the side of a step alone, and name a state.
+    """Return whether the names of an input and an output differ in the side of a step alone.
 
-    Args:
-        before: words of an input's name.
-        after: words of an output's name.
+    The names must also name a state, or the sides of a step.
     """
     if before.stem != after.stem:
         return False
@@ -242,28 +239,23 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
     """Return whether an output may be the next value of an input.
 
     Both must be float and of the same shape, and the output must depend on the input.
-
-    Args:
-        before: name of an input.
-        after: name of an output.
     """
     if {graph.elem_type(before), graph.elem_type(after)} != {int(TensorProto.FLOAT)}:
         return False
     if not _shaped_alike(graph.shape(before), graph.shape(after)):
         return False
     # An output that does not depend on the input starts anew in each step.
-    upstream = reach(
-        [value for value in [graph.producer(after)] if value is not None], graph.leaders
-    )
+    producer = graph.producer(after)
+    if producer is None:
+        return False
+    upstream = reach([producer], graph.leaders)
     return any(reader in upstream for reader in graph.consumers(before))
 
 
 def _shaped_alike(old: Shape | None, new: Shape | None) -> bool:
-    """Return whether two shapes may be equal; a scalar is no state.
+    """Return whether the shapes of an input and an output may be equal.
 
-    Args:
-        old: shape of an input; one of unknown rank (None) is no state's.
-        new: shape of an output; one of unknown rank (None) may be equal.
+    An input that is a scalar or of unknown rank (None) is no state.
     """
     if not old:
         return False
@@ -273,13 +265,8 @@ def _shaped_alike(old: Shape | None, new: Shape | None) -> bool:
 
 
 def _alike(old: object, new: object) -> bool:
-    """Return whether two dimensions may be equal; exporters write 0 for unknown ones.
-
-    Two different names are two sizes: a cache of ``past`` rows grows to ``total`` rows.
-
-    Args:
-        old: a dimension of an input: a size, a name, or None if open.
-        new: the same dimension of an output.
-    """
+    """Return whether two dimensions may be equal: sizes, names, or None if open."""
+    # Exporters write 0 for an unknown size. Two different names are two sizes: a cache of ``past``
+    # rows grows to ``total`` rows.
     unknown = not old or not new or isinstance(old, str) != isinstance(new, str)
     return unknown or old == new

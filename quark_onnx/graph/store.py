@@ -68,10 +68,10 @@ class Store:
             # Zeros up to the next multiple of PAGE.
             offset += file.write(bytes(-offset % PAGE))
             for part in parts:
-                # Packs types of less than a byte.
+                # Types of less than a byte are packed.
                 proto = numpy_helper.from_array(part)
                 kind = proto.data_type
-                length = length + file.write(proto.raw_data)
+                length += file.write(proto.raw_data)
         tensor = TensorProto(name=name, data_type=kind, dims=shape)
         locate(tensor, self.weights_path, offset, length)
         return tensor
@@ -108,13 +108,11 @@ class Store:
         try:
             yield
         except OSError as error:
+            folder = f"the temporary folder {gettempdir()} (see TMPDIR)"
             if self._near:
-                place = f"the folder of {self._near}"
-            else:
-                place = f"the temporary folder {gettempdir()} (see TMPDIR)"
-            reason = system_reason(error)
+                folder = f"the folder of {self._near}"
             raise ModelError(
-                f"weights cannot be worked on in {place}: {reason}",
+                f"weights cannot be worked on in {folder}: {system_reason(error)}",
             ) from error
 
 

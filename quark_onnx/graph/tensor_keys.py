@@ -26,7 +26,7 @@ def tensor_keys(graph: Graph) -> dict[str, str]:
 
     for node in graph.nodes:
         operator = _node_text(node)
-        read = list(map(key_of, (*node.inputs, *node.captures)))
+        read = [key_of(name) for name in (*node.inputs, *node.captures)]
         for position, name in enumerate(node.outputs):
             if name:
                 # The position tells the results of one node apart.

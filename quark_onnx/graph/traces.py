@@ -62,8 +62,8 @@ def _owners(model: ModelProto) -> Iterator[Any]:
 
 
 def _in_graph(graph: GraphProto) -> Iterator[Any]:
-    for part in all_graphs(graph):
-        yield part
-        yield from declared_values(part)
-        yield from part.initializer
-        yield from part.node
+    for subgraph in all_graphs(graph):
+        yield subgraph
+        yield from declared_values(subgraph)
+        yield from subgraph.initializer
+        yield from subgraph.node

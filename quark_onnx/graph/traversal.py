@@ -46,10 +46,10 @@ def reach(
     seen = dict.fromkeys(start)
     todo = list(seen)
     while todo:
-        for place in step(todo.pop()):
-            if place not in seen:
-                seen[place] = None
-                todo.append(place)
+        for neighbour in step(todo.pop()):
+            if neighbour not in seen:
+                seen[neighbour] = None
+                todo.append(neighbour)
     return seen
 
 
@@ -88,5 +88,5 @@ def in_order(
             path.add(node)
             # The node comes up again, ready, after its leaders.
             stack.append((node, True))
-            stack += [(other, False) for other in leaders(node) if other not in done]
+            stack += [(leader, False) for leader in leaders(node) if leader not in done]
     return order

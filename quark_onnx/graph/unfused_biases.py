@@ -53,7 +53,6 @@ def _wide(graph: Graph, name: str) -> str:
 
     Args:
         graph: the graph, which gets the constant and, for codes, a DequantizeLinear.
-        name: name of an operand of an Add.
     """
     if graph.is_constant(name):
         return _wide_constant(graph, name)
@@ -83,10 +82,10 @@ def _wide_constant(graph: Graph, name: str) -> str:
     if len(graph.initializers[name].dims) != 1:
         return ""
 
-    def made() -> list[str]:
+    def widened() -> list[str]:
         values = graph.constant(name)
         assert values is not None
         return [graph.add_constant(f"{name}_wide", values.reshape(1, 1, -1))]
 
-    [result] = graph.once(("wide", name), made)
+    [result] = graph.once(("wide", name), widened)
     return result

@@ -9,7 +9,6 @@ them shrinks by c.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -64,19 +63,13 @@ class BiasAbsorption:
         """
         # One pass measures all pairs: absorbing in one pair leaves the outputs of its readers as
         # they are.
-        pairs = [
-            node for node in map(partial(_pair, graph), graph.nodes) if node is not None
-        ]
+        candidates = [_pair(graph, node) for node in graph.nodes]
+        pairs = [pair for pair in candidates if pair is not None]
         if not pairs or not len(samples):
             return 0
+        # Axis 1 has the channels of images and of matrices alike.
         tensors = [
-            Observation(
-                first.node.outputs[0],
-                MinMax(),
-                # Channels of images and of matrices alike.
-                axis=1,
-            )
-            for first, _ in pairs
+            Observation(first.node.outputs[0], MinMax(), axis=1) for first, _ in pairs
         ]
         statistics = watch(graph, tensors, samples)
         count = 0
@@ -95,14 +88,12 @@ class BiasAbsorption:
     ) -> bool:
         """Move the constant part of a layer's outputs into the biases of its readers.
 
+        Return whether a bias was changed.
+
         Args:
-            graph: the graph, changed in place.
             first: the layer before the Relu.
             readers: all readers of the Relu.
             least: least value of each output before the Relu, (outputs,).
-
-        Returns:
-            Whether a bias was changed.
         """
         bias = first.bias(graph)
         # Only channels that stay positive on all data have a constant part.
@@ -119,12 +110,9 @@ class BiasAbsorption:
             summed = weight.reshape(*weight.shape[:3], -1).sum(axis=3)
             # (groups, outputs / groups) from (groups, outputs / groups, inputs / groups) and
             # (groups, inputs / groups).
-            back = np.einsum(
-                "goi,gi->go",
-                summed,
-                moved.reshape(weight.shape[0], -1),
-            )
-            reader.set_bias(graph, bias_after + back.reshape(-1), "absorbed")
+            by_group = moved.reshape(weight.shape[0], -1)
+            restored = np.einsum("goi,gi->go", summed, by_group).reshape(-1)
+            reader.set_bias(graph, bias_after + restored, "absorbed")
         return True
 
 

@@ -82,86 +82,60 @@ class AdaQuant:
         bias = present.bias.copy()
         factors = present.factors.copy()
 
-        def work(
-            part: Part, where: tuple[slice, slice]
-        ) -> None:  # one block of the weight
+        # One block of the weight.
+        def work(part: Part, where: tuple[slice, slice]) -> None:
             units = Units(
-                lattice.scale[where],
-                least[where],
-                greatest[where],
-                lattice.levels,
+                lattice.scale[where], least[where], greatest[where], lattice.levels
             ).on(device)
-            first = device.put(initial[where])
-            offset = device.put(present.bias[where])
+            start = device.put(initial[where])
+            start_bias = device.put(present.bias[where])
             mesh = lattice.part(where)
-            if factor is None:
-                own_factor = None
-            else:
-                own_factor = factor[where]
+            block_factor = None if factor is None else factor[where]
             # Rows of the same block: the groups and outputs of this call.
             held = Rows(
                 problem.held.inputs[where[0]],
                 problem.held.targets[where[0], :, where[1]],
             )
             best = Solution(
-                present.weight[where],
-                present.bias[where],
-                present.factors[where],
+                present.weight[where], present.bias[where], present.factors[where]
             )
             loss = loss_of(problem.activation, held, best)
             idle = 0
-            for found in adaquant(
-                part,
-                first,
-                offset,
-                units,
-                settings,
-                rate,
-                device.xp,
+            for levels, learned_bias in adaquant(
+                part, start, start_bias, units, settings, rate, device.xp
             ):
-                levels, moved = map(device.get, found)
+                # Rounded exactly as the stored weight will be; the descent computes in float32.
+                learned = device.get(levels).astype(np.float64) * mesh.scale
                 trial = Solution(
-                    # Rounded exactly as the stored weight will be; the descent computes in float32.
-                    mesh.nearest(levels.astype(np.float64) * mesh.scale),
-                    moved,
-                    own_factor,
+                    mesh.nearest(learned), device.get(learned_bias), block_factor
                 )
                 new = loss_of(problem.activation, held, trial)
                 # Per output, (groups, outputs): outputs are independent, and some gain later than
                 # others.
                 better = new < loss
-                if better.any():
-                    idle = 0
-                else:
-                    idle = idle + 1
+                idle = 0 if better.any() else idle + 1
                 if idle == _PATIENCE:
                     break  # what was learned since does not hold for other samples
                 best = best.chosen(trial, better)
                 loss = np.where(better, new, loss)
-            weight[where], bias[where], factors[where] = (
-                best.weight,
-                best.bias,
-                best.factors,
-            )
+            weight[where] = best.weight
+            bias[where] = best.bias
+            factors[where] = best.factors
 
         descend(problem, device, work)
         return Solution(weight, bias, factors if problem.scalable else None, aim)
 
 
 def _factors(problem: Problem) -> Floats:
-    """Return, per output, the factor of its scale with the least loss under RTN."""
+    """Return the factor of each output's scale with the least loss under RTN."""
     best = np.ones(problem.bias.shape)
     least = problem.loss(problem.nearest(), problem.train)
     # The factor 1 is the start; training rows choose, so that held-out rows judge the result.
     for factor in _FACTORS:
         candidate = np.full(best.shape, factor)
-        loss = problem.loss(
-            Solution(
-                problem.lattice.times(candidate).nearest(problem.weight),
-                problem.bias.astype(np.float32),
-            ),
-            problem.train,
-        )
+        rounded = problem.lattice.times(candidate).nearest(problem.weight)
+        solution = Solution(rounded, problem.bias.astype(np.float32))
+        loss = problem.loss(solution, problem.train)
         # NaN is never less, and keeps the factor 1.
         best = np.where(loss < least, candidate, best)
         least = np.minimum(loss, least)

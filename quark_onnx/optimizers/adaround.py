@@ -61,27 +61,23 @@ class AdaRound:
         # Weights beyond the ends of the grid have one level only, and a step of 0.
         share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)
         settings = Descent(
-            self.iterations,
-            self.rows,
-            self.rate,
-            self.warm,
-            push=self.push,
+            self.iterations, self.rows, self.rate, self.warm, push=self.push
         )
         # Blocks write disjoint parts, from several threads.
         weight = present.weight.copy()
 
-        def work(part: Part, own: tuple[slice, slice]) -> None:
+        def work(part: Part, where: tuple[slice, slice]) -> None:
             rounded_up = adaround(
                 part,
-                device.put(below[own]),
-                device.put(step[own]),
-                device.put(share[own]),
-                device.put(present.bias[own]),
+                device.put(below[where]),
+                device.put(step[where]),
+                device.put(share[where]),
+                device.put(present.bias[where]),
                 settings,
                 device.xp,
             )
             up = device.get(rounded_up)
-            weight[own] = np.where(up, above[own], below[own])
+            weight[where] = np.where(up, above[where], below[where])
 
         descend(problem, device, work)
         return Solution(weight, present.bias, present.factor, aim)

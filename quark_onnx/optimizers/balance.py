@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
@@ -46,7 +45,7 @@ class Balance:
         pairs: pairs of layers.
         logarithms: logarithms of the factors of all pairs; the first is 0, for channels without a
             factor.
-        places: places of the logarithms, for each pair.
+        places: the slice of ``logarithms`` with the channels of each pair.
         terms: noise-to-signal ratio of each layer, as a function of the logarithms.
         rounding: rounding of weights and activations.
         before: modelled noise-to-signal ratio, summed over the layers, without factors.
@@ -80,10 +79,7 @@ class Balance:
 
 
 def balance(
-    graph: Graph,
-    pairs: list[Pair],
-    samples: Samples,
-    rounding: Rounding,
+    graph: Graph, pairs: list[Pair], samples: Samples, rounding: Rounding
 ) -> Balance:
     """Return factors for the completely observed pairs.
 
@@ -100,38 +96,29 @@ def balance(
     seen = _observe(graph, layers_of(pairs), samples)
     # A pair with an unobserved layer would have a term of unknown noise, and its factors no limit.
     pairs = [pair for pair in pairs if _is_watched(graph, pair, seen)]
-    # Place 0 is for channels without a factor.
+    # The logarithm at 0 is for channels without a factor.
     places = dict[str, slice]()
     size = 1
     for pair in pairs:
         places[pair.first.node.name] = slice(size, size + pair.channels)
         size += pair.channels
-    known = dict[str, _Known]()
+    statistics = dict[str, _Statistics]()
     for name, layer in layers_of(pairs).items():
         read = seen[layer.node.input(0)]
         computed = seen[layer.node.outputs[0]]
-        known[name] = _Known.of(graph, layer, read, computed)
-    # True for logarithms that stay 0; place 0 is always fixed.
+        statistics[name] = _Statistics.of(graph, layer, read, computed)
+    # True for logarithms that stay 0, such as the one at 0.
     fixed = np.ones(size, np.bool_)
     for pair in pairs:
-        fixed[places[pair.first.node.name]] = _dead(pair, known)
-    terms = _terms(graph, pairs, known, places)
+        fixed[places[pair.first.node.name]] = _dead(pair, statistics)
+    terms = _terms(graph, pairs, statistics, places)
     logarithm, before, after = minimize_noise(terms, fixed, rounding)
-    return Balance(
-        pairs,
-        logarithm,
-        [places[pair.first.node.name] for pair in pairs],
-        terms,
-        rounding,
-        before,
-        after,
-    )
+    ordered = [places[pair.first.node.name] for pair in pairs]
+    return Balance(pairs, logarithm, ordered, terms, rounding, before, after)
 
 
 def _observe(
-    graph: Graph,
-    layers: dict[str, Layer],
-    samples: Samples,
+    graph: Graph, layers: dict[str, Layer], samples: Samples
 ) -> dict[str, Sampled]:
     """Return vectors and extremes of the inputs and outputs of layers."""
     axes = dict[str, int]()
@@ -152,26 +139,20 @@ def _observe(
 
 def _is_watched(graph: Graph, pair: Pair, seen: dict[str, Sampled]) -> bool:
     """Return whether all inputs and outputs of a pair's layers are known and finite."""
-    return all(_watched(graph, layer, seen) for layer in layers_of([pair]).values())
-
-
-def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
-    """Return whether all inputs and outputs of a layer are known and finite."""
-    # Channels of a tensor that was empty or had another size on some sample are not complete.
-    groups, outputs, inputs = layer.shape(graph)[:3]
-    sizes = {
-        layer.node.input(0): groups * inputs,
-        layer.node.outputs[0]: groups * outputs,
-    }
-    for tensor, size in sizes.items():
-        statistic = seen[tensor]
-        if statistic.lo.size != size or statistic.nonfinite:
+    for layer in layers_of([pair]).values():
+        groups, outputs, inputs = layer.shape(graph)[:3]
+        read = seen[layer.node.input(0)]
+        computed = seen[layer.node.outputs[0]]
+        if read.nonfinite or computed.nonfinite:
+            return False
+        # Channels of a tensor that was empty or had another size on some sample are not complete.
+        if read.lo.size != groups * inputs or computed.lo.size != groups * outputs:
             return False
     return True
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Statistics:
     """Statistics of a layer.
 
     Attributes:
@@ -195,7 +176,9 @@ class _Known:
     computed: Doubles
 
     @classmethod
-    def of(cls, graph: Graph, layer: Layer, read: Sampled, computed: Sampled) -> _Known:
+    def of(
+        cls, graph: Graph, layer: Layer, read: Sampled, computed: Sampled
+    ) -> _Statistics:
         weight = layer.weight(graph)
         # (groups, outputs / groups, inputs / groups, taps of the kernel).
         flat = weight.reshape(*weight.shape[:3], -1)
@@ -206,10 +189,7 @@ class _Known:
             # Ranges contain 0, which codes represent exactly.
             low=np.maximum(-read.lo, 0),
             high=np.maximum(read.hi, 0),
-            energy=np.square(
-                read.vectors,
-                dtype=np.float64,
-            ).mean(axis=0),
+            energy=np.square(read.vectors, dtype=np.float64).mean(axis=0),
             rounded=(read.vectors != 0).mean(axis=0),
             computed=computed.vectors.astype(np.float64),
         )
@@ -229,72 +209,70 @@ class _Known:
         return 0.0
 
 
-def _by_channel(pair: Pair, known: dict[str, _Known]) -> list[tuple[_Known, Doubles]]:
-    """Return statistics and squared weights per channel, for the readers of a pair.
+def _by_channel(
+    pair: Pair, statistics: dict[str, _Statistics]
+) -> list[tuple[_Statistics, Doubles]]:
+    """Return the statistics of each reader of a pair, with the squared weights of a channel.
 
-    Args:
-        known: statistics by the name of the layer.
-
-    Returns:
-        For each reader, its statistics and the sum of the squared weights that read a channel,
-            (channels,).
+    The squares of all weights that read a channel are summed, (channels,).
     """
     result = []
     for reader in pair.readers:
-        layer = known[reader.layer.node.name]
+        layer = statistics[reader.layer.node.name]
         # (channels * repeat,): a channel may reach several inputs, as after a Flatten.
         inputs = layer.square.sum(axis=1).ravel()[reader.span(pair.channels)]
         result.append((layer, inputs.reshape(pair.channels, -1).sum(axis=1)))
     return result
 
 
-def _dead(pair: Pair, known: dict[str, _Known]) -> np.ndarray:
+def _dead(pair: Pair, statistics: dict[str, _Statistics]) -> np.ndarray:
     """Return a mask of the channels without weights on a side, (channels,)."""
-    before = known[pair.first.node.name].square.sum(axis=2).ravel()
-    behind = sum(squares for _, squares in _by_channel(pair, known))
-    # Their noise does not depend on a factor, whose logarithm would drift to infinity.
-    return np.asarray((before == 0) | (behind == 0))
+    before = statistics[pair.first.node.name].square.sum(axis=2).ravel()
+    after = sum(squares for _, squares in _by_channel(pair, statistics))
+    # The noise of a dead channel does not depend on its factor, whose logarithm would drift to
+    # infinity.
+    return np.asarray((before == 0) | (after == 0))
 
 
 def _terms(
     graph: Graph,
     pairs: list[Pair],
-    known: dict[str, _Known],
+    statistics: dict[str, _Statistics],
     places: dict[str, slice],
 ) -> list[Term]:
     """Return the noise terms of every layer.
 
     Args:
         graph: the float graph, for the activations after the layers.
-        known: statistics by the name of the layer.
-        places: places of a pair's logarithms, by the name of its first layer.
+        statistics: statistics by the name of the layer.
+        places: positions of a pair's logarithms, by the name of its first layer.
     """
-    firsts = {pair.first.node.name: pair for pair in pairs}
-    # For each input of a layer, the place of the logarithm that multiplies it; 0 for none.
-    sources = dict[str, NDArray[np.intp]]()
-    for name, layer in known.items():
-        sources[name] = np.zeros(layer.energy.size, np.intp)
-    for name, pair in firsts.items():
-        channels = np.arange(places[name].start, places[name].stop)
+    by_first = {pair.first.node.name: pair for pair in pairs}
+    # For each input of a layer, the position of the logarithm that multiplies it; 0 for none.
+    sources = {
+        name: np.zeros(layer.energy.size, np.intp) for name, layer in statistics.items()
+    }
+    for name, pair in by_first.items():
+        positions = np.arange(places[name].start, places[name].stop)
         for reader in pair.readers:
-            sources[reader.layer.node.name][reader.span(pair.channels)] = np.repeat(
-                channels,
-                reader.repeat,
-            )
+            source = sources[reader.layer.node.name]
+            source[reader.span(pair.channels)] = np.repeat(positions, reader.repeat)
     terms = []
-    for name, layer in known.items():
+    for name, layer in statistics.items():
         shape = layer.peak.shape[:2]
-        pair_after = firsts.get(name)
-        place = places.get(name)
+        pair_after = by_first.get(name)
         # Without a pair after the layer, noise counts relative to the layer's own signal;
         # (outputs,).
         matter = np.full(layer.computed.shape[1], layer.share)
         gated = tuple[Spread, ...]()
+        # The positions of the logarithms that divide the layer's outputs.
+        target = np.zeros(matter.size, np.intp)
         if pair_after is not None:
+            target = np.arange(places[name].start, places[name].stop)
             function = activation_behind(graph, pair_after.first.node.outputs[0])
             shares = [
                 squares * reader.share
-                for reader, squares in _by_channel(pair_after, known)
+                for reader, squares in _by_channel(pair_after, statistics)
             ]
             # Noise of a channel after the activation counts by the squared weights that read it.
             share = np.sum(shares, axis=0)
@@ -302,21 +280,12 @@ def _terms(
             matter = share * _gain(function, layer.computed)
             if pair_after.gates:
                 gated = _gated(function, layer.computed, share, matter)
-        read = (
-            layer.rounded
-            * np.einsum(
-                "go,goi->gi",
-                matter.reshape(shape),
-                layer.square,
-            ).ravel()
-        )
+        by_input = np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
+        read = layer.rounded * by_input
         terms.append(
             Term(
                 source=sources[name],
-                # The places of the logarithms that divide the layer's outputs.
-                target=np.arange(place.start, place.stop)
-                if place
-                else np.zeros(matter.size, np.intp),
+                target=target,
                 peak=layer.peak,
                 # Each tap of the kernel adds the noise of a weight, times the energy of the input.
                 energy=layer.taps * layer.energy.reshape(shape[0], -1),
@@ -331,7 +300,7 @@ def _gain(function: Activation, x: Doubles) -> Doubles:
     """Return the factor of an activation on the variance of small noise, per channel.
 
     Args:
-        x: samples of its input, (vectors, channels).
+        x: samples of the activation's input, (vectors, channels).
     """
     # The derivative of a linear function is the number 1.
     slope = np.broadcast_to(function.derivative(x), x.shape)
@@ -340,25 +309,19 @@ def _gain(function: Activation, x: Doubles) -> Doubles:
 
 
 def _gated(
-    function: Activation,
-    x: Doubles,
-    share: Doubles,
-    matter: Doubles,
+    function: Activation, x: Doubles, share: Doubles, matter: Doubles
 ) -> tuple[Spread, ...]:
     """Return the noise of x * gate(x): x is rounded, and so are the factors before the gate.
 
     Args:
-        function: the gated activation.
-        x: samples of its input, (vectors, channels).
+        x: samples of the activation's input, (vectors, channels).
         share: weight of a channel's noise variance after the activation.
         matter: weight of a channel's noise variance before the activation.
     """
     low = np.maximum(-x.min(axis=0), 0)
     high = np.maximum(x.max(axis=0), 0)
     # x^2 gate'(x)
-    by_gate = np.square(x * function.derivative(x) - function.value(x)).mean(
-        axis=0,
-    )
+    by_gate = np.square(x * function.derivative(x) - function.value(x)).mean(axis=0)
     zero = np.zeros(share.size)
     one = np.ones(share.size)
     return (

@@ -142,9 +142,7 @@ class LayerOptimizer(Protocol):
 
 
 def watch(
-    graph: Graph,
-    tensors: Sequence[Observation],
-    samples: Samples,
+    graph: Graph, tensors: Sequence[Observation], samples: Samples
 ) -> list[Statistic]:
     """Return the statistics of tensors in a pass over the data.
 
@@ -219,6 +217,5 @@ def register(cls: C | None = None, *, override: bool = False) -> Any:
         OPTIMIZERS.add(optimizer.name, optimizer, override=override)
         return optimizer
 
-    # Used as ``@register`` the class is the argument; as ``@register(...)`` it comes in a second
-    # call.
+    # ``@register`` passes the class as the argument, ``@register(...)`` in a second call.
     return add if cls is None else add(cls)

@@ -63,10 +63,7 @@ class BiasCorrection:
             # each output.
             rounding = present.weight - problem.weight
             shift = np.einsum("goi,gi->go", rounding, problem.mean())
-            return replace(
-                present,
-                bias=(problem.bias - shift).astype(np.float32),
-            )
+            return replace(present, bias=(problem.bias - shift).astype(np.float32))
         # (groups, rows, inputs) and (groups, rows, outputs).
         inputs = problem.train.inputs[:, :_ROWS]
         targets = problem.train.targets[:, :_ROWS]
@@ -76,22 +73,15 @@ class BiasCorrection:
         wanted = activation.value(targets).mean(axis=1, dtype=np.float64)
         # Before the activation, the difference of the means is the exact correction; it is the
         # start where a function follows.
-        bias = (
-            targets.mean(axis=1, dtype=np.float64)
-            - product.mean(axis=1, dtype=np.float64)
-        ).astype(np.float32)
+        mean_target = targets.mean(axis=1, dtype=np.float64)
+        mean_product = product.mean(axis=1, dtype=np.float64)
+        bias = (mean_target - mean_product).astype(np.float32)
         for _ in range(0 if activation.linear else _STEPS):
             shifted = product + bias[:, None]
-            missing = wanted - activation.value(shifted).mean(
-                axis=1,
-                dtype=np.float64,
-            )
+            reached = activation.value(shifted).mean(axis=1, dtype=np.float64)
+            missing = wanted - reached
             # The derivative of the mean by the bias. It is near 0 where a Relu clips nearly all
             # rows, and a step would then be without limit.
-            slope = np.mean(
-                activation.derivative(shifted),
-                axis=1,
-                dtype=np.float64,
-            )
+            slope = np.mean(activation.derivative(shifted), axis=1, dtype=np.float64)
             bias = bias + (missing / np.maximum(slope, _LEAST_SLOPE)).astype(np.float32)
         return replace(present, bias=bias)

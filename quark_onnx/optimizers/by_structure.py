@@ -44,17 +44,18 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
     weight = config.weight
     fine = weight is not None and (weight.per_channel or bool(weight.block_size))
     coarse = [activation] if fine else [activation, weight]
-    if not any(map(_has_few_codes, coarse)):
+    if not any(_has_few_codes(spec) for spec in coarse):
         return config, ""
     # The user has chosen rewrites already, perhaps instead of this one.
     if any(optimizer.stage == "float" for optimizer in config.optimizers):
         return config, ""
-    found = unbounded_depthwise(graph)
-    if not found:
+    convolutions = unbounded_depthwise(graph)
+    if not convolutions:
         return config, ""
+    count = counted(len(convolutions), "depthwise convolution")
     reason = (
-        f"cle: considered for {counted(len(found), 'depthwise convolution')} of activations"
-        " without an upper bound; equalize=False leaves it out"
+        f"cle: considered for {count} of activations without an upper bound;"
+        " equalize=False leaves it out"
     )
     # With a scale per channel, other layers gain too little for the operators that gates take. With
     # one scale they need them: YOLOX-nano at XINT8 has 29.9 mAP with 9 gates, 33.0 with all 94.

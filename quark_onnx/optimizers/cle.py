@@ -220,14 +220,9 @@ class CLE:
         return Rewrites(count, [note])
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
-        """Return the factors for equal weights.
+        """Return the factors of each pair for equal weights, (channels,).
 
-        Args:
-            graph: the float graph; not changed.
-            pairs: pairs of layers, equalized in this order in every sweep.
-
-        Returns:
-            The factors of each pair, (channels,).
+        The pairs are equalized in their order in every sweep. The graph is not changed.
         """
         # Scaled in memory for all sweeps; the graph is changed once, at the end.
         weights = {
@@ -236,9 +231,9 @@ class CLE:
         total = [np.ones(pair.channels) for pair in pairs]
         for _ in range(self.sweeps or _MOST_SWEEPS):
             greatest_change = 0.0
-            for place, pair in enumerate(pairs):
+            for index, pair in enumerate(pairs):
                 factor = _equalize(pair, weights)
-                total[place] = total[place] * factor
+                total[index] = total[index] * factor
                 # A factor of 2 and one of 1/2 are equal changes.
                 change = float(np.abs(np.log(factor)).max())
                 greatest_change = max(greatest_change, change)
@@ -257,11 +252,7 @@ def _replace_clips(graph: Graph) -> None:
 
 def _gated_tensors(pairs: list[Pair]) -> set[str]:
     """Return the tensors that get an operator where factors pass clips and gates."""
-    tensors = set[str]()
-    for pair in pairs:
-        for node, _ in (*pair.clips, *pair.gates):
-            tensors.add(node.inputs[0])
-    return tensors
+    return {node.inputs[0] for pair in pairs for node, _ in (*pair.clips, *pair.gates)}
 
 
 def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
@@ -273,32 +264,26 @@ def _small_gains(balanced: Balance, least: float) -> list[int]:
     """Return the pairs whose clips and gates bring less than a fall of the noise, by index."""
     if not least:
         return []
-    small = list[int]()
-    for index, pair in enumerate(balanced.pairs):
-        adds_operators = pair.clips or pair.gates
-        if adds_operators and balanced.gain(index) < least:
-            small.append(index)
-    return small
+    return [
+        index
+        for index, pair in enumerate(balanced.pairs)
+        if (pair.clips or pair.gates) and balanced.gain(index) < least
+    ]
 
 
 def _share_of_runtime(graph: Graph, pairs: list[Pair], left_out: list[int]) -> float:
     """Return the share of the added operators' runtime that is left without those of some pairs."""
-    whole = unfused_runtime(graph, sorted(_gated_tensors(pairs)))
+    runtime = unfused_runtime(graph, sorted(_gated_tensors(pairs)))
     dropped = _gated_tensors([pairs[index] for index in left_out])
-    return 1 - unfused_runtime(graph, sorted(dropped)) / whole if whole else 1.0
+    return 1 - unfused_runtime(graph, sorted(dropped)) / runtime if runtime else 1.0
 
 
 def _apply(
-    graph: Graph,
-    pairs: list[Pair],
-    factors: list[Doubles],
-    rounding: Rounding,
+    graph: Graph, pairs: list[Pair], factors: list[Doubles], rounding: Rounding
 ) -> int:
     """Apply factors to the graph; return the number of changed pairs.
 
     Args:
-        graph: the graph, changed in place.
-        pairs: pairs of layers.
         factors: the factors of each pair, (channels,).
         rounding: rounding of the weights, which decides how gates are corrected.
     """
@@ -329,20 +314,15 @@ def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
     Returns:
         The factors sqrt(before / after), (channels,).
     """
-    first = weights[pair.first.node.name]
+    weight = weights[pair.first.node.name]
     # (channels,): outputs come first in the layout of a weight.
-    before = np.abs(first).reshape(pair.channels, -1).max(axis=1)
-    after = np.max(
-        [_reach(reader, weights, pair.channels) for reader in pair.readers],
-        axis=0,
-    )
+    before = np.abs(weight).reshape(pair.channels, -1).max(axis=1)
+    reaches = [_reach(reader, weights, pair.channels) for reader in pair.readers]
+    after = np.max(reaches, axis=0)
     alive = (before > 0) & (after > 0)
     # Channels without weights on one side keep the factor 1; 1 also avoids divisions by zero.
-    factor = np.where(
-        alive,
-        np.sqrt(np.where(alive, before, 1) / np.where(alive, after, 1)),
-        1.0,
-    )
+    ratio = np.where(alive, before, 1) / np.where(alive, after, 1)
+    factor = np.where(alive, np.sqrt(ratio), 1.0)
     factor = factor.clip(1 / _GREATEST_FACTOR, _GREATEST_FACTOR)
     pair.scale_weights(weights, factor)
     return factor
@@ -352,9 +332,7 @@ def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Double
     """Return the greatest absolute weight that reads each channel, (channels,).
 
     Args:
-        reader: the layer, and the place of the channels among its inputs.
         weights: weights by the name of the layer, (groups, outputs, inputs, kernel...).
-        channels: number of channels.
     """
     # (groups, inputs, outputs, kernel), so that rows are input channels.
     moved = np.moveaxis(np.abs(weights[reader.layer.node.name]), 2, 1)

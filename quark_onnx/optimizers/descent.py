@@ -66,18 +66,14 @@ def descend(
     wanted = activation.value(train.targets)
     with one_thread():
         # Errors relative to RTN, so that one learning rate serves layers of any range.
-        norm = np.maximum(
-            problem.loss(problem.nearest(), train),
-            _LEAST_NORM,
-        ).astype(
-            np.float32,
-        )
+        loss = problem.loss(problem.nearest(), train)
+    norm = np.maximum(loss, _LEAST_NORM).astype(np.float32)
     value = partial(activation.value, xp=device.xp)
     derivative = partial(activation.derivative, xp=device.xp)
 
     # A loss of NaN is never accepted.
     @np.errstate(over="ignore", invalid="ignore")
-    def one(groups: slice, outputs: slice) -> None:
+    def work_on(groups: slice, outputs: slice) -> None:
         part = Part(
             train.inputs[groups],
             wanted[groups, :, outputs],
@@ -88,4 +84,4 @@ def descend(
         work(part.on(device), (groups, outputs))
 
     # A GPU takes large parts, one after another; cores share small ones.
-    in_parts(one, *problem.weight.shape, whole=device.parallel)
+    in_parts(work_on, *problem.weight.shape, whole=device.parallel)

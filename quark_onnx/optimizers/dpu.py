@@ -55,9 +55,9 @@ class DPU:
         if node.kind == "LeakyRelu" and self.slopes:
             slope = float(node.attribute("alpha", 0.01))
             # Multiples of 1/256 are exact in float32, so that an unchanged slope compares equal.
-            known = round(slope * _SLOPE) / _SLOPE
-            node.set_attribute("alpha", known)
-            return known != slope
+            rounded = round(slope * _SLOPE) / _SLOPE
+            node.set_attribute("alpha", rounded)
+            return rounded != slope
         if node.kind == "Sigmoid" and self.gates:
             source = node.inputs[0]
             result = node.outputs[0]

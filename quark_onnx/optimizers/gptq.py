@@ -96,26 +96,17 @@ class GPTQ:
             best = np.where(better[..., None], rounded, best)
             least = np.where(better, error, least)
             factor = np.where(better, present.factors * np.float32(ratio), factor)
-        return Solution(
-            best,
-            present.bias,
-            factor if problem.scalable else None,
-            weight,
-        )
+        factors = factor if problem.scalable else None
+        return Solution(best, present.bias, factors, weight)
 
     def _compensation(
-        self,
-        problem: Problem,
-        present: Solution,
-        hessian: Doubles,
-        weight: Doubles,
+        self, problem: Problem, present: Solution, hessian: Doubles, weight: Doubles
     ) -> Compensation:
         """Return the compensation for the requested damping.
 
         "auto" takes the damping with the least loss on the held-out rows.
 
         Args:
-            problem: the layer.
             present: the solution whose scales and bias are used.
             hessian: X X^T, (groups, inputs, inputs).
             weight: the weight to round, (groups, outputs, inputs).
@@ -135,21 +126,16 @@ class GPTQ:
             # ``min`` with a NaN would depend on the order of the candidates.
             return mean if np.isfinite(mean) else float("inf")
 
-        return min(map(compensation, _DAMPINGS), key=loss)
+        return min((compensation(damping) for damping in _DAMPINGS), key=loss)
 
     def _shift(
-        self,
-        problem: Problem,
-        present: Solution,
-        hessian: Doubles,
-        count: int,
+        self, problem: Problem, present: Solution, hessian: Doubles, count: int
     ) -> Doubles:
         """Return the weight change that fits the targets best on the quantized model's inputs.
 
         Ridge regression of the residuals on the inputs, with the best damping on the held-out rows.
 
         Args:
-            problem: the layer.
             present: the solution whose bias is used.
             hessian: X X^T, (groups, inputs, inputs).
             count: number of rows in the Hessian.
@@ -165,33 +151,24 @@ class GPTQ:
             - present.bias[:, None]
             - rows.inputs @ problem.weight.swapaxes(1, 2).astype(np.float32)
         )
-        cross = (residual.swapaxes(1, 2) @ rows.inputs).astype(np.float64) * (
-            # The Hessian sums over all rows, the product over sampled ones: both to one scale.
-            count / max(1, len(rows))
-        )
+        cross = (residual.swapaxes(1, 2) @ rows.inputs).astype(np.float64)
+        # The Hessian sums over all rows, the product over sampled ones: both to one scale.
+        cross = cross * (count / max(1, len(rows)))
         mean = np.trace(hessian, axis1=1, axis2=2) / size
         best: Doubles = np.zeros_like(problem.weight)
         least = float("inf")
         for share in _RIDGES:
-            # A group without inputs has a Hessian of zeros, and 1 on the diagonal makes it
-            # invertible.
-            damped = hessian + (share * mean + (mean == 0))[:, None, None] * np.eye(
-                size
-            )
-            shift = np.linalg.solve(
-                damped,
-                cross.swapaxes(1, 2),
-            ).swapaxes(1, 2)
-            moved = Solution(
-                (problem.weight + shift).astype(np.float32),
-                present.bias,
-            )
-            loss = float(problem.loss(moved).mean())
+            # A group without inputs has a Hessian of zeros: 1 on the diagonal makes it invertible.
+            damping = share * mean + (mean == 0)
+            damped = hessian + damping[:, None, None] * np.eye(size)
+            shift = np.linalg.solve(damped, cross.swapaxes(1, 2)).swapaxes(1, 2)
+            weight = (problem.weight + shift).astype(np.float32)
+            loss = float(problem.loss(Solution(weight, present.bias)).mean())
             if loss < least:
                 best = shift
                 least = loss
         # No shift, where every damping fits the training rows alone.
-        still = Solution(problem.weight.astype(np.float32), present.bias)
-        if least < float(problem.loss(still).mean()):
+        unshifted = Solution(problem.weight.astype(np.float32), present.bias)
+        if least < float(problem.loss(unshifted).mean()):
             return best
         return np.zeros_like(best)

@@ -72,15 +72,11 @@ class Solution:
         else:
             # One of both may lack factors, which are ones then.
             factor = np.where(better, other.factors, self.factors)
-        # The aim is known only where both are: a mixture would not be the origin of the weight.
+        # Without both aims, a mixture would not be the origin of the weight.
         if self.aim is None or other.aim is None:
             return Solution(weight, bias, factor)
-        return Solution(
-            weight,
-            bias,
-            factor,
-            np.where(better[..., None], other.aim, self.aim),
-        )
+        aim = np.where(better[..., None], other.aim, self.aim)
+        return Solution(weight, bias, factor, aim)
 
 
 @dataclass(frozen=True)
@@ -124,13 +120,8 @@ class Problem:
     def nearest(self) -> Solution:
         """Return the solution with every weight and bias rounded to nearest."""
         rounded = self.lattice.nearest(self.weight)
-        return self.allowed(
-            Solution(
-                rounded,
-                self.bias.astype(np.float32),
-                aim=self.weight,
-            ),
-        )
+        bias = self.bias.astype(np.float32)
+        return self.allowed(Solution(rounded, bias, aim=self.weight))
 
     def aim(self, solution: Solution) -> Doubles:
         """Return the weight of a solution before rounding."""
@@ -157,16 +148,13 @@ class Problem:
         On the held-out rows by default.
         """
         evaluated = rows or self.held
-        parts = slabs(len(evaluated), _SLAB)
         # Parts are summed in order, so that the loss does not depend on the number of cores.
         squares = side_by_side(
             lambda part: _squares(self.activation, evaluated, part, solution),
-            parts,
+            slabs(len(evaluated), _SLAB),
         )
-        return sum(
-            squares,
-            np.zeros(solution.bias.shape),
-        ) / max(1, len(evaluated))
+        total = sum(squares, np.zeros(solution.bias.shape))
+        return total / max(1, len(evaluated))
 
 
 def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
@@ -175,44 +163,20 @@ def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
     Computed on a single core.
     """
     squares = (
-        _squares(
-            activation,
-            rows,
-            part,
-            solution,
-        )
-        for part in slabs(len(rows), _SLAB)
+        _squares(activation, rows, part, solution) for part in slabs(len(rows), _SLAB)
     )
-    return sum(
-        squares,
-        np.zeros(solution.bias.shape),
-    ) / max(1, len(rows))
+    return sum(squares, np.zeros(solution.bias.shape)) / max(1, len(rows))
 
 
 # A loss of NaN is never better than another.
 @np.errstate(over="ignore", invalid="ignore")
 def _squares(
-    activation: Activation,
-    rows: Rows,
-    part: slice,
-    solution: Solution,
+    activation: Activation, rows: Rows, part: slice, solution: Solution
 ) -> Doubles:
-    """Return the squared errors after the activation, summed over a part of the rows.
-
-    Args:
-        activation: the function after the layer.
-        rows: inputs and targets.
-        part: the rows to evaluate.
-        solution: weight and bias.
-
-    Returns:
-        The sums, (groups, outputs).
-    """
-    computed = (
-        # (groups, rows, inputs) @ (groups, inputs, outputs) in float32; squares are summed in
-        # float64.
-        rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
-    )
+    """Return the squared errors after the activation, summed over some rows: (groups, outputs)."""
+    # (groups, rows, inputs) @ (groups, inputs, outputs) in float32; squares are summed in float64.
+    product = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2)
+    computed = product + solution.bias[:, None]
     error = activation.value(computed) - activation.value(rows.targets[:, part])
     total: Doubles = np.square(error, dtype=np.float64).sum(axis=1)
     return total

@@ -78,25 +78,20 @@ class QuaRot:
         rotated_streams, notes = streams(graph, norms(graph))
         attentions = heads(graph)
         done = set[Node]()
-        for place, stream in enumerate(rotated_streams):
+        for index, stream in enumerate(rotated_streams):
             # LayerNorm subtracts the mean over channels, so that the rotation must keep the vector
             # of ones; RMSNorm commutes with any rotation.
             # One seed gives different signs for other sizes.
-            rotation = (balanced if stream.centered else random_hadamard)(
-                stream.size,
-                self.seed,
-            )
-            stream.rotate(graph, rotation, f"rotated{place or ''}")
-            # Their inputs are rotated, which an online rotation must not undo.
+            rotation_of = balanced if stream.centered else random_hadamard
+            rotation = rotation_of(stream.size, self.seed)
+            stream.rotate(graph, rotation, f"rotated{index or ''}")
+            # The readers' inputs are rotated, which an online rotation must not undo.
             done |= stream.readers.keys()
         for attention in attentions:
             # An output projection that a stream has rotated already reads rotated values.
             if attention.reader.node not in done:
-                attention.rotate(
-                    graph,
-                    random_hadamard(attention.size, self.seed),
-                    f"heads{attention.size}",
-                )
+                rotation = random_hadamard(attention.size, self.seed)
+                attention.rotate(graph, rotation, f"heads{attention.size}")
                 done.add(attention.reader.node)
         count = 0
         if self.online:
@@ -104,14 +99,10 @@ class QuaRot:
         return Rewrites(len(rotated_streams) + len(attentions) + count, notes)
 
     def _run(self, graph: Graph, tensor: str, done: set[Node]) -> bool:
-        """Rotate a tensor at runtime, for layers with unrotated input.
+        """Rotate a tensor at runtime for the layers that read it; return whether there are any.
 
         Args:
-            graph: the graph, changed in place.
-            done: layers whose input is rotated already.
-
-        Returns:
-            Whether there is such a layer.
+            done: layers whose input is rotated already, which stay as they are.
         """
         layers = [
             layer for layer in readers_of(graph, tensor)[0] if layer.node not in done
@@ -132,15 +123,15 @@ class QuaRot:
 
 def _halves(size: int, seed: int) -> Rotation:
     """Return a rotation of one or two factors of similar sizes, with independent random signs."""
-    orders = list(map(len, random_hadamard(size, seed).factors))
-    # Sizes of the left factor at every place where the product can be split.
-    cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
+    orders = [len(factor) for factor in random_hadamard(size, seed).factors]
+    # Sizes of the left factor wherever the product can be split.
+    cuts = [int(np.prod(orders[:count])) for count in range(1, len(orders))]
     if size <= _SMALL or not cuts:
         return Rotation((random_hadamard(size, seed).matrix(),))
     # Two factors of n = a b cost a + b products per value in place of n; equal sides are cheapest.
     left = min(cuts, key=lambda cut: cut + size // cut)
     return Rotation(
-        tuple(random_hadamard(part, seed).matrix() for part in (left, size // left)),
+        tuple(random_hadamard(order, seed).matrix() for order in (left, size // left)),
     )
 
 
@@ -160,30 +151,21 @@ def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
     left, right = rotation.factors
     # 0 keeps the size of an axis (ONNX Reshape), also where it is symbolic.
     kept = [0] * (rank - 1)
-    before = _constants(
-        graph,
-        "split",
-        np.array([*kept, len(left), len(right)]),
-    )
-    after = _constants(
-        graph,
-        "joined",
-        np.array([*kept, rotation.size]),
-    )
-    first = _constants(graph, "left", left.T)
-    second = _constants(graph, "rotation", right)
+    split = _constants(graph, "split", np.array([*kept, len(left), len(right)]))
+    joined = _constants(graph, "joined", np.array([*kept, rotation.size]))
+    left_factor = _constants(graph, "left", left.T)
+    right_factor = _constants(graph, "rotation", right)
     steps = (
-        ("Reshape", [tensor, *before]),
+        ("Reshape", [tensor, *split]),
         # "" stands for the result of the step before.
-        ("MatMul", ["", *second]),
-        ("MatMul", [*first, ""]),
-        ("Reshape", ["", *after]),
+        ("MatMul", ["", *right_factor]),
+        ("MatMul", [*left_factor, ""]),
+        ("Reshape", ["", *joined]),
     )
     name = tensor
-    for place, (kind, inputs) in enumerate(steps):
-        output = result
-        if place < len(steps) - 1:
-            output = graph.fresh(f"{tensor}_rotating")
+    for index, (kind, inputs) in enumerate(steps, start=1):
+        is_last = index == len(steps)
+        output = result if is_last else graph.fresh(f"{tensor}_rotating")
         operands = [operand or name for operand in inputs]
         graph.add(kind, operands, [output]).stay_float(_FLOAT)
         name = output

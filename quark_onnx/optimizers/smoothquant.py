@@ -9,7 +9,6 @@ folded into the constants that compute the tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -84,11 +83,8 @@ class SmoothQuant:
         Raises:
             DataError: a sample does not fit or cannot be run.
         """
-        groups = [
-            source
-            for source in map(partial(_group, graph), sources(graph))
-            if source is not None
-        ]
+        candidates = [_group(graph, tensor) for tensor in sources(graph)]
+        groups = [group for group in candidates if group is not None]
         reachable = [
             group
             for group in groups
@@ -104,19 +100,12 @@ class SmoothQuant:
         return Rewrites(count, _notes(len(groups) - len(reachable)))
 
     def _smooth(
-        self,
-        graph: Graph,
-        group: _Group,
-        seen: Extremes,
-        rounding: Rounding,
+        self, graph: Graph, group: _Group, seen: Extremes, rounding: Rounding
     ) -> bool:
         """Rewrite a group; return whether the graph was changed.
 
         Args:
-            graph: the graph, changed in place.
-            group: the tensor with its readers.
             seen: extremes of each channel, with vectors if alpha is searched.
-            rounding: rounding of weights and activations.
         """
         # The tensor was empty, of other channels, or not finite: its outliers are unknown.
         if seen.lo.size != group.size or seen.nonfinite:
@@ -124,10 +113,7 @@ class SmoothQuant:
         largest = np.maximum(np.abs(seen.lo), np.abs(seen.hi))
         weights = [layer.matrix(graph) for layer in group.layers]
         # Layers that read one tensor share its factors, so that the greatest weight decides.
-        reach = np.max(
-            [np.abs(weight).max(axis=1) for weight in weights],
-            axis=0,
-        )
+        reach = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
         if isinstance(seen, Sampled):
             factor = _search(seen, largest, reach, weights, rounding)
         else:
@@ -173,20 +159,16 @@ class _Group:
     def insert(self, graph: Graph, by: Floats) -> None:
         """Insert a Mul before the layers."""
         name = graph.add_constant(f"{self.tensor}_smooth", by.astype(np.float32))
-        node = graph.add(
-            "Mul",
-            [self.tensor, name],
-            [graph.fresh(f"{self.tensor}_smoothed")],
-        )
-        node.stay_float(_FLOAT)
+        smoothed = graph.fresh(f"{self.tensor}_smoothed")
+        graph.add("Mul", [self.tensor, name], [smoothed]).stay_float(_FLOAT)
         for layer in self.layers:
-            graph.set_input(layer.node, 0, node.outputs[0])
+            graph.set_input(layer.node, 0, smoothed)
 
 
 def _group(graph: Graph, tensor: str) -> _Group | None:
     """Return the readers of a tensor as a group.
 
-    None if one of them shares its weight with another layer.
+    None without layers, or if one of them shares its weight with another layer.
     """
     layers, others = readers_of(graph, tensor)
     nodes = {layer.node for layer in layers}
@@ -196,11 +178,7 @@ def _group(graph: Graph, tensor: str) -> _Group | None:
         # A shared weight would be multiplied for the other layer, too.
         if set(graph.consumers(layer.node.input(1))) - nodes:
             return None
-    return _Group(
-        tensor,
-        tuple(layers),
-        alone=not others and private(graph, tensor),
-    )
+    return _Group(tensor, tuple(layers), alone=not others and private(graph, tensor))
 
 
 def _notes(count: int) -> list[str]:
@@ -215,18 +193,14 @@ def _notes(count: int) -> list[str]:
 
 
 def _observe(
-    graph: Graph,
-    groups: list[_Group],
-    samples: Samples,
-    *,
-    vectors: bool,
+    graph: Graph, groups: list[_Group], samples: Samples, *, vectors: bool
 ) -> list[Extremes]:
     """Return extremes per channel in one pass over the data, with ``vectors`` as a sample."""
     # Both statistics have the extremes of all data.
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
-    found = watch(graph, observations, samples)
-    return [value for value in found if isinstance(value, Extremes)]
+    statistics = watch(graph, observations, samples)
+    return [statistic for statistic in statistics if isinstance(statistic, Extremes)]
 
 
 def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
@@ -290,9 +264,8 @@ def _search(
         rounded = [
             _symmetric(weight * candidate[:, None], rounding) for weight in weights
         ]
-        error = float(
-            np.square(quantized @ np.concatenate(rounded, axis=1) - exact).sum()
-        )
+        products = quantized @ np.concatenate(rounded, axis=1)
+        error = float(np.square(products - exact).sum())
         if error < least:
             best = candidate
             least = error

@@ -35,15 +35,10 @@ def inference_parameters(graph: Graph, norm: Node) -> list[Doubles] | None:
     # In training mode the statistics are those of the batch.
     if norm.attribute("training_mode", 0) or any(norm.outputs[1:]):
         return None
-    parameters = [
-        value
-        for value in (graph.constant(name) for name in norm.inputs[1:5])
-        if value is not None
-    ]
-    if len(parameters) < 4:
-        return None
+    parameters = [graph.constant(name) for name in norm.inputs[1:5]]
     # float64, as differences of the parameters cancel
-    return [parameter.astype(np.float64) for parameter in parameters]
+    arrays = [array.astype(np.float64) for array in parameters if array is not None]
+    return arrays if len(arrays) == 4 else None
 
 
 def _fold(graph: Graph, norm: Node) -> bool:
@@ -70,20 +65,10 @@ def _fold(graph: Graph, norm: Node) -> bool:
     # With outputs in front, one factor per output fits Conv, ConvTranspose and Gemm alike.
     stored = Layer.stored(layer)
     weight = stored.weight(graph)
-    stored.set_weight(
-        graph,
-        weight
-        * factor.reshape(
-            *weight.shape[:2],
-            *[1] * (weight.ndim - 2),
-        ),
-        "folded",
-    )
-    stored.set_bias(
-        graph,
-        (bias.astype(np.float64) - mean) * factor + beta,
-        "folded",
-    )
+    by_output = factor.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
+    stored.set_weight(graph, weight * by_output, "folded")
+    folded_bias = (bias.astype(np.float64) - mean) * factor + beta
+    stored.set_bias(graph, folded_bias, "folded")
     # The layer takes over the name of the result, which readers and outputs use.
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])

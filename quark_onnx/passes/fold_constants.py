@@ -51,7 +51,7 @@ def fold_constants(graph: Graph) -> int:
     values = _compute(graph, foldable, wanted)
     for name, value in values.items():
         graph.initializers[name] = numpy_helper.from_array(value, name)
-    too_large = {value for value in wanted if value not in values}
+    too_large = {name for name in wanted if name not in values}
     done = list[Node]()
     for node in foldable:
         # If a result was too large to keep, the nodes that compute its operands must stay.
@@ -76,23 +76,22 @@ def _read_elsewhere(graph: Graph, nodes: list[Node]) -> list[str]:
 def _foldable(graph: Graph) -> list[Node]:
     """Return the nodes to fold, in graph order."""
     # Results of foldable nodes count as constants for the nodes after them.
-    known: set[str] = set()
-    result = []
+    folded = set[str]()
+    nodes = list[Node]()
     # Number of values that the model holds: a result beyond it would make the file larger.
     budget = _count_values(graph.initializers.values())
     for node in graph.nodes:
-        if _may_fold(graph, node, known, budget):
-            result.append(node)
-            known.update(node.outputs)
-    return result
+        if _may_fold(graph, node, folded, budget):
+            nodes.append(node)
+            folded.update(node.outputs)
+    return nodes
 
 
-def _may_fold(graph: Graph, node: Node, known: Container[str], budget: int) -> bool:
+def _may_fold(graph: Graph, node: Node, folded: Container[str], budget: int) -> bool:
     """Return whether the results of a node can be computed, and are worth to be stored.
 
     Args:
-        node: any node.
-        known: names of further constants.
+        folded: names of further constants.
         budget: number of values that may be stored.
     """
     if node.domain or node.op_type in _NOT_FOLDED:
@@ -100,8 +99,7 @@ def _may_fold(graph: Graph, node: Node, known: Container[str], budget: int) -> b
     # Results of a node without inputs are known anyway, or random.
     if not node.inputs or node.captures or node.has_subgraph:
         return False
-    operands = [name for name in node.operands if name not in known]
-    if not all(graph.is_constant(name) for name in operands):
+    if not all(name in folded or graph.is_constant(name) for name in node.operands):
         return False
     # Too large results would be discarded after their computation.
     if any(_is_larger(graph, name, budget) for name in node.outputs):
@@ -113,38 +111,27 @@ def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     """Return whether a result is known to be too large, before its computation."""
     shape = graph.sizes(name)
     # Open sizes are left out, so that the product is a lower bound.
-    size = math.prod([value for value in shape if isinstance(value, int)])
+    size = math.prod(size for size in shape if isinstance(size, int))
     width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
     return size * width > _LARGE and size > budget
 
 
 def _count_values(tensors: Iterable[TensorProto]) -> int:
     """Return the number of values that tensors have together."""
-    count = 0
-    for tensor in tensors:
-        count += math.prod(tensor.dims)
-    return count
+    return sum(math.prod(tensor.dims) for tensor in tensors)
 
 
 def _compute(
-    graph: Graph,
-    nodes: list[Node],
-    wanted: list[str],
+    graph: Graph, nodes: list[Node], wanted: list[str]
 ) -> dict[str, np.ndarray]:
     """Return the values of the wanted tensors, except oversized ones."""
     if not wanted:
         return {}
-    inputs = set(
-        filter(graph.is_constant, [value for node in nodes for value in node.inputs])
-    )
+    inputs = {name for node in nodes for name in node.inputs if graph.is_constant(name)}
     # Sorted, as the order of a set differs between runs.
-    operands = [graph.initializers[key] for key in sorted(inputs)]
+    operands = [graph.initializers[name] for name in sorted(inputs)]
     proto = helper.make_graph(
-        list(map(Node.to_proto, nodes)),
-        "constants",
-        [],
-        untyped(wanted),
-        operands,
+        [node.to_proto() for node in nodes], "constants", [], untyped(wanted), operands
     )
     model = helper.make_model(
         proto,
@@ -159,11 +146,11 @@ def _compute(
         return {}
     # Here the operands of the folded nodes alone count.
     budget = _count_values(operands)
-    kept = dict[str, np.ndarray]()
-    for name, value in zip(wanted, values, strict=True):
-        if _is_kept(value, budget):
-            kept[name] = value
-    return kept
+    return {
+        name: value
+        for name, value in zip(wanted, values, strict=True)
+        if _is_kept(value, budget)
+    }
 
 
 def _is_kept(value: object, budget: int) -> bool:

@@ -43,13 +43,7 @@ def _fuse(graph: Graph, last: Node) -> bool:
         return False
     # The other nodes of the formula become unused, and are dropped later.
     graph.remove([last])
-    graph.add(
-        "Gelu",
-        [source],
-        [result],
-        name=erf.name,
-        domain=_DOMAIN,
-    )
+    graph.add("Gelu", [source], [result], name=erf.name, domain=_DOMAIN)
     return True
 
 

@@ -44,37 +44,23 @@ def whole_image_norms(graph: Graph) -> int:
 
 
 def _replace(
-    graph: Graph,
-    norm: Norm,
-    kind: str,
-    channels: int,
-    **attributes: Any,
+    graph: Graph, norm: Norm, kind: str, channels: int, **attributes: Any
 ) -> bool:
     """Replace a decomposed normalization by an operator; return False if it must stay.
 
     Args:
-        graph: the model.
-        kind: type of the operator.
         channels: axis of scale and shift.
-        **attributes: further attributes of the operator.
     """
     last = graph.producer(norm.result)
     width = _width(graph, norm, channels)
     if last is None or width is None:
         return False
-    [source] = norm.sources
-    inputs = [
-        source,
-        graph.add_constant(f"{norm.name}_scale", _vector(graph, norm.scale, width, 1)),
-    ]
+    scale = _vector(graph, norm.scale, width, 1)
+    inputs = [*norm.sources, graph.add_constant(f"{norm.name}_scale", scale)]
     # InstanceNormalization requires a shift.
     if norm.shift is not None or kind == "InstanceNormalization":
-        inputs.append(
-            graph.add_constant(
-                f"{norm.name}_shift",
-                _vector(graph, norm.shift, width, 0),
-            ),
-        )
+        shift = _vector(graph, norm.shift, width, 0)
+        inputs.append(graph.add_constant(f"{norm.name}_shift", shift))
     # Only the node with the result: the others become unused, and are dropped later.
     graph.remove([last])
     graph.add(
@@ -104,23 +90,22 @@ def _width(graph: Graph, norm: Norm, channels: int) -> int | None:
     if shape != graph.shape(norm.result):
         return None
     # Scale and shift may hold one value for all channels.
-    vectors = [value for value in (norm.scale, norm.shift) if value is not None]
-    return width if all(_fits(graph, vector, width) for vector in vectors) else None
+    for stored in (norm.scale, norm.shift):
+        if stored is not None and not _fits(graph, stored, width):
+            return None
+    return width
 
 
 def _fits(graph: Graph, stored: ConstantInput, width: int) -> bool:
     """Return whether a constant has a value per channel.
 
-    The shape of a result is what the model declares, which may be wrong.
+    The model may declare a wrong shape for the result.
     """
     return stored.spread(graph, width) and stored.value(graph).size in (1, width)
 
 
 def _vector(
-    graph: Graph,
-    stored: ConstantInput | None,
-    width: int,
-    default: float,
+    graph: Graph, stored: ConstantInput | None, width: int, default: float
 ) -> np.ndarray:
     if stored is None:
         values = np.full(1, default)

@@ -38,11 +38,5 @@ def _replace(graph: Graph, node: Node) -> bool:
     # Without keepdims the mean is (N, C), as after a Flatten.
     pooled = graph.fresh(f"{result}_pooled")
     graph.add("GlobalAveragePool", [source], [pooled], name=node.name)
-    graph.add(
-        "Flatten",
-        [pooled],
-        [result],
-        name=f"{node.name}_flat",
-        axis=1,
-    )
+    graph.add("Flatten", [pooled], [result], name=f"{node.name}_flat", axis=1)
     return True

@@ -156,8 +156,7 @@ def _is_defined(op_type: str, version: int) -> bool:
 
 
 def _raised(
-    imports: Iterable[OperatorSetIdProto],
-    opset: int,
+    imports: Iterable[OperatorSetIdProto], opset: int
 ) -> Iterator[OperatorSetIdProto]:
     for entry in imports:
         yield helper.make_opsetid(

@@ -26,14 +26,12 @@ _PICKED = op("Gather", _SHUFFLED, tensor("indices", where=Graph.is_constant))
 def pick_channels(graph: Graph) -> int:
     """Replace Reshape, Transpose, Reshape and Gather by a Gather along the channels.
 
-    ShuffleNet-like detectors (FastestDet) write this: half of the channels of a tensor bypass a
-    block,
-    every second one. The shuffle moves the full tensor in memory, the Gather copies what is read. A
-    Slice with a step would be equivalent, but takes longer in onnxruntime 1.32.
+    ShuffleNet-like detectors (FastestDet) write this: every second channel of a tensor bypasses a
+    block. The shuffle moves the full tensor in memory, the Gather copies only the values that are
+    read. A Slice with a step would be equivalent, but takes longer in onnxruntime 1.32.
     """
     count = rewrite_each(graph, _pick, "Gather")
-    # The shuffle may have other readers, such as a Gather of the other half: unused nodes go
-    # last.
+    # The shuffle may have other readers, such as a Gather of the other half: unused nodes go last.
     if count:
         graph.drop_unused()
     return count
@@ -51,37 +49,30 @@ def _pick(graph: Graph, node: Node) -> bool:
     shape = known_sizes(graph.shape(source))
     if indices is None or shape is None:
         return False
-    places = _followed(graph, shuffle[::-1], shape)
-    if places is None:
+    origins = _followed(graph, shuffle[::-1], shape)
+    if origins is None:
         return False
     axis = int(node.attribute("axis", 0))
-    size = places.shape[axis]
+    size = origins.shape[axis]
     # An index out of range is left to the runtime, which reports the node.
     if not np.all((-size <= indices) & (indices < size)):
         return False
-    # Each picked value is named by its position in the source.
-    picked = places.take(indices, axis=axis)
-    channels = _channels(picked, shape)
+    channels = _channels(origins.take(indices, axis=axis), shape)
     if channels is None:
         return False
     name = graph.add_constant(f"{result}_channels", channels)
     graph.remove([node])
-    graph.add(
-        "Gather",
-        [source, name],
-        [result],
-        name=node.name,
-        axis=1,
-    )
+    graph.add("Gather", [source, name], [result], name=node.name, axis=1)
     return True
 
 
 def _followed(
-    graph: Graph,
-    chain: list[Node],
-    shape: tuple[int, ...],
+    graph: Graph, chain: list[Node], shape: tuple[int, ...]
 ) -> Indices | None:
-    """Return the origins of the values after a shuffle; None if a size is unknown or too large."""
+    """Return the positions that the values after a shuffle had before it.
+
+    None if a size is unknown or too large.
+    """
     if not shape or prod(shape) > _LARGEST:
         return None
     # Moving the indices of the values through the shuffle shows what any such chain does,
@@ -89,12 +80,8 @@ def _followed(
     origins = np.arange(prod(shape)).reshape(shape)
     for node in chain:
         if node.kind == "Transpose":
-            origins = origins.transpose(
-                node.attribute(
-                    "perm",
-                    list(range(origins.ndim))[::-1],
-                ),
-            )
+            # Without ``perm`` a Transpose reverses the axes, as numpy does.
+            origins = origins.transpose(node.attribute("perm"))
             continue
         sizes = known_sizes(graph.shape(node.outputs[0]))
         if sizes is None or prod(sizes) != origins.size:
@@ -107,17 +94,17 @@ def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
     """Return the channels that were picked; None if one of them was picked in part.
 
     Args:
-        picked: origins of the picked values.
-        shape: layout of the origins.
+        picked: positions of the picked values in a tensor.
+        shape: shape of the tensor.
     """
     if len(shape) < 2 or picked.ndim != len(shape) or not picked.size:
         return None
-    # The first value of each plane (of the first sample) names the channel: position // plane
-    # size.
+    # The first value of each plane of the first sample tells the channel: position // plane size.
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
-    places = np.arange(prod(shape)).reshape(shape)
+    positions = np.arange(prod(shape)).reshape(shape)
     # The guess from the first value of each plane is checked against all of them: a Transpose may
     # have exchanged rows and columns as well.
     if channels.max() >= shape[1]:
         return None
-    return channels if np.array_equal(picked, places.take(channels, axis=1)) else None
+    is_whole = np.array_equal(picked, positions.take(channels, axis=1))
+    return channels if is_whole else None

@@ -15,8 +15,7 @@ def remove_identity(graph: Graph) -> int:
 
 
 def _remove(graph: Graph, node: Node) -> bool:
-    # The tensor may be an input and an output of the model at once, so that a node must be
-    # between.
+    # ``bypass`` keeps a node between an input and an output of the model.
     return _IS_IDENTITY[node.kind](graph, node) and graph.bypass(node)
 
 

@@ -56,12 +56,8 @@ def _kernel(height: int, width: int) -> tuple[int, int] | None:
         if max(prod(part), count) <= _MOST:
             parts.append(part)
     # Ties are decided by the part itself, so that each run takes the same one.
-    return min(
-        parts,
-        key=lambda part: (abs(part[0] - part[1]), part),
-        default=None,
-    )
+    return min(parts, key=lambda part: (abs(part[0] - part[1]), part), default=None)
 
 
 def _divisors(number: int) -> list[int]:
-    return [part for part in range(1, number + 1) if number % part == 0]
+    return [size for size in range(1, number + 1) if number % size == 0]

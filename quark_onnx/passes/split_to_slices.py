@@ -37,12 +37,7 @@ def _replace(graph: Graph, node: Node) -> bool:
         return False
     graph.remove([node])
     ends = np.cumsum(sizes)
-    for output, start, end in zip(
-        node.outputs,
-        [0, *ends[:-1]],
-        ends,
-        strict=True,
-    ):
+    for output, start, end in zip(node.outputs, [0, *ends[:-1]], ends, strict=True):
         inputs = [source]
         bounds = {"start": start, "end": end, "axis": axis, "step": 1}
         for name, value in bounds.items():
@@ -53,9 +48,7 @@ def _replace(graph: Graph, node: Node) -> bool:
 
 
 def sizes_of_parts(
-    graph: Graph,
-    node: Node,
-    size: int | str | None,
+    graph: Graph, node: Node, size: int | str | None
 ) -> list[int] | None:
     """Return the sizes of the results of a Split; None if they are not known.
 

@@ -22,13 +22,10 @@ def unshare_initializers(graph: Graph) -> int:
     for node in graph.nodes_of(_LAYERS):
         # The first input is the activation.
         for index in range(1, len(node.inputs)):
-            codes = constant_behind(graph, node.inputs[index])
+            tensor = node.inputs[index]
+            codes = constant_behind(graph, tensor)
             if codes in taken:
-                graph.set_input(
-                    node,
-                    index,
-                    _copied(graph, node.inputs[index], node),
-                )
+                graph.set_input(node, index, _copied(graph, tensor, node))
                 count += 1
             elif codes:
                 taken.add(codes)
@@ -40,22 +37,10 @@ def _copied(graph: Graph, tensor: str, reader: Node) -> str:
     producer = graph.producer(tensor)
     if producer is None:
         return copied(graph, tensor, f"{tensor}_{reader.name}")
-    attributes = {
-        key: value
-        for key, value in {
-            name: producer.attribute(name) for name in _ATTRIBUTES
-        }.items()
-        if value is not None
-    }
+    attributes = {name: producer.attribute(name) for name in _ATTRIBUTES}
     codes = producer.inputs[0]
     # Scale and zero point may stay shared; the weight or bias itself may not.
     inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]
     result = graph.fresh(f"{tensor}_{reader.name}")
-    graph.add(
-        producer.op_type,
-        inputs,
-        [result],
-        domain=producer.domain,
-        **attributes,
-    )
+    graph.add(producer.op_type, inputs, [result], domain=producer.domain, **attributes)
     return result

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import lt
 from typing import Any
 
 from quark_onnx.graph import Graph, Node
@@ -41,7 +40,7 @@ def _write(graph: Graph, node: Node) -> bool:
     if node.kind in _WEIGHTED:
         defaults |= {"dilations": [1] * rank, "group": 1}
     # Attributes that the node has stay; only missing ones are written.
-    wanted = {key: defaults[key] for key in node.lacking(defaults) if key in defaults}
+    wanted = {name: defaults[name] for name in node.lacking(defaults)}
     pads, replaced = _pads(graph, node, kernel)
     # Pads that the node has already, and that replace nothing, stay.
     if pads is not None and (replaced or node.attribute("pads") is None):
@@ -90,9 +89,7 @@ class _Axis:
 
 
 def _pads(
-    graph: Graph,
-    node: Node,
-    kernel: tuple[int, ...],
+    graph: Graph, node: Node, kernel: tuple[int, ...]
 ) -> tuple[list[int] | None, Sequence[str]]:
     """Return the pads of a node, and the attributes to replace.
 
@@ -122,9 +119,9 @@ def _pads(
         if axes is None:
             return None, ()
         rounded = _rounded_up(pads, axes)
-        # A pad that fills a window is invalid.
-        # Pads at the end, as the windows of ceil_mode extend beyond the end.
-        if all(map(lt, rounded[len(kernel) :], kernel)):
+        # The windows of ceil_mode extend beyond the end. A pad that fills a window is invalid.
+        ends = rounded[len(kernel) :]
+        if all(end < taps for end, taps in zip(ends, kernel, strict=False)):
             return rounded, [*replaced, "ceil_mode"]
     return pads, replaced
 
@@ -141,11 +138,8 @@ def _halves(totals: list[int], mode: str) -> list[int]:
     SAME_UPPER puts the odd pad at the end, SAME_LOWER at the start (ONNX, Conv: auto_pad); an
     output_shape without auto_pad does as SAME_LOWER (ONNX, ConvTranspose-11).
     """
-    smaller = list[int]()
-    larger = list[int]()
-    for total in totals:
-        smaller.append(total // 2)
-        larger.append(total - total // 2)
+    smaller = [total // 2 for total in totals]
+    larger = [total - total // 2 for total in totals]
     if mode == "SAME_UPPER":
         return [*smaller, *larger]
     return [*larger, *smaller]
@@ -157,8 +151,7 @@ def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
     after = list[int]()
     # ``pads`` holds all starts, then all ends.
     for axis, start, end in zip(axes, pads, pads[rank:], strict=False):
-        beyond = overhang(axis.size, start, end, axis.reach, axis.stride)
-        after.append(end + beyond)
+        after.append(end + overhang(axis.size, start, end, axis.reach, axis.stride))
     return [*pads[:rank], *after]
 
 
@@ -184,10 +177,10 @@ def _transposed_totals(node: Node, axes: list[_Axis], output: list[int]) -> list
     """
     added = node.attribute("output_padding", [0] * len(axes))
     sizes = output or [axis.size * axis.stride for axis in axes]
-    totals = list[int]()
-    for axis, more, size in zip(axes, added, sizes, strict=True):
-        totals.append(axis.covers(more) - size)
-    return totals
+    return [
+        axis.covers(padding) - size
+        for axis, padding, size in zip(axes, added, sizes, strict=True)
+    ]
 
 
 def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | None:
@@ -199,8 +192,8 @@ def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | No
         return None
     strides = node.attribute("strides", [1] * rank)
     dilations = node.attribute("dilations", [1] * rank)
-    axes = list[_Axis]()
     rows = zip(sizes, kernel, strides, dilations, strict=True)
-    for size, taps, stride, dilation in rows:
-        axes.append(_Axis(size, (taps - 1) * dilation + 1, stride))
-    return axes
+    return [
+        _Axis(size, (taps - 1) * dilation + 1, stride)
+        for size, taps, stride, dilation in rows
+    ]

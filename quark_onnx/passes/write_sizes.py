@@ -24,18 +24,12 @@ def _write(graph: Graph, node: Node) -> bool:
     # Without num_outputs, a Split has sizes, or equal parts as before opset 18.
     if shape is None or node.attribute("num_outputs") is None:
         return False
-    sizes = sizes_of_parts(
-        graph,
-        node,
-        shape[node.attribute("axis", 0) % len(shape)],
-    )
+    axis = node.attribute("axis", 0) % len(shape)
+    sizes = sizes_of_parts(graph, node, shape[axis])
     if sizes is None:
         return False
+    name = graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64))
     # The input of the sizes may be there under an empty name.
-    graph.fill_input(
-        node,
-        1,
-        graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)),
-    )
+    graph.fill_input(node, 1, name)
     node.drop_attribute("num_outputs")
     return True

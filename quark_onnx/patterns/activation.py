@@ -156,10 +156,7 @@ def _single(graph: Graph, node: Node) -> Activation:
             return Activation()
         return Activation("clip", *bounds)
     if node.kind == "LeakyRelu":
-        return Activation(
-            "leaky",
-            slope=float(node.attribute("alpha", 0.01)),
-        )
+        return Activation("leaky", slope=float(node.attribute("alpha", 0.01)))
     return Activation(_KINDS.get(node.kind, "linear"))
 
 

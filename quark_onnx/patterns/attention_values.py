@@ -7,7 +7,6 @@ commutes with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
@@ -46,42 +45,30 @@ class Heads:
             key: suffix of the names of changed constants; a shared one is changed once per key.
         """
         for writer in self.writers:
-            writer.change(
-                graph,
-                f"{key}_{self.part[0]}",
-                partial(self._turned, rotation, writer.axis),
-            )
+            self._turn(graph, writer, rotation, f"{key}_{self.part[0]}")
         side = self.reader.weight[0]
-        side.change(
-            graph,
-            key,
-            lambda value: rotation.turn(value, side.axis),
-        )
+        side.change(graph, key, lambda value: rotation.turn(value, side.axis))
 
-    def _turned(self, rotation: Rotation, axis: int, value: Floats) -> Floats:
-        """Return a constant of the projection with rotated channels of the values.
+    def _turn(
+        self, graph: Graph, writer: ConstantInput, rotation: Rotation, key: str
+    ) -> None:
+        """Rotate the channels of the values in a weight or bias of the projection."""
+        channels = slice(*self.part)
 
-        Args:
-            axis: axis of the channels: -1, or -2, which is the first axis of a matrix.
-            value: weight or bias of the projection; channels outside of ``part`` are unchanged.
-        """
-        (first, last) = self.part
-        result: Floats = value.copy()
-        channels = slice(first, last)
-        if axis == -1:
-            result[..., channels] = rotation.turn(
-                value[..., channels],
-                axis,
-            )
-        else:
-            result[channels] = rotation.turn(value[channels], axis)
-        return result
+        def turned(value: Floats) -> Floats:
+            result: Floats = value.copy()
+            if writer.axis == -1:
+                result[..., channels] = rotation.turn(value[..., channels], -1)
+            else:  # -2, the first axis of a matrix
+                result[channels] = rotation.turn(value[channels], writer.axis)
+            return result
+
+        writer.change(graph, key, turned)
 
 
 def heads(graph: Graph) -> list[Heads]:
     """Return the attentions of a graph with unshared values."""
-    products = graph.nodes_of(("MatMul",))
-    candidates = [_heads(graph, node) for node in products]
+    candidates = [_heads(graph, node) for node in graph.nodes_of(("MatMul",))]
     return [candidate for candidate in candidates if candidate is not None]
 
 
@@ -106,7 +93,7 @@ def _heads(graph: Graph, node: Node) -> Heads | None:
 
 
 def _has_constant(graph: Graph, node: Node) -> bool:
-    return any(map(graph.is_constant, node.inputs))
+    return any(graph.is_constant(name) for name in node.inputs)
 
 
 def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
@@ -123,18 +110,11 @@ def _readers(graph: Graph, tensor: str) -> list[Node]:
 
 
 def _passes(graph: Graph, node: Node, size: int) -> bool:
-    """Return whether a node leaves channels in place within each head.
-
-    Args:
-        node: a node of any kind.
-    """
+    """Return whether a node leaves channels in place within each head."""
     if node.kind not in _MOVING:
         return False
     # Whole heads before and after: a Reshape may split (heads * size) into (heads, size).
-    widths = {
-        width(graph, node.inputs[0]),
-        width(graph, node.outputs[0]),
-    }
+    widths = {width(graph, name) for name in (node.inputs[0], node.outputs[0])}
     if 0 in widths or any(channels % size for channels in widths):
         return False
     if node.kind == "Transpose":
@@ -177,15 +157,11 @@ class _ValueTrace:
             tensor, reader = source, node
 
     def _private(self, tensor: str, reader: Node, node: Node) -> bool:
-        """Return whether values can be traced from a tensor to its producer.
-
-        Args:
-            reader: the node that must be the only reader.
-        """
+        """Return whether values with a single reader can be traced to their producer."""
         # A Split has the values as any of its results; other operators as their first.
-        first = tensor == node.outputs[0] or node.kind == "Split"
+        has_values = tensor == node.outputs[0] or node.kind == "Split"
         even = width(self.graph, tensor) % self.size == 0
-        return first and even and _sole(self.graph, tensor, reader)
+        return has_values and even and _sole(self.graph, tensor, reader)
 
     def _projection(
         self,
@@ -210,8 +186,7 @@ class _ValueTrace:
         """Return the input of a node to trace further; None if the node mixes channels.
 
         Args:
-            tensor: name of the values.
-            node: their producer, which is no layer.
+            node: the producer of the values, which is no layer.
         """
         if not node.inputs:
             return None
@@ -219,9 +194,9 @@ class _ValueTrace:
         if node.kind == "Split" and not self.part and channels:
             return self._split(tensor, node)
         if node.kind == "Add" and _has_constant(self.graph, node):
-            place = 0 if self.graph.is_constant(node.inputs[0]) else 1
-            self.biases.append(ConstantInput(node, place))
-            return node.inputs[1 - place]
+            index = 0 if self.graph.is_constant(node.inputs[0]) else 1
+            self.biases.append(ConstantInput(node, index))
+            return node.inputs[1 - index]
         # the part of the values is counted in channels of the whole projection
         if self.part and channels != width(self.graph, node.outputs[0]):
             return None

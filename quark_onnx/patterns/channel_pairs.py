@@ -87,11 +87,10 @@ class Pair:
         """
         # Weights are (groups, outputs / groups, inputs / groups, kernel): factors of outputs
         # first, factors of inputs for the readers.
-        first = weights[self.first.node.name]
-        weights[self.first.node.name] = first / factor.reshape(
-            *first.shape[:2],
-            *[1] * (first.ndim - 2),
-        )
+        name = self.first.node.name
+        weight = weights[name]
+        divisors = factor.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
+        weights[name] = weight / divisors
         for reader in self.readers:
             weight = weights[reader.layer.node.name]
             # One factor per input channel of the reader, 1 outside of the span.
@@ -123,12 +122,7 @@ class Pair:
             _bound(graph, node, np.repeat(factor, repeat))
         for node, repeat in self.gates:
             by_layer = gates_by_layers and self.first.node.kind in SPATIAL
-            _scale(
-                graph,
-                node,
-                np.repeat(factor, repeat),
-                by_layer=by_layer,
-            )
+            _scale(graph, node, np.repeat(factor, repeat), by_layer=by_layer)
 
 
 def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
@@ -259,7 +253,9 @@ class _PairSearch:
         # A shared weight would be rescaled for its other layers, too.
         if len(self.graph.consumers(layer.node.input(1))) != 1:
             return False
-        if not _fits(self.graph, layer, at.offset, self.channels * at.repeat):
+        # Too few inputs: the shape of the tensor is not what the layer reads.
+        groups, _, inputs = layer.shape(self.graph)[:3]
+        if at.offset + self.channels * at.repeat > groups * inputs:
             return False
         self.readers.append(Reader(layer, at.offset, at.repeat))
         return True
@@ -287,31 +283,11 @@ class _PairSearch:
 
 
 def _width(shape: Sequence[int | str | None] | None) -> int | None:
-    """Return the size of the second axis, if known.
-
-    Args:
-        shape: dimensions of a tensor; None for an unknown rank.
-    """
+    """Return the size of the second axis; None if it or the rank is unknown."""
     if shape is None or len(shape) < 2:
         return None
     size = shape[1]
     return size if isinstance(size, int) else None
-
-
-def _fits(
-    graph: Graph,
-    layer: Layer,
-    offset: int,
-    count: int,
-) -> bool:
-    """Return whether a layer has enough inputs for some channels.
-
-    Args:
-        offset: first input of the channels.
-        count: number of inputs for the channels.
-    """
-    groups, _, inputs = layer.shape(graph)[:3]
-    return offset + count <= groups * inputs
 
 
 def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
@@ -433,18 +409,8 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     )
     positive = graph.fresh(f"{result}_positive")
     graph.remove([node])
-    graph.add(
-        "Relu",
-        [source],
-        [positive],
-        name=f"{node.name}_Relu",
-    )
-    graph.add(
-        "Min",
-        [positive, bounds],
-        [result],
-        name=f"{node.name}_Min",
-    )
+    graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
+    graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
 
 
 def _scale(

@@ -32,11 +32,7 @@ def clip_bounds(graph: Graph, node: Node) -> tuple[float, float] | None:
 
 
 def _number(bound: Any) -> float | None:
-    """Return a bound as a number; None if it is computed, or has several elements.
-
-    Args:
-        bound: a number, or an array of one element; None if computed.
-    """
+    """Return a bound as a number; None if it is computed (None), or has several elements."""
     if bound is None or np.size(bound) != 1:
         return None
     return float(np.reshape(bound, ()))

@@ -21,7 +21,7 @@ class Composite:
     """A function in several operators.
 
     Attributes:
-        function: what they compute.
+        function: name of what the operators compute.
         nodes: the operators.
         over_channels: whether this is a normalization over one axis, as that of layers.
     """
@@ -33,7 +33,7 @@ class Composite:
 
 def composites(graph: Graph) -> list[Composite]:
     """Return the functions in several operators, without common operators."""
-    found = list[Composite]()
+    result = list[Composite]()
     taken = set[Node]()
     # From the end: a normalization ends in its shift, and is one without it, too.
     for node in reversed(graph.nodes_of(_LAST)):
@@ -41,9 +41,9 @@ def composites(graph: Graph) -> list[Composite]:
             continue
         composite = next(_ending_in(graph, node), None)
         if composite is not None and taken.isdisjoint(composite.nodes):
-            found.append(composite)
+            result.append(composite)
             taken.update(composite.nodes)
-    return found
+    return result
 
 
 def _ending_in(graph: Graph, node: Node) -> Iterator[Composite]:
@@ -87,9 +87,9 @@ def _unit_length() -> Pattern:
     square = _X * _X | op("Pow", _X, 2)
     total = op("ReduceSum", square) | op("ReduceSumSquare", _X)
     length = op("ReduceL2", _X) | op("Sqrt", _bounded(total))
-    whole = _bounded(length)
-    spread = whole | op("Expand", whole)
-    return _X / spread | _X * _inverse(spread) | _X * op("Expand", _inverse(whole))
+    divisor = _bounded(length)
+    spread = divisor | op("Expand", divisor)
+    return _X / spread | _X * _inverse(spread) | _X * op("Expand", _inverse(divisor))
 
 
 def _bounded(pattern: Pattern) -> Pattern:

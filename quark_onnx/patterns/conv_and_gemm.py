@@ -97,12 +97,7 @@ class Layer:
             A view where possible, (groups, outputs / groups, inputs / groups, ...).
         """
         # Groups divide the first axis: (groups, rows / groups, columns, *kernel).
-        grouped = stored.reshape(
-            self.groups,
-            -1,
-            *stored.shape[1:],
-        )
-        return self._exchanged(grouped)
+        return self._exchanged(stored.reshape(self.groups, -1, *stored.shape[1:]))
 
     def as_stored(self, arranged: NDArray[T]) -> NDArray[T]:
         """Arrange an array from the layout of ``weight`` to that of the stored weight.
@@ -131,11 +126,8 @@ class Layer:
             suffix: end of the new constant's name.
         """
         stored = self.as_stored(weight).astype(np.float32)
-        graph.set_input(
-            self.node,
-            1,
-            graph.add_constant(f"{self.node.input(1)}_{suffix}", stored),
-        )
+        name = graph.add_constant(f"{self.node.input(1)}_{suffix}", stored)
+        graph.set_input(self.node, 1, name)
 
     def bias(self, graph: Graph) -> NDArray[np.float64] | None:
         """Return the constant bias, shape (outputs,); zeros without a bias.

@@ -61,8 +61,8 @@ def absorb(
         readers: number of readers, all of which are prepared for the factors.
     """
     # A Shape reads no value, and needs no preparation.
-    known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
-    if len(known) != readers or not private(graph, tensor):
+    nodes = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
+    if len(nodes) != readers or not private(graph, tensor):
         return None
     node = graph.producer(tensor)
     # Further results, such as a Dropout's mask, do not carry the channels.
@@ -111,7 +111,7 @@ def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     if not is_along_last_axis(graph, node, -1):
         return None
     vectors = [
-        ConstantInput(node, place) for place in SCALE[node.kind] if node.input(place)
+        ConstantInput(node, index) for index in SCALE[node.kind] if node.input(index)
     ]
     for vector in vectors:
         if vector.sizes(graph) != (size,) or not vector.spread(graph, size):
@@ -142,8 +142,8 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     if width(graph, node.outputs[0]) != size:
         return None
     # A factor of one operand is enough; a constant operand needs no further search.
-    for place in (1, 0):
-        stored = ConstantInput(node, place)
+    for index in (1, 0):
+        stored = ConstantInput(node, index)
         if stored.spread(graph, size):
             return [Fold(stored)]
     second = _operand(graph, node, 1, size)
@@ -165,18 +165,13 @@ def _quotient(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     return _operand(graph, node, 0, size)
 
 
-def _operand(
-    graph: Graph,
-    node: Node,
-    place: int,
-    size: int,
-) -> list[Fold] | None:
+def _operand(graph: Graph, node: Node, index: int, size: int) -> list[Fold] | None:
     """Return the folds of an operand with all channels, or of a constant.
 
     None for an operand without such constants, broadcast along the channels, or read twice.
     """
-    stored = ConstantInput(node, place)
-    name = node.inputs[place]
+    stored = ConstantInput(node, index)
+    name = node.inputs[index]
     if stored.spread(graph, size):
         return [Fold(stored)]
     # An operand that is broadcast along the channels, or read twice, has no factor per channel.

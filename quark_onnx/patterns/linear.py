@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,19 +73,17 @@ class Linear:
         shape = graph.sizes(weight)
         if len(shape) != MATRIX or not plain_matrix(node, shape):
             return None
-        if (
-            not graph.is_constant(weight)
-            or graph.elem_type(weight) != TensorProto.FLOAT
-        ):
+        is_float = graph.elem_type(weight) == TensorProto.FLOAT
+        if not is_float or not graph.is_constant(weight):
             return None
         # A weight that is the activation or the bias as well cannot be changed alone.
         if node.inputs.count(weight) != 1:
             return None
         # Axes from the end, of (inputs, outputs) or (outputs, inputs).
-        first = -2 if Layer.stored(node).turned else -1
-        second = -3 - first
-        inputs = int(shape[first] or 0)
-        outputs = int(shape[second] or 0)
+        input_axis = -2 if Layer.stored(node).turned else -1
+        output_axis = -3 - input_axis
+        inputs = int(shape[input_axis] or 0)
+        outputs = int(shape[output_axis] or 0)
         if not inputs or not outputs:
             return None
         bias = _bias(graph, node, outputs)
@@ -94,8 +91,8 @@ class Linear:
         if bias is None and node.input(2):
             return None
         sides = (
-            ConstantInput(node, 1, first),
-            ConstantInput(node, 1, second),
+            ConstantInput(node, 1, input_axis),
+            ConstantInput(node, 1, output_axis),
         )
         return cls(node, inputs, outputs, sides, bias)
 
@@ -152,26 +149,11 @@ class Linear:
 def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector that is added to a product, in the node or right after it.
 
-    Args:
-        node: a MatMul or Gemm.
-        size: number of outputs.
-
-    Returns:
-        None without a bias, and for a computed one or one of another size.
+    None without a bias, and for a computed one or one of another size than that of the outputs.
     """
-    if node.kind == "MatMul":
-        return _added(graph, node, size)
-    bias = ConstantInput(node, 2)
-    return bias if bias.spread(graph, size) else None
-
-
-def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
-    """Return the constant vector of the Add that alone reads a product, or None.
-
-    Args:
-        node: a MatMul.
-        size: number of outputs.
-    """
+    if node.kind == "Gemm":
+        bias = ConstantInput(node, 2)
+        return bias if bias.spread(graph, size) else None
     added = constant_operand(graph, node.outputs[0], "Add")
     # A constant of a higher rank would broadcast the product.
     if added is None or added.sizes(graph) != (size,):
@@ -202,13 +184,9 @@ def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
 
 def sources(graph: Graph) -> list[str]:
     """Return the distinct inputs of layers, in graph order."""
-    layers = [
-        value
-        for value in (Linear.of(graph, node) for node in graph.nodes)
-        if value is not None
-    ]
-    names = dict.fromkeys(layer.node.input(0) for layer in layers)
-    return list(filterfalse(graph.is_constant, names))
+    layers = [Linear.of(graph, node) for node in graph.nodes]
+    names = dict.fromkeys(layer.node.input(0) for layer in layers if layer is not None)
+    return [name for name in names if not graph.is_constant(name)]
 
 
 def width(graph: Graph, tensor: str, depth: int = 8) -> int:
@@ -229,15 +207,7 @@ def width(graph: Graph, tensor: str, depth: int = 8) -> int:
 
 
 def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
-    """Return the length of the last axis according to readers and producers.
-
-    Args:
-        tensor: name of a tensor without an inferred last axis.
-        depth: number of operators to follow backward.
-
-    Returns:
-        The length, or 0 if unknown.
-    """
+    """Return the length of the last axis according to readers and producers; 0 if unknown."""
     for reader in graph.consumers(tensor):
         layer = Linear.of(graph, reader)
         if layer is not None and reader.input(0) == tensor:
@@ -249,20 +219,11 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
     return _width_through(graph, tensor, node, depth)
 
 
-def _width_through(
-    graph: Graph,
-    tensor: str,
-    node: Node,
-    depth: int,
-) -> int:
-    """Return the length of the last axis of a result of a node.
+def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
+    """Return the length of the last axis of a result of a node; 0 if unknown.
 
     Args:
-        node: the producer of the result.
         depth: number of operators to follow backward, at least 1.
-
-    Returns:
-        The length, or 0 if unknown.
     """
     layer = Linear.of(graph, node)
     if layer is not None:
@@ -272,19 +233,12 @@ def _width_through(
     if node.kind in SCALE:
         return _scale_width(graph, node, tensor)
     # Shorter operands have length 1, and are repeated.
-    sources = _inputs_with_width(node)
-    return max(
-        (width(graph, name, depth - 1) for name in sources),
-        default=0,
-    )
+    widths = [width(graph, name, depth - 1) for name in _inputs_with_width(node)]
+    return max(widths, default=0)
 
 
 def _target_width(graph: Graph, reshape: Node) -> int:
-    """Return the length of the last axis in a target shape, in which -1 and 0 tell none.
-
-    Args:
-        reshape: a Reshape; a computed shape counts as unknown.
-    """
+    """Return the length of the last axis in a target shape; 0 for -1, 0 and a computed shape."""
     shape = graph.constant(reshape.input(1))
     if shape is None or not shape.size:
         return 0
@@ -292,12 +246,7 @@ def _target_width(graph: Graph, reshape: Node) -> int:
 
 
 def _scale_width(graph: Graph, norm: Node, result: str) -> int:
-    """Return the length of the last axis of a result according to the scale of a normalization.
-
-    Args:
-        norm: a normalization of ``SCALE``.
-        result: name of one of its results; 0 for its statistics.
-    """
+    """Return the length of the last axis of a result according to the scale of a normalization."""
     if result in norm.outputs[1:3]:  # mean, inverse deviation
         return 0
     return width(graph, norm.input(SCALE[norm.kind][0]), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.graph import Graph
@@ -94,9 +93,15 @@ def normalized(are_reduced: Callable[[Graph, Node], bool]) -> Pattern:
     Args:
         are_reduced: returns whether a ReduceMean has the axes of the normalization.
     """
-    x = tensor("x")
+
     # Where other nodes read the mean, the centered tensor is the source of the normalization.
-    mean = op("ReduceMean", x, where=partial(_is_mean_for_one, are_reduced))
+    def is_mean_for_one(graph: Graph, mean: Node) -> bool:
+        result = mean.outputs[0]
+        has_one_reader = only_reader(graph, result) is not None
+        return has_one_reader and private(graph, result) and are_reduced(graph, mean)
+
+    x = tensor("x")
+    mean = op("ReduceMean", x, where=is_mean_for_one)
     v = (x - mean | x).named("v")
     square = v * v | op("Pow", v, 2)
     squares = op("ReduceMean", square, where=are_reduced).named("mean of squares")
@@ -107,24 +112,7 @@ def normalized(are_reduced: Callable[[Graph, Node], bool]) -> Pattern:
     return v / root | v * inverse_root
 
 
-def _is_mean_for_one(
-    are_reduced: Callable[[Graph, Node], bool], graph: Graph, mean: Node
-) -> bool:
-    """Return whether a node computes a mean over axes for a single reader.
-
-    Args:
-        are_reduced: returns whether the mean runs over the axes.
-        mean: a ReduceMean.
-    """
-    result = mean.outputs[0]
-    has_one_reader = only_reader(graph, result) is not None
-    return has_one_reader and private(graph, result) and are_reduced(graph, mean)
-
-
-_LAST = _Axes(
-    lambda rank: (rank - 1,),
-    lambda shape, rank: len(shape) == 1,
-)
+_LAST = _Axes(lambda rank: (rank - 1,), lambda shape, rank: len(shape) == 1)
 _IMAGE = _Axes(
     lambda rank: tuple(range(2, rank)) if rank > 3 else (),
     lambda shape, rank: (
@@ -174,12 +162,12 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     # Readers of the mean or the deviation would lose them with the normalization.
     if any(_is_used(graph, name) for name in statistics):
         return None
-    stored = [_parameter(node, place) for place in SCALE[node.kind]]
+    stored = [_parameter(node, index) for index in SCALE[node.kind]]
     # RMS normalizations have no shift.
     scale, shift = (*stored, None)[:2]
     bias = _parameter(node, _ADDING.get(node.kind))
-    for parameter in [value for value in (scale, shift, bias) if value is not None]:
-        if not graph.is_constant(node.input(parameter.index)):
+    for parameter in (scale, shift, bias):
+        if parameter and not graph.is_constant(node.input(parameter.index)):
             return None
     return Norm(
         node.name,
@@ -195,11 +183,11 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     )
 
 
-def _parameter(node: Node, place: int | None) -> ConstantInput | None:
+def _parameter(node: Node, index: int | None) -> ConstantInput | None:
     """Return an input; None if it is omitted, or if the operator has no such input."""
-    if place is None or not node.input(place):
+    if index is None or not node.input(index):
         return None
-    return ConstantInput(node, place)
+    return ConstantInput(node, index)
 
 
 def _is_used(graph: Graph, tensor: str) -> bool:
@@ -209,12 +197,7 @@ def _is_used(graph: Graph, tensor: str) -> bool:
     return bool(graph.consumers(tensor)) or graph.is_output(tensor)
 
 
-def _decomposed(
-    graph: Graph,
-    node: Node,
-    pattern: Pattern,
-    axes: _Axes,
-) -> Norm | None:
+def _decomposed(graph: Graph, node: Node, pattern: Pattern, axes: _Axes) -> Norm | None:
     """Return the decomposed normalization whose last node is the given one.
 
     Args:
@@ -251,27 +234,17 @@ def _decomposed(
 
 def _epsilon(graph: Graph, match: Match) -> float:
     """Return the sum of the constants that are added to the mean of squares."""
-    summands = {
-        key: match.tensors[key]
-        for key in ("epsilon", "more epsilon")
-        if key in match.tensors
-    }.values()
-    # The pattern matches constants of one element alone.
-    return sum(
-        (
-            value
-            for value in (constant_number(graph, name) for name in summands)
-            if value is not None
-        ),
-        0.0,
-    )
+    summands = [
+        constant_number(graph, match[name])
+        for name in ("epsilon", "more epsilon")
+        if name in match.tensors
+    ]
+    # None for other constants than of one element, which the pattern does not match.
+    return sum((summand for summand in summands if summand is not None), 0.0)
 
 
 def _constant(
-    graph: Graph,
-    tensor: str,
-    kind: str,
-    axes: _Axes,
+    graph: Graph, tensor: str, kind: str, axes: _Axes
 ) -> tuple[ConstantInput | None, str]:
     """Return the constant that the only reader combines with a tensor, and the result.
 

@@ -7,11 +7,9 @@ operands of an Add belong together, whatever the nodes are called.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from quark_onnx.common.containers import merged
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis
@@ -83,11 +81,7 @@ class Stream:
             key: suffix of the names of changed constants; a shared one is changed once per key.
         """
         for writer in self.writers.values():
-            writer.change(
-                graph,
-                key,
-                partial(_turned, rotation, writer.axis),
-            )
+            _turn(graph, writer, rotation, key)
         # Scale and shift are folded before the rotation, which acts on the input of the plain
         # matrix.
         for layer, norm in self.readers.values():
@@ -95,76 +89,44 @@ class Stream:
                 # The shift goes through the unscaled matrix: bias += shift @ W, then W *= scale
                 # per row.
                 _unfold(graph, layer, norm, self.size)
-            layer.weight[0].change(
-                graph,
-                key,
-                partial(_turned, rotation, layer.weight[0].axis),
-            )
+            _turn(graph, layer.weight[0], rotation, key)
         # Last: the readers above still read scale and shift.
         for norm in self.norms:
             _strip(graph, norm)
 
 
-def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
-    """Return a constant whose vectors along an axis are rotated.
+def _turn(graph: Graph, stored: ConstantInput, rotation: Rotation, key: str) -> None:
+    """Rotate the vectors of a constant along the axis of the channels."""
 
-    Args:
-        axis: axis of the channels, -1 unless the constant is the weight of a reader.
-        value: the constant; a single value for all channels is repeated first.
-    """
-    # A constant for all channels is not constant after the rotation.
-    if value.ndim == 0 or value.shape[axis] == 1:
-        value = np.broadcast_to(
-            value,
-            (*value.shape[:-1], rotation.size),
-        )
-    return rotation.turn(value, axis)
+    def turned(value: Floats) -> Floats:
+        # A single value for all channels becomes one value per channel by the rotation.
+        if value.ndim == 0 or value.shape[stored.axis] == 1:
+            value = np.broadcast_to(value, (*value.shape[:-1], rotation.size))
+        return rotation.turn(value, stored.axis)
+
+    stored.change(graph, key, turned)
 
 
-def _unfold(
-    graph: Graph,
-    layer: Linear,
-    norm: Norm,
-    size: int,
-) -> None:
-    """Fold the scale and the shift of a normalization into a layer.
-
-    Args:
-        graph: the graph, which is changed in place.
-        layer: a layer that reads the normalized tensor.
-        size: number of channels.
-    """
+def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
+    """Fold the scale and the shift of a normalization into a layer that reads the result."""
     # One value for all channels stands for a vector (channels,).
     if norm.shift is not None and norm.shift.value(graph).any():
         shift = np.broadcast_to(norm.shift.value(graph), (size,))
-        layer.add_to_bias(
-            graph,
-            f"shift_{norm.result}",
-            shift @ layer.matrix(graph),
-        )
+        layer.add_to_bias(graph, f"shift_{norm.result}", shift @ layer.matrix(graph))
     if norm.scale is not None:
         scale = np.broadcast_to(norm.scale.value(graph), (size,))
         layer.weight[0].scale(graph, f"scale_{norm.result}", scale)
 
 
 def _strip(graph: Graph, norm: Norm) -> None:
-    """Remove scale and shift.
-
-    Args:
-        graph: the graph, which is changed in place.
-        norm: the normalization, whose scale and shift its readers have taken over.
-    """
+    """Remove scale and shift of a normalization, which its readers have taken over."""
     # A decomposed normalization has a tensor before its Mul and Add; an operator keeps both
     # inputs, set to 1 and 0.
     if norm.bare:
         graph.replace_uses(norm.result, norm.bare)
         return
     if norm.scale is not None:
-        norm.scale.change(
-            graph,
-            "ones",
-            lambda value: value * 0 + 1,
-        )
+        norm.scale.change(graph, "ones", lambda value: value * 0 + 1)
     if norm.shift is not None:
         norm.shift.change(graph, "zeros", lambda value: value * 0)
 
@@ -189,18 +151,14 @@ def streams(
         # The stream of an earlier normalization contains this one.
         if seen & {*norm.sources}:
             continue
-        search = _Search(
-            graph,
-            norms,
-            Stream(width(graph, norm.sources[0])),
-        )
+        search = _Search(graph, norms, Stream(width(graph, norm.sources[0])))
         try:
             search.run(norm.sources[0])
         except Unknown as reason:
             refused.append(f"{norm.name}: {reason}")
         else:
             result.append(search.stream)
-        # Those of a refused stream, too: its other norms would be refused for the same reason.
+        # Also for a refused stream: its other norms would be refused for the same reason.
         seen |= search.stream.tensors
     if not refused:
         return result, []
@@ -213,17 +171,12 @@ def streams(
 class _Search:
     """Search for the tensors of a stream along the edges."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        norms: list[Norm],
-        stream: Stream,
-    ) -> None:
+    def __init__(self, graph: Graph, norms: list[Norm], stream: Stream) -> None:
         self.graph = graph
         self.stream = stream
         self.todo = list[str]()
         # Nodes that read the sources of a normalization, such as its ReduceMean and its Sub.
-        self.by_node = merged(dict.fromkeys(norm.nodes, norm) for norm in norms)
+        self.by_node = {node: norm for norm in norms for node in norm.nodes}
         self.results = {norm.result: norm for norm in norms}
 
     def run(self, start: str) -> None:
@@ -262,21 +215,17 @@ class _Search:
             self.stream.tensors.add(tensor)
             self.todo.append(tensor)
 
-    def operand(self, node: Node, place: int) -> None:
-        """Add an operand of a node: another tensor of the stream, or a constant writer.
-
-        Args:
-            node: an Add or Sub in the stream.
-            place: index of the operand.
+    def operand(self, node: Node, index: int) -> None:
+        """Add an operand of an Add or Sub: another tensor of the stream, or a constant writer.
 
         Raises:
             Unknown: a constant has another size or type.
         """
-        name = node.inputs[place]
+        name = node.inputs[index]
         if not self.graph.is_constant(name):
             self.push(name)
         else:
-            self.constant(ConstantInput(node, place))
+            self.constant(ConstantInput(node, index))
 
     def constant(self, stored: ConstantInput) -> None:
         """Add a constant writer.
@@ -294,10 +243,7 @@ class _Search:
         self.stream.writers[stored.node, stored.index] = stored
 
     def written(self, tensor: str) -> None:
-        """Follow the producer of a tensor.
-
-        Args:
-            tensor: a tensor of the stream.
+        """Follow the producer of a tensor of the stream.
 
         Raises:
             Unknown: the stream cannot be followed through the producer, or there is none.
@@ -326,11 +272,7 @@ class _Search:
             raise Unknown(f"{node.name} ({node.kind}) writes to it")
 
     def layer(self, node: Node) -> bool:
-        """Add weight and bias of a layer that writes all channels; return False if not one.
-
-        Args:
-            node: the producer of a tensor of the stream.
-        """
+        """Add weight and bias of a layer that writes all channels; return False if not one."""
         layer = Linear.of(self.graph, node)
         if layer is None or layer.outputs != self.stream.size:
             return False
@@ -341,9 +283,6 @@ class _Search:
 
     def lookup(self, node: Node) -> bool:
         """Add a constant table of vectors; return False if the node reads none.
-
-        Args:
-            node: the producer of a tensor of the stream.
 
         Raises:
             Unknown: the table is not a matrix, or is read along another axis than the first.
@@ -358,10 +297,7 @@ class _Search:
         return True
 
     def read(self, tensor: str, node: Node) -> None:
-        """Follow a reader of a tensor.
-
-        Args:
-            tensor: a tensor of the stream.
+        """Follow a reader of a tensor of the stream.
 
         Raises:
             Unknown: the reader is no normalization, layer, sum, multiple or movement.
@@ -402,8 +338,8 @@ class _Search:
             raise Unknown(
                 f"{tensor!r}, which is normalized, is an output of the model, or read by a body",
             )
-        for part in (norm.scale, norm.shift):
-            if part is not None and not part.spread(self.graph, self.stream.size):
+        for stored in (norm.scale, norm.shift):
+            if stored is not None and not stored.spread(self.graph, self.stream.size):
                 raise Unknown(f"{norm.name} has a scale of another size")
         for node in self.graph.consumers(tensor):
             layer = Linear.reading(self.graph, node, tensor)
@@ -444,10 +380,7 @@ class _Search:
 
     def _keeps_width(self, node: Node) -> bool:
         """Return whether the channels lie along the last axis before and after a node."""
-        widths = {
-            width(self.graph, node.inputs[0]),
-            width(self.graph, node.outputs[0]),
-        }
+        widths = {width(self.graph, name) for name in (node.inputs[0], node.outputs[0])}
         if node.kind != "Reshape":
             widths.discard(0)  # an unknown width, which only a Reshape changes
         return widths <= {self.stream.size}

@@ -8,7 +8,6 @@ read and a write per value, whatever the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import filterfalse
 from math import prod
 
 from quark_onnx.graph import Graph, Node
@@ -59,19 +58,14 @@ def raised_runtime(graph: Graph, node: Node) -> float:
     """
     layer = absorbing_layer(graph, node)
     runtime = _slower_arithmetic(graph, layer or node)
-    if _is_lookup(graph, node):
+    if node.kind == "Gather" and graph.is_constant(node.inputs[0]):
         runtime += _elements(graph, node.inputs[0]) * _TABLE_VALUE
     elif layer is None:
-        inputs = filter(None, node.inputs)
-        runtime += unfused_runtime(graph, [*filterfalse(graph.is_constant, inputs)])
+        inputs = [name for name in node.operands if not graph.is_constant(name)]
+        runtime += unfused_runtime(graph, inputs)
     if not _is_followed(graph, node):
         runtime += unfused_runtime(graph, node.results)
     return runtime
-
-
-def _is_lookup(graph: Graph, node: Node) -> bool:
-    """Return whether a node reads rows of an embedding table."""
-    return node.kind == "Gather" and graph.is_constant(node.inputs[0])
 
 
 def _slower_arithmetic(graph: Graph, node: Node) -> float:
@@ -84,15 +78,13 @@ def _slower_arithmetic(graph: Graph, node: Node) -> float:
 def _multiply_adds(graph: Graph, node: Node) -> float:
     """Return the number of multiply-adds of a layer with a constant weight; 0 of any other node.
 
-    Args:
-        graph: the graph, with inferred shapes; unknown sizes count as 1.
-        node: a node of any kind.
+    Unknown sizes count as 1.
     """
     if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
         return 0.0
     weight = graph.sizes(node.input(1))
-    # of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose
-    sizes = [value for value in weight if isinstance(value, int)]
+    # Of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose.
+    sizes = [size for size in weight if isinstance(size, int)]
     # Each result sums over all elements of the weight that belong to its output channel.
     results = _elements(graph, node.outputs[0])
     return results * prod(sizes) / max(_channels(graph, node, sizes), 1)
@@ -130,11 +122,10 @@ def _is_followed(graph: Graph, node: Node) -> bool:
 
 
 def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
-    """Return the number of outputs of a weight with the given dimensions.
+    """Return the number of outputs of a layer's weight.
 
     Args:
-        node: the layer.
-        sizes: known dimensions of its weight; empty for an unknown shape.
+        sizes: known dimensions of the weight; empty for an unknown shape.
     """
     if not sizes:
         return 1
@@ -146,5 +137,4 @@ def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
 
 def _elements(graph: Graph, name: str) -> int:
     """Return the number of values of a tensor; a size that is not known counts as 1."""
-    shape = graph.sizes(name)
-    return prod([value for value in shape if isinstance(value, int)])
+    return prod(size for size in graph.sizes(name) if isinstance(size, int))

@@ -28,12 +28,7 @@ def find_slow_depthwise(model: ModelProto) -> list[str]:
 
 
 def _slow_in(graph: GraphProto, constants: Mapping[str, TensorProto]) -> list[str]:
-    """Return the names of slow depthwise convolutions in a graph, without its bodies.
-
-    Args:
-        graph: the graph of a model, or a body.
-        constants: constants that its nodes can read, by name.
-    """
+    """Return the names of slow depthwise convolutions in a graph, without its bodies."""
     dequantized = {
         node.output[0]: node
         for node in graph.node
@@ -42,9 +37,8 @@ def _slow_in(graph: GraphProto, constants: Mapping[str, TensorProto]) -> list[st
     names = list[str]()
     for node in graph.node:
         weight, zero_point = _weight_of(node, dequantized, constants)
-        if _has_fast_shape(node, constants.get(weight)) and _differs(
-            constants.get(zero_point)
-        ):
+        has_fast_shape = _has_fast_shape(node, constants.get(weight))
+        if has_fast_shape and _differs(constants.get(zero_point)):
             names.append(node.name or node.output[0])
     return names
 
@@ -71,7 +65,6 @@ def _weight_of(
     Both are empty for other nodes.
 
     Args:
-        node: a node of any kind.
         dequantized: DequantizeLinear nodes by the name of their result.
     """
     if node.op_type == "QLinearConv":
@@ -82,7 +75,7 @@ def _weight_of(
     weight = dequantized.get(node.input[1])
     if activation is None or weight is None:
         return "", ""
-    # Without a zero point nothing differs per channel; that of the activation tells the type.
+    # Without a zero point nothing differs per channel. The activation's one tells the type.
     if len(activation.input) < 3 or len(weight.input) < 3:
         return "", ""
     zero_point = constants.get(activation.input[2])

@@ -164,7 +164,7 @@ class Layout:
         ordered = tuple(self.split[axis] for axis in self.order)
         if ordered != tuple(stored):
             steps.append(("Reshape", ordered))
-        steps.append(("Transpose", tuple(map(int, np.argsort(self.order)))))
+        steps.append(("Transpose", tuple(np.argsort(self.order).tolist())))
         if self.split != self.shape:
             steps.append(("Reshape", self.shape))
         return steps
@@ -278,8 +278,9 @@ def _einsum(node: Node, place: int, rank: int) -> WeightAxes | None:
     )
     if len(channels) < 2:
         return WeightAxes(channels, summed % rank)
-    own = [axis for axis in channels if indices[axis] not in terms[1 - place]]
-    return WeightAxes(channels, summed % rank, in_kernels=tuple(own[-1:]))
+    # Indices that the other operand shares are batch axes.
+    unshared = [axis for axis in channels if indices[axis] not in terms[1 - place]]
+    return WeightAxes(channels, summed % rank, in_kernels=tuple(unshared[-1:]))
 
 
 def equation_terms(node: Node) -> tuple[list[str], str]:
