@@ -130,7 +130,7 @@ def with_layer_names(
             raise _not_a_layer("layers", glob, patterns)
         # the glob itself, where it matches names of layers: configurations are written with it
         globs = [glob] if matching(names, glob) else names
-        layers += [(each, spec) for each in globs]
+        layers += [(layer_glob, spec) for layer_glob in globs]
     exclude = list[str]()
     for glob in config.exclude:
         names = patterns.layers_of(glob)
