@@ -481,7 +481,7 @@ class _Recorder:
 
 def _drop_cache(kwargs: dict[str, Any]) -> None:
     """Remove an empty cache from the arguments of a block, in place."""
-    cache = kwargs.get("past_key_values")
+    cache: Any = kwargs.get("past_key_values")
     # An object without get_seq_length is no class of transformers, and may hold anything.
     is_empty = hasattr(cache, "get_seq_length") and not cache.get_seq_length()
     # Keys of earlier tokens change the outputs of a block, and belong to one sample.

@@ -68,7 +68,7 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
         # The parent of a projection is the attention module, whose config names its attention
         # function.
         attention = model.get_submodule(name.rpartition(".")[0])
-        config = getattr(attention, "config", None)
+        config: Any = getattr(attention, "config", None)
         current = getattr(config, "_attn_implementation", None)
         wanted = str(current).removeprefix(_PREFIX)
         try:
