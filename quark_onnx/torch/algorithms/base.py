@@ -94,11 +94,8 @@ class BlockJob:
         for name, (module, spec) in self.layers.items():
             if spec.weight is not None:
                 # A view of the module's weight: no copy of the layer's size.
-                yield (
-                    name,
-                    outputs_first(module.weight.detach(), kind_of(module)),
-                    spec,
-                )
+                weight = outputs_first(module.weight.detach(), kind_of(module))
+                yield name, weight, spec
 
     def quantized(
         self,
@@ -121,10 +118,7 @@ class BlockJob:
             # Activations only: the dequantized weight below takes the place of codes, so that
             # repeated runs do not decode again.
             layer = layers[name] = QuantizedLayer(
-                module,
-                None,
-                spec.with_(weight=None),
-                **self.scales.of(name),
+                module, None, spec.with_(weight=None), **self.scales.of(name)
             )
             if name in quantized_weights:
                 codes = quantized_weights[name]
@@ -154,9 +148,10 @@ class BlockJob:
         # The same layers: the caller sees by their identity that a replay stays valid.
         if all(spec.weight_only for _, spec in self.layers.values()):
             return self
-        layers = dict[str, tuple[Any, LayerSpec]]()
-        for name, (module, spec) in self.layers.items():
-            layers[name] = (module, LayerSpec(spec.weight))
+        layers = {
+            name: (module, LayerSpec(spec.weight))
+            for name, (module, spec) in self.layers.items()
+        }
         return replace(self, layers=layers)
 
     def local(self, name: str) -> str:

@@ -129,21 +129,21 @@ class Shapes:
         """
         # q, k and v of a layer share an input, and so do gate and up: one Hessian serves each
         # group.
-        found = dict[tuple[str, int], int]()
+        groups = dict[tuple[str, int], int]()
         for name, (outputs, inputs) in self.layers.items():
             key = (name.rpartition(".")[0], inputs)
-            found[key] = found.get(key, 0) + outputs
-        return found
+            groups[key] = groups.get(key, 0) + outputs
+        return groups
 
     @property
     def blocks(self) -> int:
         """Return the number of blocks, by the first number in layer names."""
-        return len(set(map(first_number, self.layers)))
+        return len({first_number(name) for name in self.layers})
 
     @property
     def count(self) -> int:
         """Return the number of quantized weights."""
-        return sum(map(prod, self.layers.values()))
+        return sum(prod(shape) for shape in self.layers.values())
 
     @property
     def hessians(self) -> float:
@@ -182,22 +182,19 @@ class Shapes:
 
 def first_number(name: str) -> str:
     """Return the first part of a layer name that is a number, of the block; empty if none."""
-    return next(filter(str.isdigit, name.split(".")), "")
+    return next((part for part in name.split(".") if part.isdigit()), "")
 
 
-def cost_of(
-    algorithms: Iterable[Any],
-    shapes: Shapes,
-) -> tuple[Cost, tuple[str, ...]]:
+def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str, ...]]:
     """Return the total cost of algorithms, and the names of those without ``cost``."""
     # A plug-in need not state a cost; the caller says that the estimate leaves it out.
     total, unknown = Cost(), list[str]()
-    for each in algorithms:
-        own = getattr(each, "cost", None)
-        if own is None:
-            unknown.append(each.name)
+    for algorithm in algorithms:
+        cost = getattr(algorithm, "cost", None)
+        if cost is None:
+            unknown.append(algorithm.name)
         else:
-            total += own(shapes)
+            total += cost(shapes)
     return total, tuple(unknown)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,29 +96,14 @@ class HQQ:
             matrix = weight.reshape(len(weight), -1).float()
             loss = Loss(matrix, squares_of(hessian))
             # The codes follow from the scales by rounding to nearest, as the solution assumes.
-            new = quantize(
-                weight,
-                start.spec,
-                name,
-                solved(matrix, start, HalfQuadratic(**asdict(self))),
-            )
+            params = solved(matrix, start, HalfQuadratic(**asdict(self)))
+            new = quantize(weight, start.spec, name, params)
             before = loss(start)
-            result[name], after = better(
-                start,
-                before,
-                new,
-                loss(new),
-            )
+            result[name], after = better(start, before, new, loss(new))
             # A layer of zeros has no power; its error is 0 as well.
             power = float(loss.power()) or 1.0
-            outcomes.append(
-                Outcome(
-                    name,
-                    self.name,
-                    float(before.sum()) / power,
-                    float(after.sum()) / power,
-                ),
-            )
+            errors = (float(before.sum()) / power, float(after.sum()) / power)
+            outcomes.append(Outcome(name, self.name, *errors))
         return result, outcomes
 
 
@@ -157,14 +141,11 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     # Columns of full groups.
     whole = values.shape[1] // size * size
     # (rows, groups)
-    scale = np.ones(
-        (len(values), -(-values.shape[1] // size)),
-        np.float32,
-    )
+    scale = np.ones((len(values), -(-values.shape[1] // size)), np.float32)
     zero = np.ones_like(scale)
     rows = max(_SLAB // max(values.shape[1], 1), 1)
-    for first in range(0, len(values), rows):
-        chunk = slice(first, first + rows)
+    for start_row in range(0, len(values), rows):
+        chunk = slice(start_row, start_row + rows)
         # the last group may be shorter: padding would take part in the solution
         # part: (rows, columns) becomes (rows * groups, size), one problem for each row.
         for groups, part in (
@@ -172,45 +153,43 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
             (slice(-1, None), values[chunk, whole:]),
         ):
             if part.size:
-                solution = half_quadratic(
-                    part.reshape(-1, min(size, part.shape[1])),
-                    bits,
-                    settings,
-                )
+                problems = part.reshape(-1, min(size, part.shape[1]))
+                solution = half_quadratic(problems, bits, settings)
                 scale[chunk, groups] = solution.scale.reshape(len(part), -1)
                 zero[chunk, groups] = solution.zero_point.reshape(len(part), -1)
     # a negative scale counts codes from the other end
     # Codes start at qmin here, and at 0 in the solver.
     zero = np.where(scale < 0, spec.grid.levels - zero, zero) + spec.grid.qmin
     params = Params(np.abs(scale), zero).each(torch.from_numpy)
-    params = params.each(lambda part: part.to(start.scale.device))
-    params = params.each(lambda part: part.reshape(start.scale.shape))
+    params = params.each(lambda tensor: tensor.to(start.scale.device))
+    params = params.each(lambda tensor: tensor.reshape(start.scale.shape))
     return Params(params.scale.to(scale_type(spec, start.dtype)), params.zero)
 
 
 def _layer_hessians(
-    job: BlockJob, made: Mapping[str, Quantized]
+    job: BlockJob, codes: Mapping[str, Quantized]
 ) -> Iterator[tuple[str, Any]]:
     """Yield layers with the products of their inputs, (inputs, inputs), or None without data."""
     matrices = [
-        name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
+        name for name in codes if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
     ]
     # Layers that no stage covers (convolutions, embeddings), or all without data, follow at the
     # end.
-    done: list[str] = []
-    if job.calls and any(can_solve(made[name].spec) for name in matrices):
+    done = set[str]()
+    if job.calls and any(can_solve(codes[name].spec) for name in matrices):
         stages = stages_in(job, matrices)
-        job.replay = Replay(job, stages, made)
+        job.replay = Replay(job, stages, codes)
         for index, stage in enumerate(stages):
             job.replay.begin(index)
             stats = collect_hessians(job, stage, job.replay, exact=False)
             for group in stage.groups:
                 hessian = stats.pop(group[0]).xx
-                # The consumer replaces codes in ``made`` before the next stage runs, which thus
-                # reads their outputs.
+                # The consumer replaces ``codes`` before the next stage runs, which thus reads their
+                # outputs.
                 for name in group:
                     yield name, hessian
-            done += list(chain.from_iterable(stage.groups))
+                done.update(group)
         job.replay.begin(len(stages))
-    for name in [value for value in made if value not in done]:
-        yield name, None
+    for name in codes:
+        if name not in done:
+            yield name, None

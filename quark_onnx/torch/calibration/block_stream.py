@@ -108,10 +108,9 @@ def inference(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     # With a cache, each run would keep keys and values that nobody reads again. Submodules may have
     # their own configurations.
-    cached = list[Any]()
-    for config in configs_of(model):
-        if getattr(config, "use_cache", None):
-            cached.append(config)
+    cached = [
+        config for config in configs_of(model) if getattr(config, "use_cache", None)
+    ]
     model.eval()
     for config in cached:
         config.use_cache = False
@@ -145,8 +144,8 @@ class Call:
         The block gets a copy of the input, since blocks may work in place.
         """
         # Blocks return hidden states alone, or a tuple that starts with them.
-        found = block(self.hidden.clone(), *self.args, **self.kwargs)
-        return found if isinstance(found, torch.Tensor) else found[0]
+        output = block(self.hidden.clone(), *self.args, **self.kwargs)
+        return output if isinstance(output, torch.Tensor) else output[0]
 
 
 class BlockStream:
@@ -178,12 +177,12 @@ class BlockStream:
         folder: Path | None = None,
         room: int | None = None,
     ) -> None:
-        # From file to file, the weights of blocks are on "meta" until their turn; the others tell
-        # where the model runs.
-        devices = (
-            each.device for each in model.parameters() if each.device.type != "meta"
+        # From file to file, the weights of blocks are on "meta" until their turn; the other
+        # parameters tell where the model runs.
+        devices = (parameter.device for parameter in model.parameters())
+        self._device = next(
+            (device for device in devices if device.type != "meta"), torch.device("cpu")
         )
-        self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks, HiddenStates(folder, room=room))
         self._first: Any = None
         # The data is read once, a batch at a time: it may be a loader that cannot start again.
@@ -207,10 +206,8 @@ class BlockStream:
 
         A shared tensor is returned once.
         """
-        found = dict[int, Any]()
-        for tensor in _tensors(([*self.hidden], self._arguments)):
-            found[id(tensor)] = tensor
-        return iter(found.values())
+        tensors = _tensors(([*self.hidden], self._arguments))
+        return iter({id(tensor): tensor for tensor in tensors}.values())
 
     def check_once(self, model: nn.Module) -> None:
         """Raise NotWalkable if the model runs a block again after the last block.
@@ -254,9 +251,9 @@ class BlockStream:
     def states(self, states: Sequence[Any]) -> None:
         count = len(self.hidden)
         # Float states come first, one per sample, and then the quantized ones in the same order.
-        for place, state in enumerate(states):
-            own = self._hidden(quantized=place >= count)
-            own[place % count] = state
+        for index, state in enumerate(states):
+            hidden = self._hidden(quantized=index >= count)
+            hidden[index % count] = state
 
     def split(self) -> None:
         """Keep quantized hidden states in addition to float ones from now on."""
@@ -275,8 +272,8 @@ class BlockStream:
         hidden = self._hidden(quantized)
         # Not strict: a block that is skipped has no arguments at all, and thereby no calls.
         return [
-            Call(each, *rest)
-            for each, rest in zip(hidden, self._arguments[name], strict=False)
+            Call(state, *arguments)
+            for state, arguments in zip(hidden, self._arguments[name], strict=False)
         ]
 
     def _hidden(self, quantized: bool) -> HiddenStates:
@@ -305,11 +302,11 @@ class BlockStream:
         Yields:
             The number of finished samples.
         """
-        own = self._hidden(quantized)
-        for index, rest in enumerate(self._arguments[name]):
-            call = Call(own[index], *rest)
+        hidden = self._hidden(quantized)
+        for index, arguments in enumerate(self._arguments[name]):
+            call = Call(hidden[index], *arguments)
             # In place of the input, so that no more than one set of hidden states is in memory.
-            own[index] = call.run(block) if run is None else run(index, call)
+            hidden[index] = call.run(block) if run is None else run(index, call)
             yield index + 1
 
 
@@ -438,7 +435,7 @@ class _Recorder:
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            hidden, rest = _hidden_states(name, args, kwargs)
+            hidden, further = _hidden_states(name, args, kwargs)
             _drop_cache(kwargs)
             if name not in names:  # the iterator continues after the name
                 raise NotWalkable(
@@ -446,10 +443,10 @@ class _Recorder:
                     f" {_NO_WALK}",
                 )
             self._receive(name, hidden)
-            self.arguments[name].append((tuple(rest), dict(kwargs)))
+            self.arguments[name].append((further, dict(kwargs)))
             if self._lacks_form(name):
-                found = forward(hidden.clone(), *rest, **kwargs)
-                self._form = found if isinstance(found, torch.Tensor) else tuple(found)
+                form = forward(hidden.clone(), *further, **kwargs)
+                self._form = form if isinstance(form, torch.Tensor) else tuple(form)
             # Logits are never needed: the last norm and the head do not run.
             if name == self._last:
                 raise _Enough
@@ -459,16 +456,11 @@ class _Recorder:
         return stand_in
 
     def _receive(self, name: str, hidden: torch.Tensor) -> None:
-        """Keep the hidden states that the first block of a sample reads; check those of others.
+        """Keep the input of the first block, (samples, tokens, features), and check all others.
 
-        Args:
-            hidden: what the block reads, (samples, tokens, features).
-
-        Raises:
-            NotWalkable: the model changes hidden states between two blocks.
+        Further blocks must get the very tensor of the first one, since any operation between two
+        blocks would be lost.
         """
-        # Further blocks must get the very tensor of the first one, since any operation between two
-        # blocks would be lost.
         if self._handed is None:
             self.hidden.append(hidden.detach())
         elif hidden is not self._handed:
@@ -488,13 +480,12 @@ class _Recorder:
 
 
 def _drop_cache(kwargs: dict[str, Any]) -> None:
-    """Remove the cache from the arguments of a block, in place.
-
-    Raises:
-        NotWalkable: the cache holds keys and values of earlier tokens.
-    """
+    """Remove an empty cache from the arguments of a block, in place."""
+    cache: Any = kwargs.get("past_key_values")
+    # An object without get_seq_length is no class of transformers, and may hold anything.
+    is_empty = hasattr(cache, "get_seq_length") and not cache.get_seq_length()
     # Keys of earlier tokens change the outputs of a block, and belong to one sample.
-    if _filled(kwargs.get("past_key_values")):
+    if cache is not None and not is_empty:
         raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
     # An empty cache would fill during the recorded calls, which run many times.
     if "past_key_values" in kwargs:
@@ -504,11 +495,7 @@ def _drop_cache(kwargs: dict[str, Any]) -> None:
 def _hidden_states(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Return the hidden states that a block reads, taken out of ``kwargs``, and further arguments.
-
-    Raises:
-        NotWalkable: the block is called without hidden states.
-    """
+    """Return the hidden states of a block, taken out of ``kwargs``, and further arguments."""
     if args:
         return args[0], args[1:]
     if "hidden_states" not in kwargs:
@@ -524,11 +511,3 @@ def _in_form(hidden: Any, form: Any) -> Any:
     if isinstance(form, torch.Tensor):
         return hidden
     return (hidden, *form[1:])
-
-
-def _filled(cache: Any) -> bool:
-    """Return whether a cache holds keys and values of earlier tokens."""
-    # An object without get_seq_length is no class of transformers, and may hold anything.
-    return cache is not None and not (
-        hasattr(cache, "get_seq_length") and not cache.get_seq_length()
-    )

@@ -46,10 +46,8 @@ class Tasks:
         most: int = 64,
         chat: bool = False,
     ) -> None:
-        evaluator, manager = (
-            _library("lm_eval.evaluator"),
-            _library("lm_eval.tasks").TaskManager,
-        )
+        evaluator = _library("lm_eval.evaluator")
+        manager = _library("lm_eval.tasks").TaskManager
         # Imported here to report a missing package before a model is loaded or quantized.
         _library("lm_eval.models.huggingface")
         # An empty name would be the current folder.
@@ -63,18 +61,17 @@ class Tasks:
         for name in names:
             # match_tasks knows names and wildcards; a folder stands for all the tasks that its
             # files define.
-            found = self._manager.match_tasks([name])
+            tasks = self._manager.match_tasks([name])
             if name in folders:
-                found = manager(include_path=name, include_defaults=False).all_subtasks
-            if not found:
-                known = nearest(name, self._manager.all_tasks)
-                if name in folders:
-                    what = "has no definition of a task"
-                else:
-                    what = f"is no task of lm-eval{known}"
-                raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
+                tasks = manager(include_path=name, include_defaults=False).all_subtasks
+            if not tasks:
+                reason = "has no definition of a task"
+                if name not in folders:
+                    hint = nearest(name, self._manager.all_tasks)
+                    reason = f"is no task of lm-eval{hint}"
+                raise ConfigError(f"{name!r} {reason}; 'lm-eval ls tasks' lists them")
             # A task that belongs to two of the names runs once.
-            self.names += [value for value in found if value not in self.names]
+            self.names += [task for task in tasks if task not in self.names]
         self._evaluate = evaluator.simple_evaluate
         self._settings = {
             "num_fewshot": shots,
@@ -125,20 +122,19 @@ class Tasks:
                 str(folder),
                 trust_remote_code=trust_code,
             )
-            found = self._evaluate(
+            evaluation = self._evaluate(
                 model=wrapped(pretrained=model, tokenizer=tokenizer, **self._batches),
                 tasks=self.names,
                 task_manager=self._manager,
                 log_samples=False,
                 **self._settings,
             )
-        except (
-            Exception
-        ) as error:  # data sets, tokenizers and metrics raise unrelated types
+        # Data sets, tokenizers and metrics raise unrelated types.
+        except Exception as error:
             raise DataError(
                 f"{', '.join(self.names)} cannot be run on {folder}: {error}",
             ) from error
-        return {task: _numbers(row) for task, row in found["results"].items()}
+        return {task: _numbers(row) for task, row in evaluation["results"].items()}
 
     def compared(
         self,
@@ -160,10 +156,10 @@ class Tasks:
         # One after the other: the first model is released before the second is loaded.
         before = self.scores(source, trust_code=trust_code)
         after = self.scores(output, trust_code=trust_code)
-        found = dict[str, dict[str, tuple[float, float]]]()
+        scores = dict[str, dict[str, tuple[float, float]]]()
         for task, row in before.items():
-            found[task] = {name: (was, after[task][name]) for name, was in row.items()}
-        return found
+            scores[task] = {name: (was, after[task][name]) for name, was in row.items()}
+        return scores
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

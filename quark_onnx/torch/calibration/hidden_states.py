@@ -30,10 +30,10 @@ def spilling(folder: Path | None) -> Iterator[Path | None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        place = ScratchFolder(folder, "hidden")
+        scratch = ScratchFolder(folder, "hidden")
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold hidden states: {error}") from error
-    with place as path:
+    with scratch as path:
         yield path
 
 
@@ -57,27 +57,26 @@ class HiddenStates:
     ) -> None:
         self._folder, self._room = folder, room
         self._resident = 0
-        self._kept: list[Any] = list(map(self._keep, states))
+        self._kept: list[Any] = [self._keep(state) for state in states]
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @overload
-    def __getitem__(self, place: int) -> Any: ...
+    def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Any]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        found = self._kept[place]
-        if isinstance(place, slice):
-            return list(map(_read, found))
-        return _read(found)
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [_read(entry) for entry in self._kept[index]]
+        return _read(self._kept[index])
 
-    def __setitem__(self, place: int, state: torch.Tensor) -> None:
-        before = self._kept[place]
+    def __setitem__(self, index: int, state: torch.Tensor) -> None:
+        before = self._kept[index]
         # Tensors in files or in host memory were never counted.
         if isinstance(before, torch.Tensor):
             self._resident -= before.nbytes
-        self._kept[place] = self._keep(state)
+        self._kept[index] = self._keep(state)
 
     def __iter__(self) -> Iterator[Any]:
         return map(_read, self._kept)
@@ -88,14 +87,14 @@ class HiddenStates:
 
     def copy(self) -> HiddenStates:
         """Return a copy of the list that shares tensors and files."""
-        other = HiddenStates(self._folder, room=self._room)
-        other._resident = self._resident
+        copy = HiddenStates(self._folder, room=self._room)
+        copy._resident = self._resident
         # A tensor is replaced, never changed in place, so that both lists may hold the same one.
-        other._kept = list(self._kept)
-        return other
+        copy._kept = list(self._kept)
+        return copy
 
     def _keep(self, state: torch.Tensor) -> Any:
-        """Return what stands for a tensor in the list: a file, host memory or the tensor itself."""
+        """Return the entry of a tensor in the list: a file, host memory or the tensor itself."""
         if self._folder is not None and state.numel():
             return _File(self._folder, state)
         # First come, first kept: moving tensors back and forth would cost more than the room is
@@ -133,20 +132,16 @@ class _File:
     def read(self) -> Any:
         # A private mapping: pages are read when they are used, and writes do not reach the file.
         flat = torch.from_file(
-            str(self._path),
-            shared=False,
-            size=self._shape.numel(),
-            dtype=self._dtype,
+            str(self._path), shared=False, size=self._shape.numel(), dtype=self._dtype
         )
         return flat.reshape(self._shape).to(self._device)
 
     def __del__(self) -> None:
-        with contextlib.suppress(
-            OSError,
-        ):  # some systems cannot remove mapped files; the folder is removed at the end
+        # Some systems cannot remove mapped files; the folder is removed at the end.
+        with contextlib.suppress(OSError):
             self._path.unlink()
 
 
-def _read(kept: Any) -> Any:
+def _read(entry: Any) -> Any:
     """Return the tensor of an entry of the list."""
-    return kept.read() if isinstance(kept, _File | _Hosted) else kept
+    return entry.read() if isinstance(entry, _File | _Hosted) else entry

@@ -97,16 +97,13 @@ class Observer:
             reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
             return Params(global_scale_for(torch.tensor(reach)).to(self._device))
         # The statistic has one row: activations have a single scale per tensor.
-        found: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
+        ends: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
         params = affine.of_numbers(
-            float(found.lo[0]),
-            float(found.hi[0]),
-            self.spec,
-            self._model,
+            float(ends.lo[0]), float(ends.hi[0]), self.spec, self._model
         )
         # Keys and values have a lower bound of their scales (KVCache.least).
         bounded = Params(params.scale.clamp(min=least), params.zero)
-        return bounded.each(lambda part: part.to(self._device))
+        return bounded.each(lambda tensor: tensor.to(self._device))
 
 
 @dataclass(frozen=True)
@@ -151,39 +148,31 @@ class ActivationObservers:
     def __enter__(self) -> ActivationObservers:
         for name, (module, spec) in self._layers.items():
             if spec.input is not None and spec.input.measured:
-                watched = self.inputs[name] = Observer(
-                    spec.input,
-                    f"the input of {name}",
-                    module.weight.device,
+                observer = self.inputs[name] = Observer(
+                    spec.input, f"the input of {name}", module.weight.device
                 )
+                hook = _input_hook(observer)
                 self._hooks.append(
-                    module.register_forward_pre_hook(
-                        _reading(watched),
-                        with_kwargs=True,
-                    ),
+                    module.register_forward_pre_hook(hook, with_kwargs=True)
                 )
             if spec.output is not None and spec.output.measured:
-                watched = self.outputs[name] = Observer(
-                    spec.output,
-                    f"the output of {name}",
-                    module.weight.device,
+                observer = self.outputs[name] = Observer(
+                    spec.output, f"the output of {name}", module.weight.device
                 )
                 if spec.rotated:
                     # Attention calls this attribute of a float layer as it calls that of a
                     # QuantizedLayer.
-                    module.round_keys = _rotated(watched, name, len(module.weight))
+                    module.round_keys = _keys_hook(observer, name, len(module.weight))
                 else:
-                    self._hooks.append(
-                        module.register_forward_hook(_computing(watched)),
-                    )
+                    hook = _output_hook(observer)
+                    self._hooks.append(module.register_forward_hook(hook))
             if spec.probabilities is not None:
-                what = f"the softmax of the attention of {name}"
-                watched = self.probabilities[name] = Observer(
+                observer = self.probabilities[name] = Observer(
                     spec.probabilities,
-                    what,
+                    f"the softmax of the attention of {name}",
                     module.weight.device,
                 )
-                module.round_probabilities = _handed(watched)
+                module.round_probabilities = _probabilities_hook(observer)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -195,12 +184,12 @@ class ActivationObservers:
                 vars(module).pop(name, None)
         # Merging waits for all ranks: after an error this one must not wait for them.
         if error[0] is None:
-            for watched in (
+            for observer in (
                 *self.inputs.values(),
                 *self.outputs.values(),
                 *self.probabilities.values(),
             ):
-                watched.over_ranks()
+                observer.over_ranks()
 
     def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
         """Return the scales of layers that were active during calibration.
@@ -226,12 +215,14 @@ class ActivationObservers:
             name: the layer.
             scales: the result of ``scales``, in which other experts may have lent theirs.
         """
-        told = (
+        pairs = (
             (self.inputs, scales.inputs),
             (self.outputs, scales.outputs),
             (self.probabilities, scales.probabilities),
         )
-        return any(name in watched and name not in found for watched, found in told)
+        return any(
+            name in observers and name not in params for observers, params in pairs
+        )
 
     def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
         """Give inactive experts, and NVFP4 experts, the greatest scale of the group.
@@ -243,10 +234,11 @@ class ActivationObservers:
         for name in group:
             spec = self.inputs[name].spec
             # Scales of another format or calibrator are not comparable.
-            alike = list[Params]()
-            for each in [value for value in group if value in inputs]:
-                if self.inputs[each].spec == spec:
-                    alike.append(inputs[each])
+            alike = [
+                inputs[member]
+                for member in group
+                if member in inputs and self.inputs[member].spec == spec
+            ]
             if not alike:
                 continue
             if name not in inputs:
@@ -267,29 +259,20 @@ def _params_of(
     least: Callable[[str], float] = _no_bound,
 ) -> dict[str, Params]:
     """Return the scales of the tensors that were observed, by layer."""
-    found = dict[str, Params]()
-    for name, observer in observers.items():
-        params = observer.params(least(name))
-        # A layer that no sample reached has no entry.
-        if params is not None:
-            found[name] = params
-    return found
+    params = {name: each.params(least(name)) for name, each in observers.items()}
+    # A layer that no sample reached has no entry.
+    return {name: scale for name, scale in params.items() if scale is not None}
 
 
-def _reading(watched: Observer) -> Any:
+def _input_hook(observer: Observer) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        watched.observe(split_input(args, named)[0].detach())
+        observer.observe(split_input(args, named)[0].detach())
 
     return hook
 
 
-def _rotated(watched: Observer, name: str, outputs: int) -> Any:
-    """Return a function that observes rotated keys, (batch, heads, tokens, features).
-
-    Args:
-        name: the layer that computes the keys.
-        outputs: number of outputs of the layer.
-    """
+def _keys_hook(observer: Observer, name: str, outputs: int) -> Any:
+    """Return a function that observes the rotated keys of a layer, which has some outputs."""
 
     def hook(keys: torch.Tensor) -> torch.Tensor:
         # (batch, heads, tokens, features): attention may repeat the heads of keys, but a number
@@ -300,22 +283,22 @@ def _rotated(watched: Observer, name: str, outputs: int) -> Any:
                 " not the keys that attention reads; round them where they are"
                 " projected (where='projection')",
             )
-        watched.observe(keys.detach())
+        observer.observe(keys.detach())
         return keys
 
     return hook
 
 
-def _handed(watched: Observer) -> Any:
+def _probabilities_hook(observer: Observer) -> Any:
     def hook(probabilities: torch.Tensor) -> torch.Tensor:
-        watched.observe(probabilities.detach())
+        observer.observe(probabilities.detach())
         return probabilities
 
     return hook
 
 
-def _computing(watched: Observer) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], found: torch.Tensor) -> None:
-        watched.observe(found.detach())
+def _output_hook(observer: Observer) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        observer.observe(output.detach())
 
     return hook

@@ -23,31 +23,22 @@ def unpadded(batch: Any) -> Iterator[Any]:
     if not isinstance(mask, torch.Tensor) or not _hides_padding(mask):
         yield batch
         return
-    tensors = _tensors_of(batch)
-    # Token ids, mask and labels are cut at the same places; anything else keeps the batch as it is.
-    if {each.shape for each in tensors.values()} != {mask.shape}:
+    tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+    # Token ids, mask and labels are cut at the same positions; anything else keeps the batch as it
+    # is.
+    if {tensor.shape for tensor in tensors.values()} != {mask.shape}:
         yield batch
         return
-    rows = dict[tuple[int, ...], list[int]]()
-    # Rows with tokens at the same places, all of one length, stay together in a batch.
+    rows_at = dict[tuple[int, ...], list[int]]()
+    # Rows with tokens at the same positions, all of one length, stay together in a batch.
     for row, shown in enumerate(mask.bool()):
-        rows.setdefault(tuple(shown.nonzero().flatten().tolist()), []).append(row)
-    for places, same in rows.items():
+        rows_at.setdefault(tuple(shown.nonzero().flatten().tolist()), []).append(row)
+    for positions, rows in rows_at.items():
         # A row of padding alone has no tokens.
-        if places:
-            part = dict(batch)
-            for key, each in tensors.items():
-                part[key] = each[same][:, list(places)]
-            yield part
-
-
-def _tensors_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a batch, by key."""
-    tensors = dict[str, torch.Tensor]()
-    for key, value in batch.items():
-        if torch.is_tensor(value):
-            tensors[key] = value
-    return tensors
+        if positions:
+            columns = list(positions)
+            cut = {name: tensor[rows][:, columns] for name, tensor in tensors.items()}
+            yield dict(batch) | cut
 
 
 def _hides_padding(mask: Any) -> bool:

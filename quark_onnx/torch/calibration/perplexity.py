@@ -61,11 +61,7 @@ def perplexity(
 
 
 def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Run a model on windows of token ids.
-
-    Raises:
-        DataError: the model cannot be run.
-    """
+    """Run a model on windows of token ids; raise DataError if it cannot be run."""
     try:
         logits: torch.Tensor = model(input_ids=ids).logits
         return logits

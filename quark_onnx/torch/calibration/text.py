@@ -66,7 +66,7 @@ def read_windows(
     source = local_source(source)
     path = Path(source)
     if path.suffix in _TOKENS and path.is_file():
-        found = list(_token_rows(path, length))
+        windows = list(_token_rows(path, length))
     else:
         if tokenizer is None:
             raise DataError(
@@ -75,24 +75,22 @@ def read_windows(
             )
         # Tokenizing stops as soon as all windows are filled: a data set may be far larger.
         enough = None if count is None else (count + spare) * length
-        found = windows_of(_tokens(_texts(source), tokenizer, enough), length)
-    if not found:
+        windows = windows_of(_tokens(_texts(source), tokenizer, enough), length)
+    if not windows:
         raise DataError(
             f"{source} has not enough for one window of {length} tokens; give more, or"
             " a smaller length",
         )
     # Fewer windows are no error: a short text still calibrates.
-    if count is not None and len(found) < count:
+    if count is not None and len(windows) < count:
         logger.warning(
             "%s has %d windows of %d tokens; %d were asked for",
             source,
-            len(found),
+            len(windows),
             length,
             count,
         )
-    if count is None:
-        return found
-    return found[: count + spare]
+    return windows if count is None else windows[: count + spare]
 
 
 def local_source(source: Path | str) -> Path | str:
@@ -134,11 +132,7 @@ def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
 
 
 def _load_ids(path: Path) -> tuple[Any, Any]:
-    """Return the token ids of an .npy or .npz file, and the lengths of rows or None.
-
-    Raises:
-        DataError: the file is neither, or an archive without ``ids``.
-    """
+    """Return the token ids of an .npy or .npz file, and the lengths of rows or None."""
     try:
         # Pickles run code; a NumPy file with objects is refused.
         loaded = np.load(path, allow_pickle=False)
@@ -180,15 +174,7 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
 
 
 def _texts(source: Path | str) -> Iterator[str]:
-    """Yield the texts of a file, of all files of a folder, or of a data set.
-
-    Args:
-        source: as for ``read_windows``, with the place of a data set looked up.
-
-    Raises:
-        DataError: there is no text.
-        MissingDependency: a data set is named, and ``datasets`` is not installed.
-    """
+    """Yield the texts of a file, of all files of a folder, or of a data set."""
     path = Path(source)
     if path.is_dir():
         # Sorted: the order of a folder depends on the file system.
@@ -210,10 +196,9 @@ def _texts(source: Path | str) -> Iterator[str]:
 
 
 def _texts_of_file(path: Path) -> Iterator[str]:
-    """Yield the text of a file, or those of the rows of a .json or .jsonl file.
+    """Yield the text of a file, or the texts of the rows of a .json or .jsonl file.
 
-    Raises:
-        DataError: the file cannot be read, or a row is neither a text nor has one under "text".
+    A row is a text, or has a text under "text".
     """
     try:
         # Before reading: a device or a pipe would never end.
@@ -246,12 +231,7 @@ def _texts_of_file(path: Path) -> Iterator[str]:
 def _data_set(name: str) -> Iterator[str]:
     """Yield the rows of a text column of a data set, by the ``datasets`` package.
 
-    Args:
-        name: a name in ``NAMED``, or that of a repository.
-
-    Raises:
-        DataError: the data set cannot be loaded.
-        MissingDependency: ``datasets`` is not installed.
+    The name is in ``NAMED``, or is the name of a repository.
     """
     try:
         import datasets
@@ -261,9 +241,9 @@ def _data_set(name: str) -> Iterator[str]:
             f" datasets, or put {name}.txt into the folder that {DATASETS} names",
         ) from error
     # Unknown names are repositories, with the usual split and column.
-    place, subset, split, column = NAMED.get(name, (name, None, "train", "text"))
+    repository, subset, split, column = NAMED.get(name, (name, None, "train", "text"))
     try:
-        rows = datasets.load_dataset(place, subset, split=split)
+        rows = datasets.load_dataset(repository, subset, split=split)
     except Exception as error:
         raise DataError(
             f"{name!r} is no file, and cannot be loaded as a data set: {error}",

@@ -72,11 +72,7 @@ def check_algorithm(text: str) -> None:
 
 
 def _refused_setting(name: str, setting: str) -> Refusal | None:
-    """Return the refusal of a setting; names of one algorithm share their settings.
-
-    Returns:
-        The refusal; None if the setting is not refused.
-    """
+    """Return the refusal of a setting, if any; names of one algorithm share their settings."""
     settings = ALGORITHM_SETTINGS.get(name.lower())
     for (algorithm, refused), refusal in REFUSED_SETTINGS.items():
         # Equal settings tell that quarot and spinquant are names of rotation.
@@ -92,7 +88,7 @@ def _settings_of(name: str) -> tuple[str, ...]:
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
     # Any name may belong to a plug-in, whose settings are known from its class alone.
     if ALGORITHMS.plugins and find_spec("torch") is not None:
-        return tuple([field.name for field in fields(ALGORITHMS[name])])
+        return tuple(field.name for field in fields(ALGORITHMS[name]))
     settings = ALGORITHM_SETTINGS.get(name.lower())
     if settings is None:
         raise ConfigError(

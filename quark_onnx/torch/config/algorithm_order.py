@@ -45,51 +45,36 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     >>> in_order(("clip",))
     (Clip(steps=20, shrink=0.5),)
     """
-    found = tuple(map(_resolved, algorithms))
-    _check_stages(found)
+    objects = tuple(
+        algorithm(given) if isinstance(given, str) else given for given in algorithms
+    )
+    _check_stages(objects)
     # Codes are chosen once: a follower is added only if the user names no algorithm of weights.
-    if at_stage(found, "weights"):
-        return found
-    followers = list[Any]()
-    for each in found:
-        # AWQ asks for its clipping search in this way.
-        name = getattr(each, "follower", "")
-        if name:
-            followers.append(algorithm(name))
+    if at_stage(objects, "weights"):
+        return objects
+    # AWQ asks for its clipping search in this way.
+    names = [getattr(each, "follower", "") for each in objects]
+    followers = [algorithm(name) for name in names if name]
     # algorithms of the last stage come last, as checked above
-    ends = at_stage(found, "end")
-    return (*found[: len(found) - len(ends)], *followers, *ends)
-
-
-def _resolved(given: Any) -> Any:
-    """Return the algorithm of a text; another value is returned unchanged."""
-    if isinstance(given, str):
-        return algorithm(given)
-    return given
-
-
-def _is_algorithm(value: Any) -> bool:
-    """Return whether a value has a stage, and is no class."""
-    # A class has the stage of its instances: GPTQ where GPTQ() is meant.
-    return getattr(value, "stage", None) in STAGES and not isinstance(value, type)
+    ends = at_stage(objects, "end")
+    return (*objects[: len(objects) - len(ends)], *followers, *ends)
 
 
 def _check_stages(algorithms: tuple[Any, ...]) -> None:
-    """Raise ConfigError for a value that is no algorithm, and for a wrong order.
-
-    Args:
-        algorithms: the algorithms in the order that the user gives.
-    """
-    for each in algorithms:
-        if not _is_algorithm(each):
+    """Raise ConfigError for a value that is no algorithm, and for a wrong order."""
+    for value in algorithms:
+        # A class has the stage of its instances: GPTQ where GPTQ() is meant.
+        if getattr(value, "stage", None) not in STAGES or isinstance(value, type):
             raise ConfigError(
-                f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name",
+                f"algorithms has {value!r}; it must be an algorithm, as GPTQ(), or its name",
             )
     # Neighbours in order of their stages are enough for the whole list.
-    for one, other in pairwise(algorithms):
-        if STAGES.index(one.stage) > STAGES.index(other.stage):
-            task = _TASKS.get(other.stage, "works on the float model")
-            raise ConfigError(f"{other.name} {task}; name it in front of {one.name}")
+    for earlier, later in pairwise(algorithms):
+        if STAGES.index(earlier.stage) > STAGES.index(later.stage):
+            task = _TASKS.get(later.stage, "works on the float model")
+            raise ConfigError(
+                f"{later.name} {task}; name it in front of {earlier.name}"
+            )
 
 
 def at_stage(algorithms: Iterable[Any], *stages: str) -> list[Any]:

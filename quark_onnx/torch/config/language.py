@@ -70,20 +70,18 @@ def config_for(  # noqa: PLR0913
     )
     # vLLM has E4M3 with per-tensor scales for a calibrated cache, and for attention.
     fp8 = TensorSpec("fp8e4m3")
-    where = "rope" if kv_cache == "fp8-rope" else "projection"
-    if kv_cache is None:
-        cache = None
-    else:
+    cache = None
+    if kv_cache is not None:
+        where = "rope" if kv_cache == "fp8-rope" else "projection"
         cache = KVCache(fp8, least=least_kv_scale, where=where)
     # The group size of the model holds for its single layers, too.
-    own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
-    rounded = None
-    if attention is not None:
-        rounded = Attention(fp8, fp8)
+    layer_specs = tuple(
+        (glob, scheme(layer_scheme, group_size)) for glob, layer_scheme in layers
+    )
     return TorchConfig(
         scheme(name, group_size),
-        layers=own,
+        layers=layer_specs,
         exclude=exclude,
         kv_cache=cache,
-        attention=rounded,
+        attention=None if attention is None else Attention(fp8, fp8),
     )

@@ -13,12 +13,7 @@ from quark_onnx.kernels.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, MiniFloat
 
 
 def _narrow(name: str, bits: int, signed: bool) -> Integer:
-    """Return an integer format of fewer than four bits.
-
-    Args:
-        bits: bits of a code.
-        signed: whether codes are in two's complement.
-    """
+    """Return an integer format of fewer than four bits; signed codes are in two's complement."""
     # A code takes a byte in memory. Checkpoints and exports pack codes to their own widths.
     onnx, least = TensorProto.UINT8, 0
     if signed:
@@ -82,8 +77,8 @@ INT4_FP8 = Progressive(**vars(INT4) | {"name": "int4fp8"})
 
 #: Formats without a type in ONNX, or with a type since ONNX 1.20.
 _OWN: dict[str, DType] = {
-    value.name: value
-    for value in (
+    dtype.name: dtype
+    for dtype in (
         _narrow("int3", 3, True),
         _narrow("uint3", 3, False),
         _narrow("int2", 2, True),
@@ -113,12 +108,12 @@ def format_named(name: str) -> DType:
     >>> format_named("int3").bits, format_named("fp8e4m3").bits
     (3, 8)
     """
-    row = _OWN.get(name) or DTYPES.get(name)
-    if row is None:
+    dtype = _OWN.get(name) or DTYPES.get(name)
+    if dtype is None:
         raise ConfigError(
             f"unknown number format {name!r}{nearest(name, [*_OWN, *DTYPES])}",
         )
-    return row
+    return dtype
 
 
 def element_of(dtype: DType) -> MiniFloat | None:

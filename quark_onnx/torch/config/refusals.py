@@ -1,4 +1,4 @@
-"""What other tools offer for language models and this package refuses, with the reason."""
+"""Features of other tools for language models that this package refuses, with the reasons."""
 
 from __future__ import annotations
 

@@ -33,28 +33,15 @@ _GENAI_AWQ: dict[str, tuple[str, ...]] = {"onnxruntime-genai": ("awq",)}
 
 
 def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
-    """Return the clients of checkpoints with their layouts.
-
-    Args:
-        vllm: names of the layouts that vLLM reads, separated by spaces.
-        transformers: names of the layouts that transformers reads, separated by spaces.
-    """
-    found = {"vllm": tuple(vllm.split()), "transformers": tuple(transformers.split())}
+    """Return the clients of checkpoints with the layouts they read, given as words of a text."""
+    texts = {"vllm": vllm, "transformers": transformers}
     # a client that reads none is not named
-    return {client: layouts for client, layouts in found.items() if layouts}
+    return {client: tuple(text.split()) for client, text in texts.items() if text}
 
 
 def _in_groups(dtype: str, clients: Clients) -> dict[str, Clients]:
-    """Return the same clients for the schemes of a number format in groups.
-
-    Args:
-        dtype: name of the number format.
-        clients: the clients with their layouts.
-    """
-    found = dict[str, Clients]()
-    for size in GROUP_SIZES:
-        found[f"{dtype}_wo_{size}"] = clients
-    return found
+    """Return the same clients for the schemes of a number format in groups."""
+    return {f"{dtype}_wo_{size}": clients for size in GROUP_SIZES}
 
 
 _BOTH = "quark compressed-tensors"

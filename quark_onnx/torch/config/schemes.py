@@ -29,15 +29,11 @@ def _same(spec: TensorSpec) -> LayerSpec:
 
 
 def _in_groups(dtype: str, weight: TensorSpec) -> dict[str, LayerSpec]:
-    """Return the weight-only schemes of a number format in groups, by name.
-
-    Args:
-        weight: specification of a weight without groups.
-    """
-    schemes = dict[str, LayerSpec]()
-    for size in GROUP_SIZES:
-        schemes[f"{dtype}_wo_{size}"] = LayerSpec(weight.with_(block_size=size))
-    return schemes
+    """Return the weight-only schemes of a number format in groups, by name."""
+    return {
+        f"{dtype}_wo_{size}": LayerSpec(weight.with_(block_size=size))
+        for size in GROUP_SIZES
+    }
 
 
 #: By the names of AMD Quark 0.13; "wo" stands for weight-only.
@@ -175,12 +171,7 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
 
 
 def _grouped_scheme(pattern: str, group_size: int) -> LayerSpec:
-    """Return the scheme of weights in groups of any size.
-
-    Args:
-        pattern: name of schemes with "{group}" in place of the size.
-        group_size: values per group.
-    """
+    """Return the scheme of a name with "{group}" in place of the values per group, of any size."""
     fixed = pattern.replace("{group}", str(group_size))
     if fixed in SCHEMES:
         return SCHEMES[fixed]
@@ -190,13 +181,7 @@ def _grouped_scheme(pattern: str, group_size: int) -> LayerSpec:
 
 
 def _check_group_size(name: str, spec: LayerSpec, group_size: int) -> None:
-    """Raise ConfigError if the blocks of a scheme have another size.
-
-    Args:
-        name: name of the scheme, as the user gives it.
-        spec: specification of the scheme.
-        group_size: values per group that the user asks for.
-    """
+    """Raise ConfigError if the blocks of a scheme have another size than the user asks for."""
     if spec.weight is not None and spec.weight.group not in (0, group_size):
         raise ConfigError(
             f"group_size is {group_size}, but the scheme {name} has blocks of {spec.weight.group}",
@@ -213,8 +198,8 @@ def _nearest_scheme(name: str) -> str:
     "; did you mean 'int4_wo_128'? 'quark-onnx list schemes' has all"
     """
     # Other tools write hyphens, and AMD Quark underscores.
-    found = _closest_scheme(name.lower().replace("-", "_"))
-    hint = f"; did you mean {found!r}?" if found else ";"
+    closest = _closest_scheme(name.lower().replace("-", "_"))
+    hint = f"; did you mean {closest!r}?" if closest else ";"
     return f"{hint} 'quark-onnx list schemes' has all"
 
 
@@ -233,11 +218,7 @@ def _closest_scheme(word: str) -> str:
 
 
 def _closest_of_format(word: str, dtype: str, names: list[str]) -> str:
-    """Return the scheme of a number format that is closest to a word.
-
-    Args:
-        names: names of schemes that begin with the number format, one or more.
-    """
+    """Return the name closest to a word, of one or more names that begin with a number format."""
     if word != dtype:
         # With no similar name, suggest a scheme of the same number format.
         return next(iter(get_close_matches(word, names, n=1)), names[0])

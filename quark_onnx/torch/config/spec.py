@@ -200,8 +200,5 @@ class LayerSpec:
     @property
     def _activations(self) -> list[TensorSpec]:
         """Specifications of the quantized activations."""
-        return [
-            value
-            for value in (self.input, self.output, self.probabilities)
-            if value is not None
-        ]
+        specs = (self.input, self.output, self.probabilities)
+        return [spec for spec in specs if spec is not None]

@@ -134,10 +134,8 @@ class Attention:
 
     def __post_init__(self) -> None:
         specs = {"probabilities": self.probabilities, "queries": self.queries}
-        for name, spec in {
-            key: value for key, value in specs.items() if value is not None
-        }.items():
-            if not spec.measured:
+        for name, spec in specs.items():
+            if spec is not None and not spec.measured:
                 raise ConfigError(
                     f"attention: {name} are {spec}; they have a scale that data tells",
                 )
@@ -185,11 +183,11 @@ class TorchConfig:
         for name in ("layers", "types"):
             object.__setattr__(self, name, _specs_by_name(name, getattr(self, name)))
         # A class name of the model, or an ATen operator in an exported graph.
-        for key, _ in self.types:
-            if key not in (*TYPES, *OPERATORS):
+        for kind, _ in self.types:
+            if kind not in (*TYPES, *OPERATORS):
                 raise ConfigError(
-                    f"types names {key!r}, which cannot be"
-                    f" quantized{nearest(key, (*TYPES, *OPERATORS))}",
+                    f"types names {kind!r}, which cannot be"
+                    f" quantized{nearest(kind, (*TYPES, *OPERATORS))}",
                 )
         require(
             isinstance(self.default, LayerSpec), "default", self.default, "a LayerSpec"
@@ -207,24 +205,17 @@ class TorchConfig:
             name: name of the layer.
             kind: class name of the layer.
         """
-        own = self.own_spec(name, kind)
-        if own is None:
+        spec = self.own_spec(name, kind)
+        if spec is None:
             return None
         # A layer may compute keys and queries at once. Its output has one specification: that of
         # queries.
-        found = self._with_attention(name, self._with_cache(name, own))
+        spec = self._with_attention(name, self._with_cache(name, spec))
         # An empty specification leaves the layer as it is.
-        if found == LayerSpec():
-            return None
-        return found
+        return None if spec == LayerSpec() else spec
 
     def _with_cache(self, name: str, spec: LayerSpec) -> LayerSpec:
-        """Return the specification of a layer, with the rounding of keys or values.
-
-        Args:
-            name: name of the layer, which computes keys or values if a glob matches it.
-            spec: specification of the layer without the cache.
-        """
+        """Add the rounding of keys or values, if the layer computes these."""
         if not matches(name, self.cached):
             return spec
         assert self.kv_cache is not None  # it has the globs
@@ -233,12 +224,7 @@ class TorchConfig:
         return spec.with_(output=self.kv_cache.spec, rotated=rotated)
 
     def _with_attention(self, name: str, spec: LayerSpec) -> LayerSpec:
-        """Return the specification of a layer, with the rounding of queries.
-
-        Args:
-            name: name of the layer, which computes queries if a glob matches it.
-            spec: specification of the layer without quantized attention.
-        """
+        """Add the rounding of queries and probabilities, if the layer computes queries."""
         if not matches(name, self.attending):
             return spec
         assert self.attention is not None  # it has the globs
@@ -288,34 +274,25 @@ class TorchConfig:
             kind: class name of the layer.
 
         Returns:
-            The specification; None if the layer stays float.
+            The first specification for the layer or its class, or the default; None if the layer
+            stays float.
         """
         if self.excludes(name):
             return None
-        return self._own_spec(name, kind)
-
-    def excludes(self, name: str) -> bool:
-        """Return whether a glob of ``exclude`` matches a name."""
-        return matches(name, self.exclude)
-
-    def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
-        """Return the first specification for a layer or a layer class, or the default.
-
-        Args:
-            kind: class name of the layer.
-
-        Returns:
-            The specification; None for a class that stays float unless a user names it.
-        """
         for glob, spec in self.layers:
             if fnmatchcase(name, glob):
                 return spec
         for type_name, spec in self.types:
             if kind == type_name:
                 return spec
+        # Other classes stay float unless a user names them.
         if kind in (*DEFAULT_TYPES, *OPERATORS):
             return self.default
         return None
+
+    def excludes(self, name: str) -> bool:
+        """Return whether a glob of ``exclude`` matches a name."""
+        return matches(name, self.exclude)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for a glob that matches no layer, or excluded layers only.
@@ -341,25 +318,21 @@ class TorchConfig:
                 self._check_glob(where, glob, names)
 
     def _check_glob(self, where: str, glob: str, names: list[str]) -> None:
-        """Raise ConfigError if a glob matches no layer, or excluded layers only.
-
-        Args:
-            where: name of the setting with the glob.
-            names: names of the layers of the model.
-        """
-        found = matching(names, glob)
-        if not found and where == "kv_cache":
+        """Raise ConfigError if a glob of a setting matches no layer, or excluded layers only."""
+        layers = matching(names, glob)
+        if not layers and where == "kv_cache":
             raise _no_cache_layer(glob, names)
-        if not found:
+        if not layers:
             raise no_such_layer(where, glob, names)
         # With all its layers excluded, the setting would have no effect.
-        if where in ("kv_cache", "attention") and all(map(self.excludes, found)):
+        excluded = all(self.excludes(name) for name in layers)
+        if where in ("kv_cache", "attention") and excluded:
             raise ConfigError(
                 f"{where} names {glob!r}, but these layers are excluded; exclude"
                 f" less, or no {where}",
             )
         if where == "kv_cache":
-            self._check_rotated(glob, found)
+            self._check_rotated(glob, layers)
 
     def _check_rotated(self, glob: str, names: Iterable[str]) -> None:
         """Raise ConfigError if keys that are rounded after the rotation have no layer alone."""
@@ -377,15 +350,13 @@ class TorchConfig:
     @property
     def specs(self) -> list[LayerSpec]:
         """The specifications of the configuration."""
-        own = [self.default]
-        for _, spec in (*self.layers, *self.types):
-            own.append(spec)
+        specs = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
         # Keys, values and queries are outputs of layers in the configuration.
         if self.kv_cache is not None:
-            own.append(LayerSpec(output=self.kv_cache.spec))
+            specs.append(LayerSpec(output=self.kv_cache.spec))
         if self.attention is not None:
-            own.append(LayerSpec(probabilities=self.attention.probabilities))
-        return own
+            specs.append(LayerSpec(probabilities=self.attention.probabilities))
+        return specs
 
     def least_of(self, name: str) -> float:
         """Return the lower bound of the scale of a layer's output."""
@@ -416,15 +387,7 @@ def _several(given: Any) -> tuple[Any, ...]:
 
 
 def _specs_by_name(setting: str, given: Any) -> tuple[tuple[str, LayerSpec], ...]:
-    """Return the pairs of a mapping or of a sequence of pairs.
-
-    Args:
-        setting: name of the setting, for errors.
-        given: the value of the setting.
-
-    Raises:
-        ConfigError: a value is no specification.
-    """
+    """Return the pairs of a mapping or a sequence; raise ConfigError for another value."""
     pairs = tuple(given.items() if isinstance(given, Mapping) else given)
     for key, spec in pairs:
         if not isinstance(spec, LayerSpec):
@@ -478,5 +441,5 @@ def _side(name: str) -> str:
     ('k', '')
     """
     # A fused projection such as query_key_value computes more than one side, and has none.
-    found = re.fullmatch(r"([kv])(ey|alue)?(_proj)?", name.rpartition(".")[2])
-    return found[1] if found else ""
+    match = re.fullmatch(r"([kv])(ey|alue)?(_proj)?", name.rpartition(".")[2])
+    return match[1] if match else ""

@@ -35,7 +35,7 @@ class Params(NamedTuple):
 
     def each(self, change: Callable[[Any], Any]) -> Params:
         """Return the parameters with a change of each tensor that is present."""
-        return Params(*(None if part is None else change(part) for part in self))
+        return Params(*(None if tensor is None else change(tensor) for tensor in self))
 
 
 def explicit_zero(zero: torch.Tensor | None, scale: torch.Tensor) -> torch.Tensor:
@@ -76,11 +76,7 @@ def code_type(spec: TensorSpec) -> torch.dtype:
     return torch.int8 if spec.grid.qmin < 0 else torch.uint8
 
 
-def params_for(
-    lo: torch.Tensor,
-    hi: torch.Tensor,
-    spec: TensorSpec,
-) -> Params:
+def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
     """Return the scale and zero point whose codes cover the given ranges.
 
     Args:
@@ -137,41 +133,26 @@ def params_for(
     if grid.symmetric:
         return Params(scale, torch.full_like(scale, grid.zero, dtype=torch.float32))
     zero = (grid.qmin - torch.round(lo / scale.to(work))).clamp(grid.qmin, grid.qmax)
-    if (
-        kept not in _SHORT
-    ):  # with 16-bit scales AMD Quark takes the code that follows from the rounded scale
-        # in a range -x to x, zero lies halfway between two codes: take the upper one, as
-        # calibrators.affine
-        zero = torch.where(
-            lo == -hi,
-            torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2),
-            zero,
-        )
+    # With 16-bit scales AMD Quark takes the code that follows from the rounded scale.
+    if kept not in _SHORT:
+        # In a range -x to x, zero lies halfway between two codes: take the upper one, as
+        # calibrators.affine does.
+        upper = torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2)
+        zero = torch.where(lo == -hi, upper, zero)
     return Params(scale, zero.to(torch.float32))
 
 
 def _stored(scale: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
-    """Return scales in their stored dtype.
-
-    A narrow dtype takes the next greater number, so that no value is clipped.
-    """
+    """Return scales in their stored dtype, rounded up, so that no value is clipped."""
     near = scale.to(kept)
     if kept not in _SHORT or scale.dtype in _SHORT:
         return near
     # The bits of a positive float, plus 1, are those of the next greater one.
     short = (near.to(scale.dtype) < scale) & (near < torch.finfo(kept).max)
-    return torch.where(
-        short,
-        (near.view(torch.int16) + 1).view(kept),
-        near,
-    )
+    return torch.where(short, (near.view(torch.int16) + 1).view(kept), near)
 
 
-def encode(
-    x: torch.Tensor,
-    params: Params,
-    spec: TensorSpec,
-) -> torch.Tensor:
+def encode(x: torch.Tensor, params: Params, spec: TensorSpec) -> torch.Tensor:
     """Return the codes of floats, in the dtype of ``code_type``.
 
     Args:
@@ -263,20 +244,15 @@ def extremes(x: torch.Tensor) -> tuple[Any, Any]:
     """Return minimum and maximum along the last axis (kept), including zero."""
     # amin of an empty axis is an error.
     if not x.shape[-1]:
-        none = x.new_zeros((*x.shape[:-1], 1))
-        return none, none
+        zeros = x.new_zeros((*x.shape[:-1], 1))
+        return zeros, zeros
     return (
         x.amin(-1, keepdim=True).clamp(max=0),
         x.amax(-1, keepdim=True).clamp(min=0),
     )
 
 
-def of_numbers(
-    lo: float,
-    hi: float,
-    spec: TensorSpec,
-    model: torch.dtype,
-) -> Params:
+def of_numbers(lo: float, hi: float, spec: TensorSpec, model: torch.dtype) -> Params:
     """Return scale and zero point of one range, for activations of dtype ``model``."""
     # The type of the ends decides in which type params_for computes the scale.
     ends = torch.tensor(np.array([lo, hi], np.float64))

@@ -35,9 +35,8 @@ def pack_nibbles(codes: torch.Tensor, method: str = "reorder") -> torch.Tensor:
         nibbles[..., low] | nibbles[..., high] << 4
         for low, high in zip(order[::2], order[1::2], strict=True)
     ]
-    return (
-        torch.stack(octets, -1).view(torch.int32).squeeze(-1)
-    )  # the lowest byte comes first, as in the files
+    # The lowest byte comes first, as in the files.
+    return torch.stack(octets, -1).view(torch.int32).squeeze(-1)
 
 
 def unpack_nibbles(
@@ -60,14 +59,10 @@ def unpack_nibbles(
     >>> unpack_nibbles(pack_nibbles(torch.arange(-5, 5)), 10, signed=True)
     tensor([-5, -4, -3, -2, -1,  0,  1,  2,  3,  4], dtype=torch.int8)
     """
-    found = torch.empty(
-        (*words.shape, 8),
-        dtype=torch.uint8,
-        device=words.device,
-    )
-    for place, source in enumerate(ORDERS[method]):
-        found[..., source] = (words >> 4 * place & 15).to(torch.uint8)
-    codes = found.flatten(-2)[..., :count]
+    nibbles = torch.empty((*words.shape, 8), dtype=torch.uint8, device=words.device)
+    for position, source in enumerate(ORDERS[method]):
+        nibbles[..., source] = (words >> 4 * position & 15).to(torch.uint8)
+    codes = nibbles.flatten(-2)[..., :count]
     if not signed:
         return codes
     # Sign extension without a branch: flipping the sign bit and subtracting it.
@@ -92,24 +87,18 @@ def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     # 32 codes fill exactly ``bits`` words, so that every group of lanes has the same layout.
     lanes = in_blocks(codes.to(torch.int32), 32)
     words = torch.zeros(
-        (*lanes.shape[:-1], bits),
-        dtype=torch.int32,
-        device=codes.device,
+        (*lanes.shape[:-1], bits), dtype=torch.int32, device=codes.device
     )
     for lane in range(32):
-        word, place = divmod(lane * bits, 32)
+        word, offset = divmod(lane * bits, 32)
         # A shift drops the bits beyond an int32; they begin the next word.
-        words[..., word] |= lanes[..., lane] << place
-        if place + bits > 32:
-            words[..., word + 1] |= lanes[..., lane] >> 32 - place
+        words[..., word] |= lanes[..., lane] << offset
+        if offset + bits > 32:
+            words[..., word + 1] |= lanes[..., lane] >> 32 - offset
     return words.flatten(-2)[..., : -(-codes.shape[-1] * bits // 32)].contiguous()
 
 
-def unpack_words(
-    words: torch.Tensor,
-    bits: int,
-    count: int,
-) -> torch.Tensor:
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Unpack ``count`` codes of ``pack_words`` along the last axis, as uint8.
 
     Args:
@@ -131,15 +120,13 @@ def unpack_words(
     # As int64: a right shift of a negative int32 would fill with ones.
     groups = in_blocks(words.to(torch.int64) & 0xFFFFFFFF, bits)
     lanes = torch.empty(
-        (*groups.shape[:-1], 32),
-        dtype=torch.uint8,
-        device=words.device,
+        (*groups.shape[:-1], 32), dtype=torch.uint8, device=words.device
     )
     for lane in range(32):
-        word, place = divmod(lane * bits, 32)
-        code = groups[..., word] >> place
-        if place + bits > 32:
-            code |= groups[..., word + 1] << 32 - place
+        word, offset = divmod(lane * bits, 32)
+        code = groups[..., word] >> offset
+        if offset + bits > 32:
+            code |= groups[..., word + 1] << 32 - offset
         lanes[..., lane] = code & (1 << bits) - 1
     return lanes.flatten(-2)[..., :count]
 
@@ -163,29 +150,25 @@ def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
     >>> pack_bits(torch.tensor([1, 2], dtype=torch.uint8), 4)
     tensor([33], dtype=torch.uint8)
     """
-    each, size = _GROUPS[bits]
-    if codes.shape[-1] % each:
+    count, size = _GROUPS[bits]
+    if codes.shape[-1] % count:
         raise ModelError(
             f"{codes.shape[-1]} codes of {bits} bits do not fill whole bytes; a"
-            f" multiple of {each} does",
+            f" multiple of {count} does",
         )
-    parts = (codes & (1 << bits) - 1).to(torch.uint8).unflatten(-1, (-1, each))
+    groups = (codes & (1 << bits) - 1).to(torch.uint8).unflatten(-1, (-1, count))
     word = torch.zeros(
-        parts.shape[:-1],
+        groups.shape[:-1],
         dtype=torch.uint8 if size == 1 else torch.int32,
         device=codes.device,
     )
-    for place, shift in enumerate(_shifts(bits)):
-        word |= parts[..., place].to(word.dtype) << shift
+    for index, shift in enumerate(_shifts(bits)):
+        word |= groups[..., index].to(word.dtype) << shift
     octets = [(word >> 8 * index & 255).to(torch.uint8) for index in range(size)]
     return torch.stack(octets, -1).flatten(-2)
 
 
-def unpack_bits(
-    octets: torch.Tensor,
-    bits: int,
-    signed: bool = False,
-) -> torch.Tensor:
+def unpack_bits(octets: torch.Tensor, bits: int, signed: bool = False) -> torch.Tensor:
     """Unpack the codes of ``pack_bits``: uint8, or int8 if signed.
 
     Args:
@@ -197,17 +180,13 @@ def unpack_bits(
     tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8)
     """
     size = _GROUPS[bits][1]
-    parts = octets.to(torch.int32).unflatten(-1, (-1, size))
-    word: torch.Tensor = sum(parts[..., index] << 8 * index for index in range(size))
-    shifts = torch.tensor(
-        _shifts(bits),
-        dtype=torch.int32,
-        device=octets.device,
-    )
+    groups = octets.to(torch.int32).unflatten(-1, (-1, size))
+    word: torch.Tensor = sum(groups[..., index] << 8 * index for index in range(size))
+    shifts = torch.tensor(_shifts(bits), dtype=torch.int32, device=octets.device)
     codes = (word[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.uint8)
-    half = 1 << bits - 1
     if not signed:
         return codes
+    half = 1 << bits - 1
     return (codes ^ half).view(torch.int8) - half
 
 
@@ -231,11 +210,9 @@ def codes_to_whole_bytes(bits: int) -> int:
 
 def _shifts(bits: int) -> list[int]:
     """Return the bit positions of codes in their byte group."""
-    places = range(_GROUPS[bits][0])
+    shifts = [bits * index for index in range(_GROUPS[bits][0])]
     # 2-bit codes fill a byte from its highest bits down.
-    if bits == 2:
-        places = places[::-1]
-    return [bits * place for place in places]
+    return shifts[::-1] if bits == 2 else shifts
 
 
 def in_blocks(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -108,51 +108,36 @@ def decode(
     """Return the dequantized values of blocks, of shape (..., blocks, block size)."""
     if shared.scale is None:
         return shared.codes.to(dtype)
-    if isinstance(spec.dtype, TwoLevel):
-        scale: torch.Tensor = shared.scale.float() * shared.whole.float()
-        return (
-            _values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]
-        ).to(dtype)
-    if isinstance(spec.dtype, FloatScaled):
+    if isinstance(spec.dtype, TwoLevel | FloatScaled):
         scale = scale_values(shared.scale, spec.dtype)
-        return (
-            _values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]
-        ).to(dtype)
+        if isinstance(spec.dtype, TwoLevel):
+            scale = scale * shared.whole.float()
+        return (_values_of(shared.codes, E2M1) * scale[..., None]).to(dtype)
     exponent = shared.scale.to(torch.int32)[..., None] - BIAS
     element = element_of(spec.dtype)
     if element is None:
         return _times_power(shared.codes.float() / (1 << FRACTION), exponent).to(dtype)
-    return _times_power(
-        _values(element, shared.codes.device)[shared.codes.long()],
-        exponent,
-    ).to(dtype)
+    return _times_power(_values_of(shared.codes, element), exponent).to(dtype)
 
 
-def _exponent_of(
-    x: torch.Tensor,
-    rule: str,
-    element: MiniFloat | None,
-) -> torch.Tensor:
-    """Return the shared exponents of blocks (..., blocks, block size).
+def _exponent_of(x: torch.Tensor, rule: str, element: MiniFloat | None) -> torch.Tensor:
+    """Return the shared exponents of blocks (..., blocks, block size) as int32 (..., blocks, 1).
 
     The rule "best" takes the exponent of the specification or one more: the exponent with the
     smaller squared error.
-
-    Returns:
-        int32 of shape (..., blocks, 1).
     """
     greatest = x.abs().amax(-1, keepdim=True)
     plain = shared_exponent(greatest, "floor" if rule == "best" else rule, element)
     if rule != "best" or element is None:
         return plain
     # E8M0 ends at 2^127; the byte after that is NaN.
-    next_one = (plain + 1).clamp(max=BIAS)
+    raised = (plain + 1).clamp(max=BIAS)
     errors = []
-    for exponent in (plain, next_one):
-        left = _times_power(round_to(_times_power(x, -exponent), element), exponent)
-        errors.append(left.sub_(x).square_().sum(-1, keepdim=True))
+    for exponent in (plain, raised):
+        values = _times_power(round_to(_times_power(x, -exponent), element), exponent)
+        errors.append(values.sub_(x).square_().sum(-1, keepdim=True))
     # Of equal errors, the exponent of the specification stays.
-    return torch.where(errors[1] < errors[0], next_one, plain)
+    return torch.where(errors[1] < errors[0], raised, plain)
 
 
 def shared_exponent(
@@ -178,15 +163,11 @@ def shared_exponent(
     bits = greatest.view(torch.int32)
     if rule != "floor":
         share, inclusive = threshold(rule, element)
-        mantissa = int(
-            (2 * share - 1) * (1 << 23),
-        )  # of the least float32 that is not below the threshold
+        # The mantissa of the least float32 that is not below the threshold.
+        mantissa = int((2 * share - 1) * (1 << 23))
         raised = bits + ((1 << 23) - mantissa - (not inclusive))
-        bits = torch.where(
-            bits < 1 << 23,
-            bits,
-            raised,
-        )  # no exponent of a subnormal number is raised
+        # The exponent of a subnormal number is not raised.
+        bits = torch.where(bits < 1 << 23, bits, raised)
     exponent = (bits >> 23) - BIAS
     return (exponent - emax_of(element)).clamp(-BIAS, BIAS)
 
@@ -204,8 +185,8 @@ def round_to(x: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     """
     # Finite formats saturate (OCP MX 1.0, section 6.3): no value becomes an infinity.
     x = x.clamp(-format.largest, format.largest)
-    # the power of two below the value; 1.5 * 2^n times greater, float32 has the steps of the
-    # format
+    # The power of two below the value. Around 1.5 * 2^n times that power, float32 has the steps of
+    # the format.
     power = (
         (x.view(torch.int32) & 0x7F800000)
         .view(torch.float32)
@@ -225,7 +206,7 @@ def code_of(values: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     magnitude = values.abs()
     # Subnormals are multiples of the least value, and their codes are the factors.
     subnormal = (magnitude * 2.0 ** (format.mantissa_bits - format.emin)).to(
-        torch.int32,
+        torch.int32
     )
     bits = magnitude.view(torch.int32) >> 23 - format.mantissa_bits
     # Both formats have the exponent above the mantissa: one subtraction changes its bias.
@@ -252,8 +233,8 @@ def value_table(format: MiniFloat) -> torch.Tensor:
     return torch.cat([values, -values])
 
 
-def _values(format: MiniFloat, device: torch.device) -> torch.Tensor:
-    return value_table(format).to(device)
+def _values_of(codes: torch.Tensor, format: MiniFloat) -> torch.Tensor:
+    return value_table(format).to(codes.device)[codes.long()]
 
 
 def _times_power(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
@@ -285,18 +266,10 @@ def _two_levels(x: torch.Tensor, whole: torch.Tensor | None) -> Shared:
         .clamp(max=E4M3.largest)
         .to(torch.float8_e4m3fn)
     )
-    # A block may be so small beside the tensor that its E4M3 scale is 0.
-    scale = torch.where(
-        scale.float() > 0,
-        scale.float(),
-        torch.ones_like(greatest),
-    )
+    # A block may be so small, compared with the tensor, that its E4M3 scale is 0.
+    scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
     elements = round_to(x / (scale * whole)[..., None], E2M1)
-    return Shared(
-        code_of(elements, E2M1),
-        scale.to(torch.float8_e4m3fn),
-        whole,
-    )
+    return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)
 
 
 def scale_values(scale: torch.Tensor, dtype: DType) -> torch.Tensor:
@@ -305,7 +278,7 @@ def scale_values(scale: torch.Tensor, dtype: DType) -> torch.Tensor:
     Scales of NVFP4 are relative to the global scale.
     """
     if isinstance(dtype, FloatScaled):
-        return _values(E5M3, scale.device)[scale.long()]
+        return _values_of(scale, E5M3)
     if isinstance(dtype, TwoLevel):
         return scale.float()
     return torch.exp2(scale.float() - BIAS)
@@ -362,20 +335,13 @@ def _bfp(x: torch.Tensor, dtype: Any) -> Any:
     return _rounded(parts, exponent - shift - bits + 1, bits).flatten(-2)
 
 
-def _rounded(
-    x: torch.Tensor,
-    step: Any,
-    bits: int,
-) -> torch.Tensor:
+def _rounded(x: torch.Tensor, step: Any, bits: int) -> torch.Tensor:
     codes = torch.round(_times_power(x, -step)).clamp(1 - (1 << bits), (1 << bits) - 1)
     return _times_power(codes, step) + 0.0  # a negative zero becomes a positive one
 
 
 def _exponent(groups: torch.Tensor) -> torch.Tensor:
-    """Return floor(log2) of the greatest magnitude along the last axis, at least -127.
-
-    The axis is kept.
-    """
+    """Return floor(log2) of the greatest magnitude along the last axis (kept), at least -127."""
     greatest = groups.abs().amax(-1, keepdim=True)
     # frexp instead of log2, which may round up to the next integer just below a power of two.
     exponent = torch.frexp(greatest)[1] - 1

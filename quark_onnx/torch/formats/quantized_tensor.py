@@ -102,19 +102,12 @@ def quantize(
     tensor([[ 1., -2.,  4.]])
     """
     check_finite(weight, name)
+    shape = tuple(weight.shape)
+    matrix = weight.reshape(len(weight), -1)
     # 16-bit floats are their own codes: nothing is scaled.
     if spec.is_cast:
-        kept = affine.HALVES[spec.dtype.name]
-        return Quantized(
-            spec,
-            tuple(weight.shape),
-            weight.reshape(len(weight), -1).to(kept),
-            None,
-            None,
-            None,
-            weight.dtype,
-        )
-    matrix = weight.reshape(len(weight), -1)
+        codes = matrix.to(affine.HALVES[spec.dtype.name])
+        return Quantized(spec, shape, codes, None, None, None, weight.dtype)
     if isinstance(spec.dtype, TwoLevel):
         if whole is None:
             whole = global_scale_of([weight])
@@ -123,7 +116,6 @@ def quantize(
         params = solve(matrix, spec)
     # Whole rows, at least one, since groups do not cross rows.
     count = max(1, AT_ONCE // max(1, matrix.shape[1]))
-    starts = range(0, max(1, len(matrix)), count)
     parts = [
         _rows(
             matrix[start : start + count],
@@ -131,31 +123,20 @@ def quantize(
             _params_at(params, start, count),
             whole,
         )
-        for start in starts
+        for start in range(0, max(1, len(matrix)), count)
     ]
     # Scales of () are those of the first part: all parts share a per-tensor scale.
     codes, scale, zero = map(joined, zip(*parts, strict=True))
-    return Quantized(
-        spec,
-        tuple(weight.shape),
-        codes,
-        scale,
-        zero,
-        whole,
-        weight.dtype,
-    )
+    return Quantized(spec, shape, codes, scale, zero, whole, weight.dtype)
 
 
 def global_scale_of(weights: Iterable[Any]) -> torch.Tensor:
     """Return NVFP4's common global scale for weights that runtimes fuse."""
-    return global_scale_for(
-        torch.stack(
-            [
-                torch.stack(affine.extremes(each.reshape(-1))).abs().max()
-                for each in weights
-            ],
-        ).max(),
-    )
+    greatest = [
+        torch.stack(affine.extremes(weight.reshape(-1))).abs().max()
+        for weight in weights
+    ]
+    return global_scale_for(torch.stack(greatest).max())
 
 
 def _rows(
@@ -175,10 +156,7 @@ def _rows(
         view = view.float()
     if params is None:
         params = solve(view, spec)
-    return (
-        affine.encode(view, _broadcast(params, view.ndim), spec),
-        *params,
-    )
+    return affine.encode(view, _broadcast(params, view.ndim), spec), *params
 
 
 def _broadcast(params: Params, rank: int) -> Params:
@@ -188,18 +166,14 @@ def _broadcast(params: Params, rank: int) -> Params:
         return params
     # (rows,) to (rows, 1), and (rows, groups) to (rows, groups, 1).
     index = (..., *[None] * missing)
-    return params.each(lambda part: part[index])
+    return params.each(lambda tensor: tensor[index])
 
 
-def _params_at(
-    params: Params | None,
-    start: int,
-    count: int,
-) -> Params | None:
+def _params_at(params: Params | None, start: int, count: int) -> Params | None:
     """Return the parameters of ``count`` rows."""
     if params is None or not params.scale.ndim:
         return params
-    return params.each(lambda part: part[start : start + count])
+    return params.each(lambda tensor: tensor[start : start + count])
 
 
 def joined(parts: Sequence[Any]) -> Any:
@@ -215,11 +189,11 @@ def joined(parts: Sequence[Any]) -> Any:
 
 def check_finite(weight: torch.Tensor, name: str) -> None:
     """Raise ModelError if a weight holds an infinity or NaN."""
-    if (
-        # aminmax propagates NaN, and makes no mask of the size of the weight.
-        weight.numel()
-        and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all()
-    ):
+    if not weight.numel():
+        return
+    # aminmax propagates NaN, and makes no mask of the size of the weight.
+    ends = torch.stack(torch.aminmax(weight.detach()))
+    if not torch.isfinite(ends).all():
         raise ModelError(
             f"the weight {name!r} holds numbers that are infinite or none; it cannot be"
             " quantized",
@@ -231,11 +205,7 @@ def solve(view: torch.Tensor, spec: TensorSpec) -> Params:
     lo, hi = _extremes(view, spec)
     if spec.scale == "float32":
         lo, hi = lo.float(), hi.float()
-    return affine.params_for(
-        lo.squeeze(-1),
-        hi.squeeze(-1),
-        spec,
-    )
+    return affine.params_for(lo.squeeze(-1), hi.squeeze(-1), spec)
 
 
 def fake_quantize(
@@ -271,18 +241,8 @@ def fake_quantize(
 
 
 def _extremes(view: torch.Tensor, spec: TensorSpec) -> tuple[Any, Any]:
-    """Return minimum and maximum for each scale, including zero.
-
-    Args:
-        view: floats whose last axis has one scale, unless the scale is per-tensor.
-        spec: how the tensor is quantized.
-
-    Returns:
-        Two tensors of shape (..., 1), or (1,) for a per-tensor scale.
-    """
-    if spec.per_tensor:
-        view = view.reshape(-1)
-    return affine.extremes(view)
+    """Return minimum and maximum for each scale, (..., 1), or (1,) per-tensor, including zero."""
+    return affine.extremes(view.reshape(-1) if spec.per_tensor else view)
 
 
 def _without_filling(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -68,10 +68,11 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
         # The parent of a projection is the attention module, whose config names its attention
         # function.
         attention = model.get_submodule(name.rpartition(".")[0])
-        own = getattr(getattr(attention, "config", None), "_attn_implementation", None)
-        wanted = str(own).removeprefix(_PREFIX)
+        config: Any = getattr(attention, "config", None)
+        current = getattr(config, "_attn_implementation", None)
+        wanted = str(current).removeprefix(_PREFIX)
         try:
-            _check(attention, name, own, spec.probabilities is not None)
+            _check(attention, name, current, spec.probabilities is not None)
             if spec.probabilities is not None:
                 # sdpa and flash kernels never hold probabilities in a tensor; eager attention calls
                 # softmax.
@@ -81,27 +82,22 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
             undo()
             raise
         # Modules that share a configuration find the wrapper's name there already.
-        if own != _PREFIX + wanted:
-            before.append((attention.config, str(own)))
-            config: Any = attention.config
+        if current != _PREFIX + wanted:
+            before.append((config, str(current)))
             config._attn_implementation = _registered(wanted)
     return undo
 
 
-def _check_alone(
-    attention: nn.Module,
-    name: str,
-    rounding: dict[int, str],
-) -> None:
+def _check_alone(attention: nn.Module, name: str, rounding: dict[int, str]) -> None:
     """Raise ModelError if another layer rounds the probabilities of an attention module, too.
 
     Args:
         rounding: names of such layers by the identity of their module; the layer is added.
     """
-    other = rounding.setdefault(id(attention), name)
-    if other != name:
+    earlier = rounding.setdefault(id(attention), name)
+    if earlier != name:
         raise ModelError(
-            f"attention: {other} and {name} belong to one"
+            f"attention: {earlier} and {name} belong to one"
             f" {type(attention).__name__}; name one",
         )
 
@@ -120,8 +116,8 @@ def attention_function(model: nn.Module, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for config, own in before:
-            config._attn_implementation = own
+        for config, implementation in before:
+            config._attn_implementation = implementation
 
 
 def notes_of(
@@ -143,23 +139,22 @@ def notes_of(
     """
     # vLLM rounds queries and keys after their norm, while the scale was calibrated before it.
     normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
-    notes = list[str]()
-    for last, names in normalized.items():
-        notes.append(
-            f"{names[0]} is normalized before attention reads it ({len(names)} layers"
-            " are): vLLM rounds what the norm has left with the scale of what the"
-            f" projection computes; {_ADVICE_ON_NORMS[last]}",
-        )
+    notes = [
+        f"{names[0]} is normalized before attention reads it ({len(names)} layers"
+        " are): vLLM rounds what the norm has left with the scale of what the"
+        f" projection computes; {_ADVICE_ON_NORMS[last]}"
+        for last, names in normalized.items()
+    ]
     # vision and audio towers attend without a cache
     uncached = frozenset(outside_language(model))
-    out = [
+    floats = [
         name for name in kept if matches(name, config.cached) and name not in uncached
     ]
-    if out:
+    if floats:
         notes.append(
-            f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and"
-            " values do): vLLM keeps that in fp8 with a scale of 1.0, but for the"
-            " blocks that --kv-cache-dtype-skip-layers names",
+            f"{floats[0]} stays float, and what it computes ({len(floats)} layers of"
+            " keys and values do): vLLM keeps that in fp8 with a scale of 1.0, but for"
+            " the blocks that --kv-cache-dtype-skip-layers names",
         )
     rounded = [spec for _, spec in layers.values() if spec.output is not None]
     queries = [spec for spec in rounded if spec.probabilities is not None]
@@ -192,18 +187,13 @@ _NORMS = {
 
 
 def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
-    """Yield the layers of rounded keys or queries before a norm of the attention.
-
-    Args:
-        model: model of transformers.
-        layers: layers by name, with their specs.
-    """
+    """Yield the layers of rounded keys or queries before a norm of the attention."""
     for name, (_, spec) in layers.items():
-        place, _, last = name.rpartition(".")
-        norms = _NORMS.get(last, frozenset())
         if spec.output is None or spec.rotated:
             continue
-        if not norms.isdisjoint(dict(model.get_submodule(place).named_children())):
+        parent, _, last = name.rpartition(".")
+        norms = _NORMS.get(last, frozenset())
+        if not norms.isdisjoint(dict(model.get_submodule(parent).named_children())):
             yield name
 
 
@@ -221,10 +211,8 @@ def reinstall_attention_hooks(model: nn.Module) -> None:
         ModelError: an attention module calls no attention function of transformers.
     """
     # A reloaded model has the attention function of its configuration, which knows no rounding.
-    install_attention_hooks(
-        model,
-        {name: (layer, layer.spec) for name, layer in _quantized(model).items()},
-    )
+    layers = {name: (layer, layer.spec) for name, layer in _quantized(model).items()}
+    install_attention_hooks(model, layers)
 
 
 def set_attention(model: nn.Module, implementation: str) -> None:
@@ -257,30 +245,25 @@ def _quantized(model: nn.Module) -> dict[str, Any]:
     return instances(model, QuantizedLayer)
 
 
-def _check(
-    attention: Any,
-    name: str,
-    own: Any,
-    probabilities: bool,
-) -> None:
+def _check(attention: Any, name: str, function: Any, probabilities: bool) -> None:
     """Raise ModelError if an attention module calls no attention function of transformers.
 
     Args:
         name: name of a layer of the module, for errors.
-        own: name of the module's attention function; None if it has none.
+        function: name of the module's attention function; None if it has none.
         probabilities: whether probabilities are to be rounded, and not keys alone.
     """
     # The attention interface of transformers: such a model file imports the table of functions, and
     # defines the eager function itself. Others (GPT-J) compute attention in the module.
     code, kind = _code_of(attention), type(attention).__name__
-    found = own is not None and hasattr(code, "ALL_ATTENTION_FUNCTIONS")
-    if probabilities and not (found and hasattr(code, _FUNCTION)):
+    has_table = function is not None and hasattr(code, "ALL_ATTENTION_FUNCTIONS")
+    if probabilities and not (has_table and hasattr(code, _FUNCTION)):
         raise ModelError(
             f"attention: {name} belongs to a {kind}, which computes its probabilities"
             " by no attention function of transformers; leave them as they are"
             " (attention=None)",
         )
-    if not found:
+    if not has_table:
         raise ModelError(
             f"kv_cache: {name} belongs to a {kind}, which hands its rotated keys to no"
             " attention function of transformers; round them where they are projected"
@@ -309,22 +292,18 @@ class _Rounded(TorchFunctionMode):
         kwargs: Any = None,
     ) -> Any:
         # torch suspends the mode in here, so that softmax within softmax is not rounded twice.
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func not in _SOFTMAX:
-            return found
+            return result
         self.count += 1
         x = args[0] if args else kwargs["input"]
         # Softmax is often computed in float32 and cast back; attention multiplies the values by
         # probabilities of the model's type.
-        return self._rounded(found.to(x.dtype))
+        return self._rounded(result.to(x.dtype))
 
 
-def _registered(own: str) -> str:
-    """Register a wrapper that rounds keys and probabilities, and return its name.
-
-    Args:
-        own: name of the original attention function.
-    """
+def _registered(original: str) -> str:
+    """Register a wrapper of a function that rounds keys and probabilities, and return its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -346,24 +325,23 @@ def _registered(own: str) -> str:
         # The table has no entry for eager attention: each model file has a function of its own.
         code = _code_of(module)
         usual = getattr(code, _FUNCTION, None)
-        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(own, usual)
+        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(original, usual)
         if rounded is None:
             return function(module, query, key, *args, **named)
         with _Rounded(rounded) as mode:
-            found = function(module, query, key, *args, **named)
+            output = function(module, query, key, *args, **named)
         # A function that exponentiates by itself would leave its probabilities unrounded unnoticed.
         if not mode.count:
             raise ModelError(
                 f"attention: a {type(module).__name__} computes its probabilities"
                 " without softmax; leave them as they are (attention=None)",
             )
-        return found
+        return output
 
-    AttentionInterface.register(_PREFIX + own, attend)
+    wrapper = _PREFIX + original
+    AttentionInterface.register(wrapper, attend)
     # transformers chooses the kind of mask by the name of the attention function.
-    if own in ALL_MASK_ATTENTION_FUNCTIONS:
-        AttentionMaskInterface.register(
-            _PREFIX + own,
-            ALL_MASK_ATTENTION_FUNCTIONS[own],
-        )
-    return _PREFIX + own
+    if original in ALL_MASK_ATTENTION_FUNCTIONS:
+        mask = ALL_MASK_ATTENTION_FUNCTIONS[original]
+        AttentionMaskInterface.register(wrapper, mask)
+    return wrapper

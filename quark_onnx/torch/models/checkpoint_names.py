@@ -80,10 +80,11 @@ class DiskNames:
 
         # Loading applies the list from files to memory, and saving applies the reverse in reverse
         # order. Legacy entries name parameters of old files (LayerNorm.gamma), which nobody writes.
-        for each in get_model_conversion_mapping(model, add_legacy=False)[::-1]:
-            if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange):
-                self._renamings.append(each.reverse_transform())
-            self._experts |= _expert_names(each)
+        for change in get_model_conversion_mapping(model, add_legacy=False)[::-1]:
+            is_prefix = isinstance(change, PrefixChange)
+            if isinstance(change, WeightRenaming) and not is_prefix:
+                self._renamings.append(change.reverse_transform())
+            self._experts |= _expert_names(change)
 
     def __call__(self, name: str) -> str:
         """Return the file name of a tensor.
@@ -91,8 +92,8 @@ class DiskNames:
         Args:
             name: name in memory, with unfused experts: "...experts.3.up_proj.weight".
         """
-        if found := _EXPERT.fullmatch(name):
-            prefix, side, suffix = found.groups()
+        if match := _EXPERT.fullmatch(name):
+            prefix, side, suffix = match.groups()
             name = prefix + self._experts.get(side, f"{side}_proj") + suffix
         for renaming in self._renamings:
             name = str(renaming.rename_source_key(name)[0])
@@ -114,19 +115,15 @@ class DiskNames:
 def _expert_names(conversion: Any) -> dict[str, str]:
     """Return the file names of an expert's layers that a conversion of transformers stacks.
 
-    Args:
-        conversion: a ``WeightTransform``.
-
-    Returns:
-        Names by "gate", "up" and "down"; empty for a conversion of other weights.
+    The names are by "gate", "up" and "down"; a conversion of other weights has none.
     """
     # Last parts of one expert's layers in files, such as w1 and w3 of Mixtral.
     names = list[str]()
     for pattern in conversion.source_patterns:
-        found = _ONE_EXPERT.search(pattern)
-        if found is None:
+        match = _ONE_EXPERT.search(pattern)
+        if match is None:
             return {}
-        names.append(found[1])
+        names.append(match[1])
     # Gate and up are fused from two sources in this order; down, or up without a gate, has one.
     sides: tuple[str, ...] = ("down",)
     if len(names) == 2:

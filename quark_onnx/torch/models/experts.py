@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from inspect import signature
 from itertools import product
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,11 +54,7 @@ class Experts(nn.Module):
             expert.add_module("down_proj", _linear(*down[index]))
             self.add_module(str(index), expert)
 
-    def _first_layers(
-        self,
-        weight: Any,
-        bias: Any,
-    ) -> Iterator[tuple[str, Any]]:
+    def _first_layers(self, weight: Any, bias: Any) -> Iterator[tuple[str, Any]]:
         """Yield the layers before the activation of an expert, by name.
 
         Args:
@@ -72,8 +66,7 @@ class Experts(nn.Module):
             return
         gate_rows, up_rows = self.halves(len(weight))
         for name, rows in (("gate_proj", gate_rows), ("up_proj", up_rows)):
-            part = None if bias is None else bias[rows]
-            yield name, _linear(weight[rows], part)
+            yield name, _linear(weight[rows], None if bias is None else bias[rows])
 
     def halves(self, count: int) -> tuple[slice, slice]:
         """Return the slices of gate rows and up rows in a stack of ``count`` rows."""
@@ -104,9 +97,10 @@ class Experts(nn.Module):
             # (experts * tokens, features): Llama 4 repeats the tokens for every expert, already
             # weighted by the router.
             chunks = hidden_states.chunk(self.num_experts)
-            outputs = list[torch.Tensor]()
-            for index, x in zip(range(self.num_experts), chunks, strict=True):
-                outputs.append(self._output(index, x))
+            outputs = [
+                self._output(index, x)
+                for index, x in zip(range(self.num_experts), chunks, strict=True)
+            ]
             return torch.cat(outputs)
         assert top_k_weights is not None
         # Expert by expert, as the eager forward of transformers: another order of sums rounds
@@ -114,13 +108,13 @@ class Experts(nn.Module):
         total = torch.zeros_like(hidden_states)
         for index in range(self.num_experts):
             # (chosen,) rows of hidden_states, and the column of top_k_weights of each.
-            tokens, places = torch.where(top_k_index == index)
+            tokens, columns = torch.where(top_k_index == index)
             # Skipped as in transformers, so that the hooks of calibration see no empty inputs.
             if not len(tokens):
                 continue
             output = self._output(index, hidden_states[tokens])
-            found = output * top_k_weights[tokens, places, None]
-            total.index_add_(0, tokens, found.to(total.dtype))
+            weighted = output * top_k_weights[tokens, columns, None]
+            total.index_add_(0, tokens, weighted.to(total.dtype))
         return total
 
     def _output(self, index: int, x: torch.Tensor) -> torch.Tensor:
@@ -137,33 +131,24 @@ class Experts(nn.Module):
             ``turned``; biases (experts, outputs), if the experts have biases.
         """
         if self._gated:
-            found = self._gated_stacks() | self._stacks("down_proj")
+            stacks = self._gated_stacks() | self._stacks("down_proj")
         else:
-            found = self._stacks("down_proj") | self._stacks("up_proj")
-        for name, value in found.items():
+            stacks = self._stacks("down_proj") | self._stacks("up_proj")
+        for name, stack in stacks.items():
             # weights, whose axes are swapped in such stacks; biases have two axes
-            if self.turned and value.ndim == 3:
-                found[name] = value.transpose(1, 2).contiguous()
-        return found
+            if self.turned and stack.ndim == 3:
+                stacks[name] = stack.transpose(1, 2).contiguous()
+        return stacks
 
     def _layers(self, name: str) -> list[Any]:
-        """Return a layer of every expert, in the order of the experts.
-
-        Args:
-            name: name within the expert, such as "down_proj".
-        """
+        """Return a layer of every expert, such as "down_proj", in the order of the experts."""
         # By number: an activation that is a module is a child of its own.
         return [
             self.get_submodule(f"{index}.{name}") for index in range(self.num_experts)
         ]
 
     def _stacks(self, name: str) -> dict[str, Any]:
-        """Return the stacked weights of a layer of all experts, and their biases.
-
-        Args:
-            name: name within the expert, under which the weight (experts, outputs, inputs) is
-                returned; the bias (experts, outputs) has the suffix "_bias".
-        """
+        """Return the stacked weights and biases of a layer of all experts, by name."""
         layers = self._layers(name)
         stacks = {name: _stack(layers, "weight")}
         if layers[0].bias is not None:
@@ -181,33 +166,18 @@ class Experts(nn.Module):
         return stacks
 
     def _gated_stack(
-        self,
-        gates: Sequence[Any],
-        ups: Sequence[Any],
-        key: str,
+        self, gates: Sequence[Any], ups: Sequence[Any], key: str
     ) -> torch.Tensor:
-        """Return the gate and up rows of all experts, of their weights or biases.
-
-        Args:
-            gates: gate layers, one per expert.
-            ups: up layers, one per expert.
-            key: "weight" or "bias".
-        """
-        parts = list[torch.Tensor]()
-        for gate, up in zip(gates, ups, strict=True):
-            parts.append(self._interlaced(getattr(gate, key), getattr(up, key)))
-        return torch.stack(parts)
+        """Return the gate and up rows of all experts, of their weights or biases ("bias")."""
+        return torch.stack(
+            [
+                self._interlaced(getattr(gate, key), getattr(up, key))
+                for gate, up in zip(gates, ups, strict=True)
+            ]
+        )
 
     def _interlaced(self, gate: Any, up: Any) -> Any:
-        """Return gate and up rows of an expert in the order of the stacked module.
-
-        Args:
-            gate: (features, ...), a weight or a bias.
-            up: of the same shape.
-
-        Returns:
-            (2 * features, ...).
-        """
+        """Return rows (features, ...) of gate and up in the order of the stacked module."""
         rows = 2 * len(gate)
         both = gate.new_empty((rows, *gate.shape[1:]))
         gate_rows, up_rows = self.halves(rows)
@@ -216,25 +186,15 @@ class Experts(nn.Module):
         return both
 
     def _gate(self, expert: Any, x: Any) -> Any:
-        """Return the activation between the two products of an expert.
-
-        Args:
-            expert: module with ``up_proj`` and, if gated, ``gate_proj``.
-            x: (tokens, inputs).
-
-        Returns:
-            (tokens, features), the input of ``down_proj``.
-        """
+        """Return the activation between the two products of an expert, (tokens, features)."""
         if not self._gated:
             return self._activation(expert.up_proj(x))
-        parts = (expert.gate_proj(x), expert.up_proj(x))
+        halves = (expert.gate_proj(x), expert.up_proj(x))
         # Two (tokens, features) become (tokens, 2 * features) in the order that the activation
         # expects.
         if self._interleaved:
-            both = torch.stack(parts, -1).flatten(-2)
-        else:
-            both = torch.cat(parts, -1)
-        return self._activation(both)
+            return self._activation(torch.stack(halves, -1).flatten(-2))
+        return self._activation(torch.cat(halves, -1))
 
 
 class ParallelExperts(nn.Module):
@@ -266,16 +226,17 @@ class ParallelExperts(nn.Module):
         Returns:
             A tensor of shape (tokens, outputs).
         """
-        outputs = list[torch.Tensor]()
         # An expert without tokens gets an empty part.
-        for index, part in enumerate(inputs.split(expert_size)):
-            outputs.append(self.get_submodule(str(index))(part))
+        outputs = [
+            self.get_submodule(str(index))(tokens)
+            for index, tokens in enumerate(inputs.split(expert_size))
+        ]
         return torch.cat(outputs)
 
 
 def _stack(layers: Iterable[Any], key: str) -> torch.Tensor:
     """Return the weights or biases of layers as one tensor, (layers, ...)."""
-    return torch.stack(list(map(attrgetter(key), layers)))
+    return torch.stack([getattr(layer, key) for layer in layers])
 
 
 #: The modules that stacks of experts become.
@@ -294,15 +255,15 @@ def unfuse_experts(model: nn.Module) -> int:
         The number of replaced modules.
     """
     # Replaced after the walk, which would otherwise enter the new modules.
-    made = dict[str, Any]()
+    unfused = dict[str, Any]()
     for name, module in model.named_modules():
         if _is_stacked(module):
-            made[name] = Experts(module)
+            unfused[name] = Experts(module)
         elif _is_parallel(module):
-            made[name] = ParallelExperts(module)
-    for name, module in made.items():
+            unfused[name] = ParallelExperts(module)
+    for name, module in unfused.items():
         set_module(model, name, module)
-    return len(made)
+    return len(unfused)
 
 
 #: Parameters of stacks that ``Experts`` unfuses.
@@ -325,8 +286,8 @@ def stack_names(model: nn.Module) -> list[str]:
     Returns:
         Names that the stacks may have had, some of which did not exist.
     """
-    stacks = instances(model, Experts)
-    return list(map(".".join, product(stacks, sorted(_STACKED))))
+    names = product(instances(model, Experts), sorted(_STACKED))
+    return [f"{stack}.{parameter}" for stack, parameter in names]
 
 
 def _is_stacked(module: Any) -> bool:
@@ -363,30 +324,30 @@ def _is_parallel(module: Any) -> bool:
     ):
         return False
     generator = torch.Generator("cpu").manual_seed(0)
-    on_cpu = partial(
-        torch.randn,
-        generator=generator,
-        dtype=torch.float32,
-        device="cpu",
-    )
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(
+            shape, generator=generator, dtype=torch.float32, device="cpu"
+        )
+
     count = len(module.weight)
-    weight = on_cpu(count, 5, 3)
+    weight = random(count, 5, 3)
     # A shallow copy has the module's settings and none of its weights, which may be on "meta".
     small = copy.copy(module)
     small._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
     # Unequal numbers of tokens, and experts without any.
     sizes = [index % 3 for index in range(count)]
-    x = on_cpu(sum(sizes), 3)
+    x = random(sum(sizes), 3)
     try:
         with torch.no_grad():
-            found = type(module).forward(small, x, sizes)
+            output = type(module).forward(small, x, sizes)
     except Exception:  # a forward may raise any exception for unexpected arguments
         return False
     expected = ParallelExperts(small)(x, sizes)
     return (
-        isinstance(found, torch.Tensor)
-        and found.shape == expected.shape
-        and torch.allclose(found, expected)
+        isinstance(output, torch.Tensor)
+        and output.shape == expected.shape
+        and torch.allclose(output, expected)
     )
 
 
@@ -405,51 +366,33 @@ def _is_turned(stacked: Any) -> bool:
 
 
 def _activation_of(stacked: Any, gated: bool) -> Any:
-    """Return the function between the two products.
-
-    Args:
-        stacked: module with stacked experts.
-        gated: whether the first product has gate and up rows.
-
-    Returns:
-        A function of the first product (tokens, rows).
-    """
+    """Return the function between the two products, of the first product (tokens, rows)."""
     # gpt-oss, DeepSeek-V4 and others do not compute act(gate) * up, but a product of their own.
-    own = getattr(type(stacked), "_apply_gate", None)
-    if gated and own is not None:
+    apply_gate = getattr(type(stacked), "_apply_gate", None)
+    if gated and apply_gate is not None:
         # the module's settings without its weights
         shell = object.__new__(type(stacked))
         nn.Module.__init__(shell)
-        for key, value in vars(stacked).items():
-            if not key.startswith("_"):
-                shell.__dict__[key] = value
+        for name, setting in vars(stacked).items():
+            if not name.startswith("_"):
+                shell.__dict__[name] = setting
         for name, child in stacked.named_children():
             shell.add_module(name, child)
-        return lambda both: own(shell, both)
+        return lambda both: apply_gate(shell, both)
     act = stacked.act_fn
     if not gated:
         return act
 
     def gate(both: torch.Tensor) -> torch.Tensor:
-        first, second = both.chunk(2, -1)
-        result: torch.Tensor = act(first) * second
+        gates, ups = both.chunk(2, -1)
+        result: torch.Tensor = act(gates) * ups
         return result
 
     return gate
 
 
-def _matrices(
-    stacked: Any,
-    name: str,
-    turned: bool,
-) -> list[tuple[Any, Any]]:
-    """Return weight (outputs, inputs) and bias (outputs,) or None of every expert.
-
-    Args:
-        stacked: module with stacked experts.
-        name: name of the weight; the bias has the suffix "_bias".
-        turned: whether the weight has the shape (experts, inputs, outputs).
-    """
+def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
+    """Return weight (outputs, inputs) and bias (outputs,) or None of every expert."""
     weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
     weight = weight.detach()
     if turned:

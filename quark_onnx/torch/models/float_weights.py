@@ -49,9 +49,7 @@ def fills_a_group(module: Any, spec: LayerSpec | None) -> bool:
 
 
 def other_weights_of(
-    model: nn.Module,
-    layers: Container[str],
-    routers: Container[str],
+    model: nn.Module, layers: Container[str], routers: Container[str]
 ) -> dict[str, str]:
     """Return the matrices outside of quantizable layers by name, with the reason.
 
@@ -65,7 +63,7 @@ def other_weights_of(
     Returns:
         Reasons by the name of the layer or parameter.
     """
-    found = dict[str, str]()
+    reasons = dict[str, str]()
     stacks = unknown_stacks_of(model)
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
@@ -76,19 +74,19 @@ def other_weights_of(
         kind = type(module).__name__
         # A layer is named once, as a whole; any other weight by the parameter.
         if (unlike := unlike_its_base(module)) is not None:
-            found[owner] = ROUTER if owner in routers else unlike
+            reasons[owner] = ROUTER if owner in routers else unlike
         elif owner in routers:
-            found[name] = ROUTER
+            reasons[name] = ROUTER
         elif name in stacks:
-            found[name] = (
+            reasons[name] = (
                 f"it is a stack of experts in a {kind}, which is not known and cannot"
                 " be taken apart"
             )
         else:
-            found[name] = (
+            reasons[name] = (
                 f"it is a weight of {kind}, which is no layer that can be quantized"
             )
-    return found
+    return reasons
 
 
 def notes_on_stacks(model: nn.Module) -> list[str]:
@@ -109,12 +107,10 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
     others = ""
     if len(stacks) > 1:
         others = f" and {counted(len(stacks) - 1, 'more stack')} of experts"
+    kind = type(model.get_submodule(first.rpartition(".")[0])).__name__
     return [
-        (
-            f"{first}{others} stay float, {percentage(count / total)} of all weights:"
-            f" {type(model.get_submodule(first.rpartition('.')[0])).__name__} is no"
-            " stack of experts that is known"
-        ),
+        f"{first}{others} stay float, {percentage(count / total)} of all weights:"
+        f" {kind} is no stack of experts that is known"
     ]
 
 

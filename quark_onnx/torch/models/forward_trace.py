@@ -195,11 +195,7 @@ def _meta_twin(model: Any) -> Any:
 
 
 def _modules_outside(module: Any, stacks: Container[int]) -> Iterator[Any]:
-    """Yield a module and its descendants without stacks of experts, which may have thousands.
-
-    Args:
-        stacks: identities of the stacks.
-    """
+    """Yield a module and its descendants without stacks of experts, which are named by identity."""
     yield module
     for child in module.children():
         if id(child) not in stacks:

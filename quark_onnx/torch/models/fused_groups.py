@@ -36,7 +36,7 @@ def fused_group_of(name: str, names: Container[str]) -> list[str]:
     """
     parent, dot, last = name.rpartition(".")
     fused = (f"{parent}{dot}{shard}" for shard in _shards_of(last))
-    return [value for value in fused if value in names]
+    return [layer for layer in fused if layer in names]
 
 
 def _shards_of(last: str) -> tuple[str, ...]:
@@ -60,12 +60,9 @@ def groups_across_experts(names: Iterable[str]) -> list[list[str]]:
     """  # noqa: E501
     groups = dict[tuple[str, str], list[str]]()
     for name in names:
-        if found := _EXPERT.fullmatch(name):
-            layer = found["layer"]
-            groups.setdefault(
-                (found["experts"], _BESIDE_GATES.get(layer, layer)),
-                [],
-            ).append(name)
+        if match := _EXPERT.fullmatch(name):
+            layer = _BESIDE_GATES.get(match["layer"], match["layer"])
+            groups.setdefault((match["experts"], layer), []).append(name)
     return list(groups.values())
 
 
@@ -75,5 +72,5 @@ def experts_of(name: str) -> str:
     >>> experts_of("0.mlp.experts.3.up_proj"), experts_of("0.mlp.up_proj")
     ('0.mlp.experts', '')
     """
-    found = _EXPERT.fullmatch(name)
-    return found["experts"] if found else ""
+    match = _EXPERT.fullmatch(name)
+    return match["experts"] if match else ""

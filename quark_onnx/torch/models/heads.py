@@ -78,12 +78,8 @@ def _layers_outside(model: nn.Module, blocks: Iterable[str]) -> set[str]:
         # the elements of a list may be heads themselves, one per codebook
         if any(list(module.children()) for module in modules)
     ]
-    layers = {
-        name: kind
-        for name, (_, kind) in layers_of(model).items()
-        if kind in DEFAULT_TYPES
-    }
-    return set(outside_of(layers, (*blocks, *lists)))
+    layers = outside_of(layers_of(model), (*blocks, *lists))
+    return {name for name, (_, kind) in layers.items() if kind in DEFAULT_TYPES}
 
 
 def _outside_base(model: nn.Module) -> set[str]:
@@ -91,19 +87,16 @@ def _outside_base(model: nn.Module) -> set[str]:
     base = getattr(model, "base_model", model)
     if base is model:
         return set()
-    inside = set(map(id, base.modules()))
+    inside = {id(module) for module in base.modules()}
     return {name for name, module in model.named_modules() if id(module) not in inside}
 
 
 def _probable_heads(model: nn.Module, layers: set[str]) -> set[str]:
     """Return the layers that probably run after the blocks of a model that cannot be traced.
 
-    Args:
-        layers: names of the layers outside of the blocks.
-
-    Returns:
-        Layers outside of the base model. Without such layers, those with one output per row of the
-        token embedding: models with remote code may not name their base model.
+    These are the layers outside of the base model. Without such layers, these are the layers with
+    one output per row of the token embedding: models with remote code may not name their base
+    model.
     """
     outside = layers & _outside_base(model) - set(outside_language(model))
     if outside:
@@ -118,10 +111,7 @@ def _probable_heads(model: nn.Module, layers: set[str]) -> set[str]:
     }
 
 
-def usually_float(
-    model: nn.Module,
-    asked: Iterable[str] = (),
-) -> tuple[str, ...]:
+def usually_float(model: nn.Module, asked: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of layers that stay float unless a user selects them.
 
     They are heads, and layers outside of the language part of a multimodal model.

@@ -6,7 +6,6 @@ Towers are the parts of a model for images, video and sound.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from quark_onnx.torch.models.names import within_any
@@ -34,39 +33,26 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
 
 
 def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
-    """Return the part that a method of transformers names; None for the model itself.
-
-    Args:
-        getter: name of the method, such as "get_decoder"; None is returned without such a method.
-    """
+    """Return the part that a method of transformers names; None for the model itself."""
     # Modules outside of transformers lack the method, and some models of transformers raise.
     try:
-        found: nn.Module = getattr(model, getter)()
+        part: nn.Module = getattr(model, getter)()
     except (AttributeError, NotImplementedError):
         return None
     # get_decoder() of a bare decoder returns the model itself.
-    return None if found is model else found
+    return None if part is model else part
 
 
 def _text_parts(model: nn.Module) -> set[int]:
     """Return the identities of the decoder and of the encoder, as far as there are such."""
+    parts = (decoder_of(model), encoder_of(model))
     # By identity: the parts are looked for among named_modules().
-    return set(
-        map(
-            id,
-            [
-                value
-                for value in (decoder_of(model), encoder_of(model))
-                if value is not None
-            ],
-        )
-    )
+    return {id(part) for part in parts if part is not None}
 
 
 def reads_more_than_text(model: nn.Module) -> bool:
     """Return whether a model or a part of it reads images, video or sound."""
-    modalities = list(chain.from_iterable(map(_modalities, model.modules())))
-    return bool([modality for modality in modalities if modality not in {"text"}])
+    return any(set(_modalities(module)) - {"text"} for module in model.modules())
 
 
 def towers_of(model: nn.Module) -> list[str]:
@@ -78,17 +64,19 @@ def towers_of(model: nn.Module) -> list[str]:
     Returns:
         Names of the outermost modules, in the order of the model.
     """
-    kept = _text_parts(model)
-    found = list[str]()
+    text_parts = _text_parts(model)
+    towers = list[str]()
     for name, module in model.named_modules():
         modalities = _modalities(module)
         # The model itself (name "") is no tower, nor is a part that reads text among others.
         if not name or not modalities or "text" in modalities:
             continue
         # named_modules() yields a tower before its own parts, which are not listed again.
-        if not within_any(name, found) and kept.isdisjoint(map(id, module.modules())):
-            found.append(name)
-    return found
+        if within_any(name, towers):
+            continue
+        if text_parts.isdisjoint(id(part) for part in module.modules()):
+            towers.append(name)
+    return towers
 
 
 def language_parts(model: nn.Module) -> list[str]:
@@ -99,11 +87,9 @@ def language_parts(model: nn.Module) -> list[str]:
     if not reads_more_than_text(model):
         return []
     parts = _text_parts(model)
-    names = list[str]()
-    for name, module in model.named_modules():
-        if name and id(module) in parts:
-            names.append(name)
-    return names
+    return [
+        name for name, module in model.named_modules() if name and id(module) in parts
+    ]
 
 
 def outside_language(model: nn.Module) -> Iterator[str]:
@@ -122,5 +108,5 @@ def outside_language(model: nn.Module) -> Iterator[str]:
 
 def _modalities(module: nn.Module) -> tuple[str, ...]:
     """Return the input modalities of a model of transformers; empty otherwise."""
-    found = getattr(module, "input_modalities", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    modalities = getattr(module, "input_modalities", ())
+    return (modalities,) if isinstance(modalities, str) else tuple(modalities)

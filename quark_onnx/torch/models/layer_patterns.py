@@ -76,13 +76,13 @@ class LayerPatterns:
         parameters = [
             name for name, _ in self._model.named_parameters(remove_duplicate=False)
         ]
-        in_files = [*map(self._file_names, parameters), *self._stored]
+        in_files = [*(self._file_names(name) for name in parameters), *self._stored]
         names = [*self._modules, *parameters, *in_files]
         for name in in_files:
             parts = name.split(".")
             # the modules around a tensor, the innermost first
             names += [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
-        return tuple(filter(None, dict.fromkeys(names)))
+        return tuple(name for name in dict.fromkeys(names) if name)
 
     @cached_property
     def _modules(self) -> tuple[str, ...]:
@@ -100,11 +100,8 @@ class LayerPatterns:
         names = dict[str, tuple[str, ...]]()
         for layer in self._layers:
             in_files = self._file_names(f"{layer}.weight")
-            names[layer] = (
-                f"{layer}.weight",
-                in_files,
-                in_files.removesuffix(".weight"),
-            )
+            layer_in_files = in_files.removesuffix(".weight")
+            names[layer] = (f"{layer}.weight", in_files, layer_in_files)
         return names
 
 
@@ -133,7 +130,7 @@ def with_layer_names(
             raise _not_a_layer("layers", glob, patterns)
         # the glob itself, where it matches names of layers: configurations are written with it
         globs = [glob] if matching(names, glob) else names
-        layers += [(each, spec) for each in globs]
+        layers += [(layer_glob, spec) for layer_glob in globs]
     exclude = list[str]()
     for glob in config.exclude:
         names = patterns.layers_of(glob)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -41,18 +40,18 @@ def routers_of(model: nn.Module) -> list[str]:
     stacks = stacks_of(model)
     # Neighbours that contain a stack themselves are other mixtures.
     around_stacks = _ancestors_of(stacks)
-    found = set[str]()
+    routers = set[str]()
     for stack, mixture in _mixtures_of(model, stacks).items():
         for child, module in model.get_submodule(mixture).named_children():
             name = joined(mixture, child)
             if name not in stacks and name not in around_stacks:
-                found.update(_routers_in(name, module, stacks[stack]))
-    # In the order of the model: ``found`` is a set.
-    routers = list[str]()
-    for name, module in model.named_modules():
-        if name in found or _is_called_router(name, module):
-            routers.append(name)
-    return routers
+                routers.update(_routers_in(name, module, stacks[stack]))
+    # Doge's experts are looked up by a module with "router" in its name.
+    return [
+        name
+        for name, module in model.named_modules()
+        if name in routers or ("router" in name and _has_matrix(module))
+    ]
 
 
 def token_shares(model: nn.Module, active: int) -> dict[str, float]:
@@ -84,7 +83,7 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     """
     stacks = stacks_of(model)
     around_routers = _ancestors_of(routers_of(model))
-    found = {}
+    unknown = {}
     for stack, mixture in _mixtures_of(model, stacks).items():
         # Without a router beside it, a stack may hold anything, such as a matrix per attention
         # head.
@@ -93,8 +92,8 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
         for owner, module in model.get_submodule(stack).named_modules(prefix=stack):
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.ndim > 1 and kind_of(module) is None:
-                    found[f"{owner}.{name}"] = parameter
-    return found
+                    unknown[f"{owner}.{name}"] = parameter
+    return unknown
 
 
 def stacks_of(model: nn.Module) -> dict[str, int]:
@@ -110,76 +109,58 @@ def stacks_of(model: nn.Module) -> dict[str, int]:
             counts[name] = count
     # A module around a stack may state num_experts as well; the innermost one holds the experts.
     outer = _ancestors_of(counts)
-    return {key: value for key, value in counts.items() if key not in outer}
+    return {name: count for name, count in counts.items() if name not in outer}
 
 
 def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
-    """Return for every stack the smallest module with a matrix outside of stacks.
-
-    Args:
-        stacks: names of the stacks.
-
-    Returns:
-        The name of the module by the name of the stack.
-    """
-    known = set(stacks)
+    """Return for every stack the smallest module around it with a matrix outside of stacks."""
+    stack_names = set(stacks)
     # Matrices that belong to neither a stack nor a part of one: of routers and shared experts.
-    outside = list[str]()
-    for name, module in model.named_modules():
-        if _has_matrix(module) and known.isdisjoint((name, *_parents_of(name))):
-            outside.append(name)
+    outside = [
+        name
+        for name, module in model.named_modules()
+        if _has_matrix(module) and stack_names.isdisjoint((name, *_parents_of(name)))
+    ]
     around = _ancestors_of(outside)
     mixtures = dict[str, str]()
     for stack in stacks:
         # Parents come from the inside to the outside; the first with a matrix outside of stacks is
         # the mixture.
-        parents = [value for value in _parents_of(stack) if value in around]
-        mixtures[stack] = parents[0] if parents else ""
+        parents = (parent for parent in _parents_of(stack) if parent in around)
+        mixtures[stack] = next(parents, "")
     return mixtures
 
 
 def _expert_count(last: str, module: nn.Module) -> int:
-    """Return the number of experts in a module; 0 if the module holds no experts.
-
-    Args:
-        last: last part of the module's name.
-        module: module to inspect.
-    """
+    """Return the number of experts in a module by the last part of its name; 0 for no experts."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         if "expert" in last and "shared" not in last:
             return len(module)
         return 0
     # The weight of a convolution has three axes, too.
-    lengths = set(map(len, _parameters_of(module, ndim=3)))
+    lengths = {len(parameter) for parameter in _parameters_of(module, ndim=3)}
     if len(lengths) == 1 and not isinstance(module, _ConvNd):
         return lengths.pop()
     # Unfused experts are children "0", "1" and so on of a module that states their number.
     stated = getattr(module, "num_experts", 0)
-    children = dict(module.named_children())
-    holds = last == "experts" or any(map(str.isdigit, children))
-    return stated if holds and isinstance(stated, int) else 0
+    is_numbered = any(child.isdigit() for child, _ in module.named_children())
+    has_experts = last == "experts" or is_numbered
+    return stated if has_experts and isinstance(stated, int) else 0
 
 
-def _routers_in(
-    name: str,
-    module: nn.Module,
-    count: int,
-) -> Iterator[str]:
-    """Yield the names of the routers in a module next to experts.
-
-    Args:
-        module: the module: a router, or one that may contain a router.
-        count: number of experts.
-    """
-    owners = dict[str, nn.Module]()
-    for owner_name, owner in module.named_modules(prefix=name):
-        if _has_matrix(owner):
-            owners[owner_name] = owner
+def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
+    """Yield the names of the routers that a module next to ``count`` experts is or contains."""
+    owners = {
+        owner_name: owner
+        for owner_name, owner in module.named_modules(prefix=name)
+        if _has_matrix(owner)
+    }
     if name.rpartition(".")[2] in _ROUTERS:
         yield from owners
     elif len(owners) == 1:
         ((owner_name, owner),) = owners.items()
-        outputs, inputs = _shape_of(owner)
+        matrix = _parameters_of(owner, ndim=2)[0]
+        outputs, inputs = outputs_first(matrix, kind_of(owner)).shape
         # The gate of a shared expert is a Linear with one output (Qwen 2 MoE), next to the stack.
         of_shared_expert = outputs == 1 and owner is module
         # a projection may match the count of other stacked weights by chance, those of a
@@ -198,21 +179,6 @@ def _has_matrix(module: nn.Module) -> bool:
     return bool(_parameters_of(module, ndim=2))
 
 
-def _shape_of(module: nn.Module) -> tuple[int, int]:
-    """Return the numbers of outputs and inputs of a module's matrix."""
-    matrix = _parameters_of(module, ndim=2)[0]
-    outputs, inputs = outputs_first(matrix, kind_of(module)).shape
-    return outputs, inputs
-
-
-def _is_called_router(name: str, module: nn.Module) -> bool:
-    """Return whether a module has a matrix and "router" in its name.
-
-    Doge's experts are looked up by such a module.
-    """
-    return "router" in name and _has_matrix(module)
-
-
 def _parents_of(name: str) -> Iterator[str]:
     """Yield the names of the modules around a module, the innermost first.
 
@@ -228,4 +194,4 @@ def _parents_of(name: str) -> Iterator[str]:
 
 def _ancestors_of(names: Iterable[str]) -> set[str]:
     """Return the names of all modules around the named modules."""
-    return set(chain.from_iterable(map(_parents_of, names)))
+    return {parent for name in names for parent in _parents_of(name)}

@@ -21,7 +21,7 @@ def joined(owner: str, name: str) -> str:
     >>> joined("layers.0", "weight"), joined("", "weight"), joined("layers.0", "")
     ('layers.0.weight', 'weight', 'layers.0')
     """
-    return ".".join(filter(None, (owner, name)))
+    return ".".join(part for part in (owner, name) if part)
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Any]:
@@ -29,28 +29,23 @@ def persistent_buffers(module: nn.Module) -> dict[str, Any]:
 
     Buffers of children, and those that no state dict has, are left out.
     """
-    buffers = dict(module.named_buffers(recurse=False))
     return {
-        key: value
-        for key, value in buffers.items()
-        if key not in module._non_persistent_buffers_set
+        name: buffer
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
     }
 
 
 def configs_of(model: nn.Module) -> list[Any]:
     """Return the configurations of a model's modules, each of them once."""
     # By identity: modules share configurations, and those of transformers are not hashable.
-    configs = dict[int, Any]()
-    for module in model.modules():
-        if hasattr(module, "config"):
-            configs[id(module.config)] = module.config
-    return list(configs.values())
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    return list({id(config): config for config in configs}.values())
 
 
 @contextlib.contextmanager
 def replaced_forwards(
-    modules: Mapping[str, Any],
-    forwards: Mapping[str, Any],
+    modules: Mapping[str, Any], forwards: Mapping[str, Any]
 ) -> Iterator[None]:
     """Let modules run other functions in place of their forward methods inside the context.
 
@@ -59,7 +54,7 @@ def replaced_forwards(
         forwards: functions of the arguments of the forward method (without ``self``), by name.
     """
     # An instance attribute hides the method of the class; hooks of accelerate set one, too.
-    own = {name: vars(module).get("forward") for name, module in modules.items()}
+    before = {name: vars(module).get("forward") for name, module in modules.items()}
     for name, module in modules.items():
         module.forward = forwards[name]
     try:
@@ -68,14 +63,13 @@ def replaced_forwards(
         for name, module in modules.items():
             # Without the attribute, the method of the class is found again.
             del module.forward
-            if own[name] is not None:  # set by another library
-                module.forward = own[name]
+            if before[name] is not None:  # set by another library
+                module.forward = before[name]
 
 
 @contextlib.contextmanager
 def input_hooks(
-    modules: Mapping[str, Any],
-    hook_of: Callable[[str], Any],
+    modules: Mapping[str, Any], hook_of: Callable[[str], Any]
 ) -> Iterator[None]:
     """Call hooks before modules run, inside the context.
 
@@ -121,7 +115,7 @@ class NamesInTransformers:
             self._ends.setdefault(len(entry), set()).add(entry)
             if _PLAIN.fullmatch(entry):
                 # a dot stands for any character
-                dots = (place for place, char in enumerate(entry) if char == ".")
+                dots = (index for index, char in enumerate(entry) if char == ".")
                 self._starts.setdefault((len(entry), *dots), set()).add(entry)
         # behind a dot, in front of one, or at the end of the name
         boundary = r"(?:(?<=\.)|(?=\.|$))"
@@ -158,8 +152,8 @@ class NamesInTransformers:
             is_bounded = name[length : length + 1] in ("", ".") or start[-1:] == ["."]
             if len(start) < length or not is_bounded:
                 continue
-            for place in dots:
-                start[place] = "."
+            for index in dots:
+                start[index] = "."
             if "".join(start) in entries:
                 return True
         return False
@@ -188,10 +182,7 @@ def within_any(name: str, blocks: Iterable[str]) -> bool:
     return any(within(name, block) for block in blocks)
 
 
-def outside_of(
-    modules: Mapping[str, T],
-    blocks: Iterable[str],
-) -> dict[str, T]:
+def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
     """Return the modules that neither are one of some blocks nor parts of one, by name."""
     # The blocks are read once per module; they may come as an iterator.
     blocks = tuple(blocks)
@@ -213,18 +204,15 @@ def block_around(name: str, blocks: Iterable[str]) -> str:
     return ""
 
 
-def instances(
-    model: nn.Module,
-    kind: type[T] | tuple[type[T], ...],
-) -> dict[str, T]:
+def instances(model: nn.Module, kind: type[T] | tuple[type[T], ...]) -> dict[str, T]:
     """Return the modules of a class, or of one of several, by name.
 
     Args:
         model: the model; a shared module has its first name only.
         kind: the class, or classes; instances of subclasses count as well.
     """
-    found = dict[str, T]()
-    for name, module in model.named_modules():
-        if isinstance(module, kind):
-            found[name] = module
-    return found
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, kind)
+    }

@@ -27,7 +27,7 @@ class OrthogonalMatrix:
     @staticmethod
     def of(rotation: Rotation) -> OrthogonalMatrix:
         """Return a rotation of numpy arrays as torch tensors, in float64."""
-        factors = tuple(map(torch.tensor, rotation.factors))
+        factors = tuple(torch.tensor(factor) for factor in rotation.factors)
         if rotation.signs is None:
             return OrthogonalMatrix(factors)
         return OrthogonalMatrix(factors, torch.from_numpy(rotation.signs))
@@ -35,7 +35,7 @@ class OrthogonalMatrix:
     @property
     def size(self) -> int:
         """Number of channels of the matrix."""
-        return prod(map(len, self.factors))
+        return prod(len(factor) for factor in self.factors)
 
     def turn(self, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
         """Multiply every vector along an axis by the matrix, in the dtype of ``x``.
@@ -84,20 +84,17 @@ class OnlineRotation(nn.Module):
         self.layer = layer
         self._count = len(turning.factors)
         device = next(layer.parameters()).device
-        # Not part of the state: a checkpoint has no place for an online rotation.
-        tensors = dict[str, Any]()
-        for place, factor in enumerate(turning.factors):
-            tensors[_factor_name(place)] = factor
+        tensors = {f"factor{index}": each for index, each in enumerate(turning.factors)}
         tensors["signs"] = turning.signs
         for name, tensor in tensors.items():
-            kept = None if tensor is None else tensor.to(device, torch.float32)
-            self.register_buffer(name, kept, persistent=False)
+            buffer = None if tensor is None else tensor.to(device, torch.float32)
+            # Not part of the state: a checkpoint has no place for an online rotation.
+            self.register_buffer(name, buffer, persistent=False)
 
     @property
     def turning(self) -> OrthogonalMatrix:
         """The rotation."""
-        names = map(_factor_name, range(self._count))
-        factors = tuple(getattr(self, name) for name in names)
+        factors = tuple(getattr(self, f"factor{index}") for index in range(self._count))
         return OrthogonalMatrix(factors, self.signs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -108,7 +105,3 @@ class OnlineRotation(nn.Module):
     def extra_repr(self) -> str:
         """Return the number of rotated channels, for the printed module."""
         return f"rotates {self.turning.size} channels"
-
-
-def _factor_name(place: int) -> str:
-    return f"factor{place}"

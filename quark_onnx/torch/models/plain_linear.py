@@ -63,10 +63,7 @@ def _computes_product(module: Any) -> bool:
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(
-            shape,
-            generator=generator,
-            dtype=torch.float32,
-            device="cpu",
+            shape, generator=generator, dtype=torch.float32, device="cpu"
         )
 
     weight = random(_OUTPUTS, _INPUTS)
@@ -77,33 +74,24 @@ def _computes_product(module: Any) -> bool:
         x = scale * random(2, 3, _INPUTS)
         try:
             with torch.no_grad():
-                found = type(module).forward(small, x)
+                output = type(module).forward(small, x)
         except Exception:
             # a forward may raise any exception for unexpected sizes
             return False
         expected = F.linear(x, weight, bias)
-        if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+        if not isinstance(output, torch.Tensor) or output.shape != expected.shape:
             return False
+        error = (output - expected).abs().max()
         # Not ``>``: a NaN in the result must fail.
-        if not bool(
-            (found - expected).abs().max() <= _RELATIVE_ERROR * expected.abs().max(),
-        ):
+        if not bool(error <= _RELATIVE_ERROR * expected.abs().max()):
             return False
     return True
 
 
 def _with_parameters(
-    module: Any,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    module: Any, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Any:
-    """Return a shallow copy of a module with other parameters.
-
-    Args:
-        module: instance of a subclass of ``nn.Linear``, which stays unchanged.
-        weight: (outputs, inputs).
-        bias: (outputs,), or None.
-    """
+    """Return a shallow copy of a module with other parameters; the module stays unchanged."""
     small = copy.copy(module)
     small._parameters = {
         "weight": nn.Parameter(weight, requires_grad=False),

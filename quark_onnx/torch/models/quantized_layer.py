@@ -26,14 +26,14 @@ class _Coded(nn.Module):
     """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = {
-            key: value for key, value in self._buffers.items() if value is not None
-        }
+        before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, tensor in before.items():
             moved = self._buffers[name]
+            if tensor is None or moved is None:
+                continue
             # From the tensor before the cast: the way through another dtype may lose bits.
-            if moved is not None and moved.dtype != tensor.dtype:
+            if moved.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(moved.device)
         return self
 
@@ -74,11 +74,7 @@ class Rounding(_Coded):
             return fake_quantize(x, self.spec)
         if isinstance(self.spec.dtype, TwoLevel):
             return fake_quantize(x, self.spec, whole=self.scale)
-        return fake_quantize(
-            x,
-            self.spec,
-            Params(self.scale, self.zero),
-        )
+        return fake_quantize(x, self.spec, Params(self.scale, self.zero))
 
     def extra_repr(self) -> str:
         """Return the specification of the activation, for the printed module."""
@@ -148,9 +144,9 @@ class QuantizedLayer(_Coded):
         self._factor: Any = factor if tensor is None else 1.0
         #: Padding of a convolution, as ``torch.nn.functional.pad`` takes it.
         self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)
-        self._settings = dict[str, Any]()
-        for name in _SETTINGS.get(self.kind, ()):
-            self._settings[name] = getattr(layer, name)
+        self._settings: dict[str, Any] = {
+            name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())
+        }
         self.shape = tuple(layer.weight.shape)
         if self._turned:
             self.shape = self.shape[::-1]
@@ -203,8 +199,7 @@ class QuantizedLayer(_Coded):
         # Embeddings read indices, which cannot be rounded.
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
             input = self.input(input)
-        found = self.compute(input, self.weight, more, named)
-        return self.rounded(found)
+        return self.rounded(self.compute(input, self.weight, more, named))
 
     def rounded(self, found: torch.Tensor) -> torch.Tensor:
         """Return the layer's output after rounding.
@@ -252,29 +247,19 @@ class QuantizedLayer(_Coded):
             The output of the layer.
         """
         names = _ARGUMENTS.get(self.kind, ())
-        # ``more`` may be shorter than the names: the rest keeps its defaults.
-        given = {
-            **named,
-            **dict(zip(names, more, strict=False)),
-        }
-        return _FUNCTIONS[self.kind](
-            self,
-            x,
-            weight,
-            **{name: given[name] for name in names if name in given},
-        )
+        # ``more`` may be shorter than the names: the other arguments keep their defaults.
+        given = {**named, **dict(zip(names, more, strict=False))}
+        arguments = {name: given[name] for name in names if name in given}
+        return _FUNCTIONS[self.kind](self, x, weight, **arguments)
 
     def _embedding(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        found = F.embedding(x, weight, **self._settings)
+        rows = F.embedding(x, weight, **self._settings)
         if self.factor is not None:
-            return found * self.factor.to(found.dtype)
-        return found if self._factor == 1.0 else found * self._factor
+            return rows * self.factor.to(rows.dtype)
+        return rows if self._factor == 1.0 else rows * self._factor
 
     def _embedding_bag(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        **bags: Any,
+        self, x: torch.Tensor, weight: torch.Tensor, **bags: Any
     ) -> torch.Tensor:
         return F.embedding_bag(x, weight, **bags, **self._settings)
 
@@ -302,29 +287,17 @@ class QuantizedLayer(_Coded):
         return F.linear(x, weight, self.bias)
 
     def _extra(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        size: Sequence[int],
+        self, x: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
     ) -> list[int]:
         """Return the output padding of a transposed convolution for an output size.
 
-        Args:
-            x: input of the layer, (..., height, width).
-            weight: weight of the layer, (..., kernel height, kernel width).
-            size: output size; height and width come last.
+        Height and width are the last two axes of the input, of the kernel and of the size, which
+        may include batch and channels.
         """
-        steps = [self._settings[key] for key in ("stride", "padding", "dilation")]
-        # The last two axes; an output size may include batch and channels.
-        parts = zip(
-            size[-2:],
-            x.shape[-2:],
-            weight.shape[-2:],
-            *steps,
-            strict=True,
-        )
+        settings = [self._settings[name] for name in ("stride", "padding", "dilation")]
+        axes = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *settings, strict=True)
         paddings = list[int]()
-        for wanted, length, kernel, stride, pad, dilation in parts:
+        for wanted, length, kernel, stride, pad, dilation in axes:
             # The output length without output padding (docs of nn.ConvTranspose2d).
             least = (length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1
             paddings.append(wanted - least)
@@ -374,8 +347,7 @@ _SETTINGS = {
 
 
 def split_input(
-    args: tuple[Any, ...],
-    named: Mapping[str, Any],
+    args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Split the arguments of a layer into the input and further arguments.
 
@@ -394,12 +366,10 @@ def split_input(
     """
     if args:
         return args[0], args[1:], dict(named)
-    others = dict(named)
+    further = dict(named)
     # The input comes first among keywords, too, where a class gives it another name.
-    name = "input"
-    if "input" not in others:
-        name = next(iter(others))
-    return others.pop(name), (), others
+    name = "input" if "input" in further else next(iter(further))
+    return further.pop(name), (), further
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -425,12 +395,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def _computes_as(module: nn.Module, base: type[nn.Module]) -> bool:
-    """Return whether a module computes the same function as a base class.
-
-    Args:
-        module: instance of the base class or of a subclass.
-        base: class of the supported layers.
-    """
+    """Return whether a module computes the same function as its base class."""
     if type(module).forward is base.forward:
         return True
     return base is nn.Linear and is_plain_linear(module)
@@ -459,16 +424,8 @@ def unlike_its_base(module: nn.Module) -> str | None:
 
 def _base_of(module: nn.Module) -> Any:
     """Return the base class of a module among the layer classes, or None."""
-    for cls in (
-        nn.Linear,
-        nn.Conv2d,
-        nn.ConvTranspose2d,
-        nn.Embedding,
-        nn.EmbeddingBag,
-    ):
-        if isinstance(module, cls):
-            return cls
-    return None
+    bases = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
+    return next((base for base in bases if isinstance(module, base)), None)
 
 
 def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:

@@ -27,12 +27,12 @@ def layers_of(model: nn.Module) -> dict[str, tuple[Any, str]]:
     >>> list(layers_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
     ['0']
     """
-    found = {}
+    layers = {}
     for name, module in model.named_modules():
         kind = kind_of(module)
         if kind is not None:
-            found[name] = (module, kind)
-    return found
+            layers[name] = (module, kind)
+    return layers
 
 
 def blocks_of(model: nn.Module) -> dict[str, Any]:
@@ -58,30 +58,25 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
         # Direct children first: a deeper list may belong to a tower inside the decoder.
         for inner in (decoder.children(), decoder.modules()):
             # By identity, as names within the decoder differ from those in the model.
-            parts = set(map(id, inner))
-            own = dict[str, nn.ModuleList]()
-            for name, each in lists.items():
-                if id(each) in parts:
-                    own[name] = each
-            found = _largest(own)
-            if found:
-                return found
+            parts = {id(module) for module in inner}
+            of_decoder = {
+                name: module for name, module in lists.items() if id(module) in parts
+            }
+            blocks = _largest(of_decoder)
+            if blocks:
+                return blocks
     return _largest(lists)
 
 
 def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the elements of the outermost list with most weights, by name.
+    """Return the elements of the outermost list with most weights, by their names in the model.
 
-    Args:
-        lists: instances of ``nn.ModuleList``, by name.
-
-    Returns:
-        The elements by their names in the model; empty if no list has weights.
+    The result is empty if no list has weights.
     """
     sizes = dict[str, int]()
     for name, module in lists.items():
         # Lists inside of another list belong to its elements.
-        if not within_any(name, [value for value in lists if value not in [name]]):
+        if not within_any(name, (other for other in lists if other != name)):
             sizes[name] = sum(_weights(module))
     # Of equal sizes the first list wins, in the order of the model.
     prefix = max(sizes, key=lambda name: sizes[name], default="")
@@ -97,11 +92,7 @@ def _weights(module: nn.Module) -> Iterator[int]:
             yield parameter.numel()
 
 
-def set_module(
-    model: nn.Module,
-    name: str,
-    module: nn.Module,
-) -> None:
+def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Replace a module of a model by another.
 
     Args:
@@ -131,9 +122,7 @@ def put_modules(model: nn.Module, made: Mapping[str, Any]) -> None:
     True
     """
     # By identity: the same module may be a child of several parents.
-    new = dict[int, Any]()
-    for name, module in made.items():
-        new[id(model.get_submodule(name))] = module
+    new = {id(model.get_submodule(name)): module for name, module in made.items()}
     # Lists of modules and children are copied, as both change during the loop.
     for owner in list(model.modules()):
         for child, old in list(owner._modules.items()):
@@ -165,9 +154,7 @@ def shared_parameter(model: nn.Module, blocks: Mapping[str, Any]) -> str | None:
 
 
 def shared_among(
-    model: nn.Module,
-    blocks: Mapping[str, Any],
-    layers: Mapping[str, Any],
+    model: nn.Module, blocks: Mapping[str, Any], layers: Mapping[str, Any]
 ) -> bool:
     """Return whether a layer is part of two blocks, or of a block and of the rest.
 
@@ -177,11 +164,11 @@ def shared_among(
         layers: layers to look for, by one of their names.
     """
     # Modules are compared by identity under all of their names.
-    own = set(map(id, map(model.get_submodule, layers)))
-    places = dict[int, str]()
+    identities = {id(model.get_submodule(name)) for name in layers}
+    owners = dict[int, str]()
     for name, module in model.named_modules(remove_duplicate=False):
         block = block_around(name, blocks)
-        if id(module) in own and places.setdefault(id(module), block) != block:
+        if id(module) in identities and owners.setdefault(id(module), block) != block:
             return True
     return False
 
@@ -224,10 +211,10 @@ def positions_of(model: nn.Module) -> int | None:
     if not isinstance(count, int):
         return None
     tokens = embedding_of(model)
-    for module in [
-        module for module in model.modules() if isinstance(module, nn.Embedding)
-    ]:
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding) or module is tokens:
+            continue
         # OPT has two more rows than positions
-        if module is not tokens and 0 <= module.num_embeddings - count <= 2:
+        if 0 <= module.num_embeddings - count <= 2:
             return count
     return None

@@ -37,10 +37,10 @@ def check_links(folder: Path) -> None:
 
 def _links(folder: Path) -> Iterator[Path]:
     """Yield the links in a folder and in its subfolders, sorted; linked folders are not entered."""
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted([*folders, *files]):
-            path = Path(place, name)
+            path = Path(parent, name)
             if path.is_symlink():
                 yield path
 

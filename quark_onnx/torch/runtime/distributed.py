@@ -126,10 +126,7 @@ def _has_windows(batch: Any) -> bool:
     return isinstance(batch, torch.Tensor) and batch.ndim > 1
 
 
-def in_order(
-    own: Iterable[Tensors],
-    device: torch.device | str,
-) -> Iterator[Tensors]:
+def in_order(own: Iterable[Tensors], device: torch.device | str) -> Iterator[Tensors]:
     """Yield the tensors of all samples, in the order in which a single process meets them.
 
     Inputs of layers are sent, not sums of their products: a sum in another order has other last
@@ -168,17 +165,17 @@ def _sent(
     device: torch.device | str,
 ) -> Tensors:
     """Send a sample of one rank to the others, or receive it from that rank."""
-    found = dict[str, list[torch.Tensor]]()
+    sent = dict[str, list[torch.Tensor]]()
     for name, kinds in form.items():
         if rank == dist.get_rank():
-            found[name] = [tensor.contiguous() for tensor in sample[name]]
+            sent[name] = [tensor.contiguous() for tensor in sample[name]]
         else:
-            found[name] = [
+            sent[name] = [
                 torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds
             ]
-        for tensor in found[name]:
+        for tensor in sent[name]:
             dist.broadcast(tensor, rank)
-    return found
+    return sent
 
 
 def summed(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,19 +200,19 @@ def from_first(value: Any) -> Any:
     """Return the value of the first process; the value must be picklable."""
     if count() == 1:
         return value
-    found = [value]
+    values = [value]
     # The list of the first process is sent, and overwrites the lists of the other processes.
-    dist.broadcast_object_list(found, 0)
-    return found[0]
+    dist.broadcast_object_list(values, 0)
+    return values[0]
 
 
 def gathered(value: Any) -> list[Any]:
     """Return the picklable values of the processes, in order of rank."""
     if count() == 1:
         return [value]
-    found: list[Any] = [None] * count()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _device() -> str:

@@ -48,10 +48,8 @@ def release_memory() -> None:
 def set_large_apart() -> None:
     """Let glibc return large arrays to the system as soon as they are freed.
 
-    The setting holds for the whole process.
-
-    Environment variables of the user have priority. Call the function
-    before the first large array is allocated.
+    The setting holds for the whole process. Environment variables of the user have priority. Call
+    the function before the first large array is allocated.
     """
     if _is_set_by_user():
         return
@@ -64,9 +62,8 @@ def set_large_apart() -> None:
 def _is_set_by_user() -> bool:
     """Return whether the environment has settings of malloc."""
     # mallopt would override the environment's settings, which have two spellings.
-    for name in os.environ:
-        if name.startswith("MALLOC_"):
-            return True
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return True
     return "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
 
 
@@ -87,8 +84,8 @@ def available() -> int:
     """Return the bytes of memory available without swapping; 4 GiB if unknown."""
     try:
         lines = _SYSTEM.read_text(encoding="ascii").splitlines()
-        found = next(line for line in lines if line.startswith("MemAvailable:"))
+        entry = next(line for line in lines if line.startswith("MemAvailable:"))
         # /proc/meminfo counts in KiB.
-        return int(found.split()[1]) << 10
+        return int(entry.split()[1]) << 10
     except (OSError, StopIteration):  # another system
         return 4 << 30

@@ -44,7 +44,7 @@ class ColumnLevels:
                 strict=True,
             ),
         )
-        # The group of each column is that of its place in the weight, whatever the order of
+        # The group of a column depends on its position in the weight, whatever the order of
         # rounding.
         self._groups = order // levels.size
         self._group_list: list[int] = self._groups.tolist()
@@ -70,12 +70,7 @@ class ColumnLevels:
         # -zero * scale - W.
         start, inverse, scale = self._rounding[self._group_list[position]]
         torch.addcmul(start, target, inverse, out=level)
-        torch.addcmul(
-            base,
-            self._nearest(level),
-            scale,
-            out=out,
-        )
+        torch.addcmul(base, self._nearest(level), scale, out=out)
 
     def zero_values(self, start: int, stop: int) -> Any:
         """Return ``zero * scale`` of some columns: the value of level 0, negated.
@@ -160,28 +155,15 @@ class ColumnRounder:
             # A matrix product for the earlier parts of the block; within a part, column by column.
             if part:
                 self._target[part:stop].addmm_(
-                    self._feedback[part:stop, :part],
-                    E[:part],
-                    alpha=-1,
+                    self._feedback[part:stop, :part], E[:part], alpha=-1
                 )
             # threads that wait for each other at each short operation take 100 times as long on a
             # busy machine
             with one_thread():
-                self._round_part(
-                    start,
-                    part,
-                    stop,
-                    first if part == 0 else None,
-                )
+                self._round_part(start, part, stop, first if part == 0 else None)
             E[part:stop] = self._E[: stop - part]
 
-    def _round_part(
-        self,
-        start: int,
-        part: int,
-        stop: int,
-        first: Any,
-    ) -> None:
+    def _round_part(self, start: int, part: int, stop: int, first: Any) -> None:
         # local names: attribute look-ups count in this loop
         targets = self._target_rows
         bases = self._base_rows
@@ -193,9 +175,7 @@ class ColumnRounder:
             index = column - part
             if index:
                 target.addmv_(
-                    self._E_before[index],
-                    self._feedback_rows[column],
-                    alpha=-1,
+                    self._E_before[index], self._feedback_rows[column], alpha=-1
                 )
             round_column(
                 start + column,

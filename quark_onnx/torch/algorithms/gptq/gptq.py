@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter, itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -138,19 +137,18 @@ class GPTQ:
         )
         # A Cholesky factorization takes n^3 / 3 operations.
         factored = sum(inputs**3 for _, inputs in shapes.groups) / 3
-        most = max(map(itemgetter(1), shapes.layers.values()), default=0)
+        most = max((inputs for _, inputs in shapes.layers.values()), default=0)
         widest, columns = 0, 0
         for (_, inputs), outputs in shapes.groups.items():
             # Both candidates of scales are swept side by side.
             rows = outputs * (1 + self.search_scales)
-            parts = -(-rows // max(1, AT_ONCE // max(1, inputs)))
+            sweeps = -(-rows // max(1, AT_ONCE // max(1, inputs)))
             widest = max(widest, rows * inputs)
-            columns += parts * inputs
+            columns += sweeps * inputs
         kept, runs = replayed(shapes, both)
         # Hessians, and the larger of a copy during the factorization and the sweep
         memory = 4 * both * largest_stage(shapes) + max(
-            4 * most**2,
-            _SWEPT * 4 * min(widest, AT_ONCE),
+            4 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)
         )
         products = (2 * both - 1.5) * shapes.hessians + factored
         return shapes.runs(runs) + Cost(
@@ -185,10 +183,11 @@ class GPTQ:
         Raises:
             DataError: a layer's inputs are not finite.
         """
-        weights = dict[str, Any]()
-        for name, weight, _ in job.weights():
-            if kind_of(job.layers[name][0]) in _KINDS:
-                weights[name] = weight
+        weights = {
+            name: weight
+            for name, weight, _ in job.weights()
+            if kind_of(job.layers[name][0]) in _KINDS
+        }
         result = dict(quantized_weights)
         outcomes = list[Outcome]()
         for name, (module, _) in job.layers.items():
@@ -203,12 +202,7 @@ class GPTQ:
         job.replay = Replay(job, stages, result)
         for index, stage in enumerate(stages):
             job.replay.begin(index)
-            stats = collect_hessians(
-                job,
-                stage,
-                job.replay,
-                exact=self.aims_at_float,
-            )
+            stats = collect_hessians(job, stage, job.replay, exact=self.aims_at_float)
             # Dequantized weights are not needed while codes are chosen.
             job.replay.rest()
             for group in stage.groups:
@@ -216,10 +210,7 @@ class GPTQ:
                 # Removed from ``stats``, so that each Hessian is freed as soon as its group is
                 # done.
                 outcomes += self.quantize_group(
-                    group,
-                    weights,
-                    stats.pop(group[0]),
-                    result,
+                    group, weights, stats.pop(group[0]), result
                 )
         release_memory()
         job.replay.begin(len(stages))
@@ -269,12 +260,7 @@ class GPTQ:
         diagonal = H.diagonal().clone()
         damping = self.damping_for(H)
         try:
-            solver = Solver.of(
-                H,
-                damping,
-                self.act_order,
-                keep=False,
-            )
+            solver = Solver.of(H, damping, self.act_order, keep=False)
         except ArithmeticError as error:
             raise DataError(
                 f"{self.name} cannot use what {name} reads: {error}"
@@ -282,11 +268,7 @@ class GPTQ:
         return GroupInputs(stats, diagonal, solver)
 
     def layer_search(
-        self,
-        name: str,
-        W: Any,
-        start: Quantized,
-        inputs: GroupInputs,
+        self, name: str, W: Any, start: Quantized, inputs: GroupInputs
     ) -> _LayerSearch:
         """Return the target of a layer with the codes so far.
 
@@ -295,14 +277,7 @@ class GPTQ:
         """
         solver = inputs.solver
         if not self._correction or inputs.stats.xd is None:
-            return _LayerSearch(
-                name,
-                Loss(W, solver.losses),
-                W,
-                None,
-                start,
-                solver,
-            )
+            return _LayerSearch(name, Loss(W, solver.losses), W, None, start, solver)
         # (inputs, outputs): X^T D W^T, the correlation of the inputs with the error upstream in the
         # outputs.
         pull = self._correction * (inputs.stats.xd @ W.t())
@@ -318,25 +293,22 @@ class GPTQ:
         # rows.
         if not self.search_scales or not has_ranges(start.spec):
             return _Candidates(search, (start,))
-        return _Candidates(
-            search,
-            (start, fitted(search.loss.weight, start, diagonal)),
-        )
+        return _Candidates(search, (start, fitted(search.loss.weight, start, diagonal)))
 
     def _quantize(self, batch: Sequence[_Candidates], solver: Solver) -> None:
         """Sweep the weights of a batch as a single matrix, and keep improved rows."""
         # One entry per candidate, with the levels of all weights.
-        levels = zip(*map(attrgetter("levels"), batch), strict=True)
-        targets = list(map(attrgetter("search.target"), batch))
+        levels = zip(*(candidates.levels for candidates in batch), strict=True)
+        targets = [candidates.search.target for candidates in batch]
         rounded = solver.quantize(
             joined(targets),
-            list(map(TensorLevels.stacked, levels)),
+            [TensorLevels.stacked(parts) for parts in levels],
             self.coordinate_descent_passes,
-            joined(list(map(attrgetter("search.first"), batch))),
+            joined([candidates.search.first for candidates in batch]),
         )
         # The rows of the batch go back to the layers they came from.
-        rows = list(map(len, targets))
-        parts = zip(*(part.split(rows) for part in rounded), strict=True)
+        rows = [len(target) for target in targets]
+        parts = zip(*(tensor.split(rows) for tensor in rounded), strict=True)
         for candidates, part in zip(batch, parts, strict=True):
             candidates.consider(Rounded(*part))
 
@@ -432,18 +404,14 @@ class _Candidates:
     @cached_property
     def levels(self) -> list[TensorLevels]:
         """The levels of the starts."""
-        levels = map(TensorLevels.of, self.starts)
+        levels = [TensorLevels.of(start) for start in self.starts]
         return [level for level in levels if level is not None]
 
     @property
     def kind(self) -> object:
         """A key that is equal for weights of a batch."""
         first = self.levels[0]
-        return (
-            first.levels_of,
-            first.scale.shape[1],
-            len(self.levels),
-        )
+        return first.levels_of, first.scale.shape[1], len(self.levels)
 
     def consider(self, rounded: Rounded) -> None:
         """Offer the result of a sweep, each row with the chosen scales, to the search."""
@@ -463,14 +431,14 @@ def _batches(candidates: Iterable[_Candidates]) -> Iterator[list[_Candidates]]:
     """
     batch = list[_Candidates]()
     count = 0
-    for each in candidates:
-        size = each.search.target.numel() * len(each.starts)
+    for layer in candidates:
+        size = layer.search.target.numel() * len(layer.starts)
         # Rows of one matrix must have the same levels, groups and number of candidates.
-        if batch and (each.kind != batch[0].kind or count + size > AT_ONCE):
+        if batch and (layer.kind != batch[0].kind or count + size > AT_ONCE):
             yield batch
             batch = []
             count = 0
-        batch.append(each)
+        batch.append(layer)
         count += size
     if batch:
         yield batch
@@ -539,11 +507,8 @@ class Qronos(GPTQ):
         # In float64: float32 would lose digits over 30 products.
         H = H.double()
         # a random start: a vector such as the row sums may be orthogonal to the eigenvector
-        vector = torch.randn(
-            len(H),
-            dtype=H.dtype,
-            generator=torch.Generator().manual_seed(0),
-        ).to(H.device)
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn(len(H), dtype=H.dtype, generator=generator).to(H.device)
         for _ in range(_POWER_ITERATIONS):
             # The norm after the last product approaches the greatest eigenvalue.
             vector = H @ (vector / vector.norm().clamp(min=1e-300))

@@ -43,11 +43,7 @@ class HessianStats:
     dd: Any = None
     count: int = 0
 
-    def add(
-        self,
-        x: torch.Tensor,
-        exact: torch.Tensor | None = None,
-    ) -> None:
+    def add(self, x: torch.Tensor, exact: torch.Tensor | None = None) -> None:
         """Add the inputs of a run; symmetric sums get their upper triangles only.
 
         Args:
@@ -109,13 +105,11 @@ class _InputReader:
 
     def _hook(self, name: str) -> Any:
         def hook(
-            module: nn.Module,
-            args: tuple[Any, ...],
-            named: dict[str, Any],
+            module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
         ) -> None:
             x = split_input(args, named)[0]
             self.inputs.setdefault(name, []).append(x.detach())
-            # The rest of the block would be computed for nothing.
+            # Further layers of the block would be computed for nothing.
             if name == self.last:
                 raise _AllRead
 
@@ -145,18 +139,16 @@ def collect_hessians(
         DataError: an input is infinite or not a number.
     """
     # Layers of a group read the same tensor and round it equally: one hook serves the group.
-    leaders = dict[str, Any]()
-    for group in stage.groups:
-        leaders[group[0]] = job.block.get_submodule(job.local(group[0]))
-    # The Hessian is that of the inputs after rounding, as the quantized layer multiplies them.
-    roundings = dict[str, Any]()
-    for name, quantized_layer in job.quantized({}, leaders).items():
-        roundings[name] = quantized_layer.input
+    names = [group[0] for group in stage.groups]
+    leaders = {name: job.block.get_submodule(job.local(name)) for name in names}
+    # Inputs are rounded as the quantized layer rounds them before it multiplies them.
+    quantized_layers = job.quantized({}, leaders)
+    roundings = {name: layer.input for name, layer in quantized_layers.items()}
     reader = _InputReader(job.block, leaders, stage.last)
     stats = {name: HessianStats() for name in leaders}
-    own = _inputs(job, reader, before, roundings, exact=exact)
+    samples = _inputs(job, reader, before, roundings, exact=exact)
     device = next(iter(leaders.values())).weight.device
-    for sample in distributed.in_order(own, device):
+    for sample in distributed.in_order(samples, device):
         for name, tensors in sample.items():
             stats[name].add(*tensors)
     for name, layer_stats in stats.items():
@@ -187,18 +179,18 @@ def _inputs(
             with job.put(before):
                 inputs = reader.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
-        found = dict[str, list[torch.Tensor]]()
+        arguments = dict[str, list[torch.Tensor]]()
         for name, tensors in inputs.items():
             rounding = roundings[name]
             x = _rows(tensors if rounding is None else map(rounding, tensors))
-            found[name] = [x]
+            arguments[name] = [x]
             if name not in exact_inputs:
                 continue
             exact_x = _rows(exact_inputs[name])
             # a layer that sees each token once is comparable row by row; an expert is not
             if len(x) == len(exact_x) == tokens:
-                found[name].append(exact_x)
-        yield found
+                arguments[name].append(exact_x)
+        yield arguments
 
 
 def _rows(tensors: Iterable[Any]) -> Any:

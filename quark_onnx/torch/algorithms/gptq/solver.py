@@ -132,18 +132,10 @@ class Solver:
         # Summed in float64 and rounded to float32 once.
         undamped = ordered.double() + dead[order]
         used = _escalate(
-            lambda share: _factor(flipped, HT, undamped + share * mean / unit),
-            damping,
+            lambda share: _factor(flipped, HT, undamped + share * mean / unit), damping
         )
         store_lower(flipped, HT)
-        return cls(
-            HT,
-            ordered,
-            order,
-            used,
-            dead * unit + used * mean,
-            unit,
-        )
+        return cls(HT, ordered, order, used, dead * unit + used * mean, unit)
 
     def solve(self, columns: torch.Tensor) -> torch.Tensor:
         """Multiply by the inverse of the damped Hessian.
@@ -157,9 +149,7 @@ class Solver:
         # H + ridge = unit * T^T T: two triangular solutions.
         T = self.HT.tril()
         half_solved = torch.linalg.solve_triangular(
-            T.t(),
-            columns[self.order] / self.unit,
-            upper=True,
+            T.t(), columns[self.order] / self.unit, upper=True
         )
         solved = torch.empty_like(columns)
         solved[self.order] = torch.linalg.solve_triangular(T, half_solved, upper=False)
@@ -198,10 +188,8 @@ class Solver:
 
     def _row_count(self, elements: int) -> int:
         """Return a number of rows, a multiple of 16, with about the given elements."""
-        return (
-            max(1, elements // max(1, len(self.diagonal)) // _ROW_MULTIPLE)
-            * _ROW_MULTIPLE
-        )
+        multiples = elements // max(1, len(self.diagonal)) // _ROW_MULTIPLE
+        return max(1, multiples) * _ROW_MULTIPLE
 
     def quantize(
         self,
@@ -237,11 +225,7 @@ class Solver:
             # block by block, to make no copy of the whole E in the order of the weight
             for left, right in panels(len(position), BLOCK):
                 E_block = E.index_select(0, position[left:right]).t()
-                torch.add(
-                    E_block,
-                    W[rows, left:right],
-                    out=Q[rows, left:right],
-                )
+                torch.add(E_block, W[rows, left:right], out=Q[rows, left:right])
             cost[rows] = unscaled * self.unit
         return Rounded(Q, choice, cost)
 
@@ -263,11 +247,7 @@ class Solver:
             start = first[:, self.order[0]].repeat(len(candidates))
         columns = ColumnLevels(TensorLevels.stacked(candidates), self.order)
         E, Err, cost = self._sweep(
-            W,
-            len(candidates),
-            columns,
-            start,
-            keep_err=bool(descent_passes),
+            W, len(candidates), columns, start, keep_err=bool(descent_passes)
         )
         E, Err, cost, levels, choice = _choose(E, Err, cost, candidates)
         # The descent goes on with the chosen scales alone.
@@ -324,11 +304,7 @@ class Solver:
             target = rounder.target(stop - start)
             if start:
                 torch.addmm(
-                    W_block,
-                    feedback[:, :start],
-                    E[:start],
-                    alpha=-1,
-                    out=target,
+                    W_block, feedback[:, :start], E[:start], alpha=-1, out=target
                 )
             else:
                 target.copy_(W_block)
@@ -350,24 +326,12 @@ class Solver:
         """Return Err = T E, (inputs, rows)."""
         Err = torch.empty_like(E)
         for start, stop in panels(len(E)):
-            torch.mm(
-                self.HT[start:stop, start:stop].tril(),
-                E[start:stop],
-                out=Err[start:stop],
-            )
-            Err[start:stop].addmm_(
-                self.HT[start:stop, :start],
-                E[:start],
-            )
+            T_block = self.HT[start:stop, start:stop].tril()
+            torch.mm(T_block, E[start:stop], out=Err[start:stop])
+            Err[start:stop].addmm_(self.HT[start:stop, :start], E[:start])
         return Err
 
-    def _descend(
-        self,
-        W: Any,
-        E: Any,
-        Err: Any,
-        columns: ColumnLevels,
-    ) -> Any:
+    def _descend(self, W: Any, E: Any, Err: Any, columns: ColumnLevels) -> Any:
         """Move each column to the best level for fixed other columns.
 
         Args:
@@ -389,19 +353,10 @@ class Solver:
             Q_block = self._ordered(W, start, stop).add_(E[start:stop])
             # the gradient T^T Err of the block; rows before the block hold the moves of columns
             # that have changed since Err was computed, and enter by H
-            torch.mm(
-                self.HT[start:stop, start:stop].tril().t(),
-                Err_block,
-                out=target,
-            )
-            target.addmm_(
-                self.HT[stop:, start:stop].t(),
-                Err[stop:],
-            )
-            target.addmm_(
-                self.HT[:start, start:stop].t(),
-                Err[:start],
-            )
+            T_block = self.HT[start:stop, start:stop].tril()
+            torch.mm(T_block.t(), Err_block, out=target)
+            target.addmm_(self.HT[stop:, start:stop].t(), Err[stop:])
+            target.addmm_(self.HT[:start, start:stop].t(), Err[:start])
             # the minimum of a parabola: q - gradient / curvature
             target.div_(-diagonal).add_(Q_block)
             feedback = self.HT[start:stop, start:stop].triu(1).t() / diagonal
@@ -422,10 +377,7 @@ class Solver:
 
 
 def _choose(
-    E: Any,
-    Err: Any,
-    cost: Any,
-    candidates: Sequence[TensorLevels],
+    E: Any, Err: Any, cost: Any, candidates: Sequence[TensorLevels]
 ) -> tuple[Any, Any, Any, TensorLevels, Any]:
     """Select the candidate with the least cost for each row.
 
@@ -455,11 +407,7 @@ def _choose(
 
 
 def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
-    """Return the least damping for which an attempt succeeds.
-
-    Raises:
-        ArithmeticError: no damping suffices.
-    """
+    """Return the least damping for which an attempt succeeds."""
     share = damping
     while not attempt(share):
         # From 0, the escalation starts at 1e-5.

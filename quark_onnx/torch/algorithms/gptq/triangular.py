@@ -46,10 +46,7 @@ def add_products(total: torch.Tensor, x: torch.Tensor) -> None:
     """
     for start, stop in distributed.dealt(list(panels(len(total)))):
         # Panel by panel from the diagonal on: half of the work of the full product.
-        total[start:stop, start:].addmm_(
-            x[:, start:stop].t(),
-            x[:, start:],
-        )
+        total[start:stop, start:].addmm_(x[:, start:stop].t(), x[:, start:])
 
 
 def mirror(total: torch.Tensor) -> None:
@@ -66,9 +63,7 @@ def mirror(total: torch.Tensor) -> None:
 
 
 def quadratic_form(
-    rows: torch.Tensor,
-    matrix: torch.Tensor,
-    diagonal: torch.Tensor,
+    rows: torch.Tensor, matrix: torch.Tensor, diagonal: torch.Tensor
 ) -> torch.Tensor:
     """Return x^T S x for each row x and a symmetric matrix S.
 

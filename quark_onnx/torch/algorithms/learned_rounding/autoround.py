@@ -34,7 +34,7 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
 from quark_onnx.torch.runtime.reductions import total
 
-#: How often the whole error is computed on the way.
+#: How many times the error on all samples is computed during the descent.
 _LOOKS = 10
 
 
@@ -43,23 +43,23 @@ _LOOKS = 10
 class SignedRounding:
     """Train the rounding and the ranges of a block's weights on the output error of the block.
 
-    Of all that is looked at on the way, the start and means of the descent's last steps among it,
-    the best is kept.
+    The best of all evaluated states is kept: the start, states during the descent, and running
+    means of the last steps.
 
-    The same number of threads gives the same codes; products of float32 differ in their last bits
-    between numbers of threads, and the way of a descent with them.
+    The same number of threads gives the same codes. Products of float32 differ in their last bits
+    between numbers of threads, so that the descent takes another course.
 
     Attributes:
-        steps: of the descent.
-        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it
-            falls to nothing towards the last one. 1 / steps if None.
-        minmax_lr: how far an end of a range moves, as a share of it, and accordingly less where it
-            has more than 15 steps; as lr if None.
-        batch: samples that a step looks at; more where the data has more in one batch, as those are
-            run together.
+        steps: number of steps of the descent.
+        lr: the learning rate of roundings in the first step, as a share of the distance of two
+            codes. The rate falls to nothing towards the last step. 1 / steps if None.
+        minmax_lr: the learning rate of the ends of ranges, as a share of the range, and accordingly
+            less for ranges of more than 15 steps; as lr if None.
+        batch: samples per step; more where a batch of the data has more samples, which run
+            together.
         tune_ranges: whether to train ranges at all.
-        optimizer: "adam", or "sign", which is the paper's: every step has the same length.
-        seed: of the order of the samples.
+        optimizer: "adam", or "sign" as in the paper: every step has the same length.
+        seed: the seed of the order of samples.
     """
 
     name: ClassVar[str] = "autoround"
@@ -93,7 +93,7 @@ class SignedRounding:
         passes = self.steps * share * (1 + BACKWARD) + 2 * _LOOKS + 1
         # shifts, gradients, two moments, means and the best, in float32, in addition to the
         # weights; and the activations of one sample
-        widths = sum(map(sum, shapes.layers.values()))
+        widths = sum(sum(shape) for shape in shapes.layers.values())
         kept = shapes.tokens // max(1, shapes.samples) * widths
         state = 4 * (9 * shapes.count + kept) // max(1, shapes.blocks)
         return shapes.runs(passes) + Cost(
@@ -102,14 +102,12 @@ class SignedRounding:
         )
 
     def __call__(
-        self,
-        job: BlockJob,
-        made: Mapping[str, Quantized],
+        self, job: BlockJob, made: Mapping[str, Quantized]
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose codes; the error of the block on the data does not grow.
 
         Raises:
-            DataError: what the float block computes is infinite or no number.
+            DataError: the output of the float block is infinite or no number.
         """
         trained = dict[str, TrainableWeight]()
         outcomes = list[Outcome]()
@@ -121,9 +119,10 @@ class SignedRounding:
         if not trained or not job.calls:
             return dict(made), outcomes
         # Layers that are not trained run with their codes: their errors are part of the block's.
-        layers = dict[str, Training]()
-        for name, layer in job.quantized(made).items():
-            layers[name] = Training(layer, trained.get(name))
+        layers = {
+            name: Training(layer, trained.get(name))
+            for name, layer in job.quantized(made).items()
+        }
         block = _Block(job, list(layers.values()))
         # Before training: no error would be finite, and every state as good as any other.
         if not all(torch.isfinite(target).all() for target in job.targets):
@@ -137,52 +136,27 @@ class SignedRounding:
         power = (
             sum(float(total(target.float().square())) for target in job.targets) or 1.0
         )
-        outcomes.append(
-            Outcome(
-                job.name,
-                self.name,
-                before / power,
-                after / power,
-                f"{self.steps} steps",
-            ),
-        )
-        result = dict(made)
-        for name, trained_weight in trained.items():
-            result[name] = trained_weight.made()
-        return result, outcomes
+        note = f"{self.steps} steps"
+        outcome = Outcome(job.name, self.name, before / power, after / power, note)
+        codes = {name: weight.made() for name, weight in trained.items()}
+        return dict(made) | codes, [*outcomes, outcome]
 
     def _train(
-        self,
-        block: _Block,
-        trained: Sequence[TrainableWeight],
+        self, block: _Block, trained: Sequence[TrainableWeight]
     ) -> tuple[float, float]:
         """Train, restore the best state, and return the squared error before and after."""
-        if self.lr is None:
-            # As in the paper: with a rate that falls linearly, signed steps sum up to half a code.
-            lr = 1 / self.steps
-        else:
-            lr = self.lr
-        range_lr = lr if self.minmax_lr is None else self.minmax_lr
-        descent = Descent(
-            trained,
-            self.steps,
-            lr,
-            range_lr if self.tune_ranges else None,
-            self.optimizer,
-        )
+        # As in the paper: with a rate that falls linearly, signed steps sum up to half a code.
+        lr = 1 / self.steps if self.lr is None else self.lr
+        range_lr = None
+        if self.tune_ranges:
+            range_lr = lr if self.minmax_lr is None else self.minmax_lr
+        descent = Descent(trained, self.steps, lr, range_lr, self.optimizer)
         # The start is a candidate as well, so that the error never grows.
         before = descent.look(block.error)
         looked_at = set(looks(self.steps, _LOOKS))
         # draws() never ends; range() sets the number of steps.
-        for step, chosen in zip(
-            range(self.steps),
-            draws(
-                len(block),
-                block.calls(self.batch),
-                self.seed,
-            ),
-            strict=False,
-        ):
+        batches = draws(len(block), block.calls(self.batch), self.seed)
+        for step, chosen in zip(range(self.steps), batches, strict=False):
             block.descend(chosen, descent.leaves)
             # The rate falls linearly to 1 / steps of the first.
             descent.step(1 - step / self.steps)
@@ -210,8 +184,8 @@ class Training(nn.Module):
     Roundings of activations hand gradients through.
 
     Args:
-        layer: how it computes.
-        trained: None where its weight stays.
+        layer: the quantized layer.
+        trained: the weight in training; None for a layer that keeps its weight.
     """
 
     def __init__(self, layer: QuantizedLayer, trained: TrainableWeight | None) -> None:
@@ -234,37 +208,29 @@ class Training(nn.Module):
     @property
     def round_keys(self) -> Any:
         """The rounding of rotated keys; None for a layer that computes no keys."""
-        own = self.layer.round_keys
-        if own is None:
-            return None
-        # Straight-through: values of the rounding, gradients of the identity.
-        return lambda keys: through(keys, own(keys.detach()))
+        return _straight_through(self.layer.round_keys)
 
     @property
     def round_probabilities(self) -> Any:
-        """The rounding of attention probabilities.
+        """The rounding of attention probabilities; None if their scale is in another layer."""
+        return _straight_through(self.layer.round_probabilities)
 
-        None where it is not this layer that has their scale.
-        """
-        own = self.layer.round_probabilities
-        if own is None:
-            return None
-        return lambda found: through(found, own(found.detach()))
-
-    def forward(
-        self,
-        input: torch.Tensor,
-        *more: Any,
-        **named: Any,
-    ) -> torch.Tensor:
+    def forward(self, input: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         """Compute the output of the quantized layer."""
         layer = self.layer
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
             input = through(input, layer.input(input.detach()))
-        found = layer.compute(input, self.weight, more, named)
+        output = layer.compute(input, self.weight, more, named)
         if layer.output is None:
-            return found
-        return through(found, layer.rounded(found.detach()))
+            return output
+        return through(output, layer.rounded(output.detach()))
+
+
+def _straight_through(rounding: Any) -> Any:
+    """Return a rounding with the gradients of the identity, if there is a rounding."""
+    if rounding is None:
+        return None
+    return lambda x: through(x, rounding(x.detach()))
 
 
 def renew(layers: Iterable[Training]) -> None:
@@ -274,41 +240,35 @@ def renew(layers: Iterable[Training]) -> None:
 
 
 def descend(
-    layers: Sequence[Training],
-    losses: Iterator[Any],
-    leaves: Sequence[Any],
+    layers: Sequence[Training], losses: Iterator[Any], leaves: Sequence[Any]
 ) -> None:
     """Add the gradients of a sum of losses to the leaves, one loss at a time to save memory."""
     with torch.enable_grad():
         weights = _weights(layers)
         for layer, weight in zip(layers, weights, strict=True):
-            # The graph is cut at the weights: every sample adds to their gradients, and the way
-            # from weights to roundings and ranges is walked back only once.
+            # The graph is cut at the weights: every sample adds to their gradients, and the
+            # gradients of roundings and ranges follow from these only once.
             layer.current = weight.detach().requires_grad_(True)
         ends = [layer.current for layer in layers]
         for loss in losses:
-            # it does not where the block runs none of the trained layers
+            # A loss requires no gradient if the block runs none of the trained layers.
             if loss.requires_grad:
                 loss.backward(inputs=ends)
         # The gradients of the last step are dropped.
         for leaf in leaves:
             leaf.grad = torch.zeros_like(leaf)
-        slopes = list(map(_slope, ends))
-        torch.autograd.backward(weights, slopes, inputs=list(leaves))
-
-
-def _slope(end: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a weight; zeros where no sample reaches the layer, as an expert's."""
-    if end.grad is None:
-        return torch.zeros_like(end)
-    return end.grad
+        # Zeros for a layer that no sample reaches, such as an expert.
+        gradients = [
+            torch.zeros_like(end) if end.grad is None else end.grad for end in ends
+        ]
+        torch.autograd.backward(weights, gradients, inputs=list(leaves))
 
 
 def _weights(layers: Iterable[Training]) -> list[Any]:
     return [
-        outputs_first(each.trained.weight(), each.layer.kind)
-        for each in layers
-        if each.trained is not None
+        outputs_first(layer.trained.weight(), layer.layer.kind)
+        for layer in layers
+        if layer.trained is not None
     ]
 
 
@@ -330,14 +290,12 @@ class _Block:
     def calls(self, samples: int) -> int:
         """Return the number of calls, at least 1, that hold the given samples."""
         # (samples, tokens, features): a call may hold several samples.
-        known: int = sum(call.hidden.shape[0] for call in self._job.calls)
-        return max(1, round(samples * len(self) / max(1, known)))
+        count: int = sum(call.hidden.shape[0] for call in self._job.calls)
+        return max(1, round(samples * len(self) / max(1, count)))
 
     def _squares(self, index: int) -> Any:
-        job = self._job
-        return (
-            job.calls[index].run(job.block).float() - job.targets[index].float()
-        ).square()
+        output = self._job.calls[index].run(self._job.block)
+        return (output.float() - self._job.targets[index].float()).square()
 
     def error(self) -> float:
         """Return the sum of squared errors over all samples; infinite for NaN."""
@@ -350,14 +308,9 @@ class _Block:
                 for index in range(len(self))
             )
         # NaN would compare as no worse than anything.
-        if error == error:
-            return error
-        return float("inf")
+        return error if error == error else float("inf")
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
         """Add the gradients of some samples to the leaves."""
-        descend(
-            self._layers,
-            (self._squares(index).mean() for index in chosen),
-            leaves,
-        )
+        losses = (self._squares(index).mean() for index in chosen)
+        descend(self._layers, losses, leaves)

@@ -1,7 +1,7 @@
 """Distillation: train the rounding of all weights on the predictions of the float model.
 
 Liu et al. 2023, "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models": the
-float model is the teacher, and writes the text that is learned from. What is trained is that of
+float model is the teacher, and writes the training text. Roundings and ranges are trained as by
 ``SignedRounding``.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -48,10 +47,10 @@ from quark_onnx.torch.models.quantized_layer import (
 from quark_onnx.torch.models.structure import put_modules, vocabulary_of
 from quark_onnx.torch.runtime.reductions import total
 
-#: How often the divergence on all of the data is computed on the way.
+#: How many times the divergence on all of the data is computed during the descent.
 _LOOKS = 20
-#: What is kept beside the descent: steps that are done, the divergence in front of the first, the
-#: text.
+#: Entries of a stored state besides those of the descent: the finished steps, the divergence before
+#: the first step, and the text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
 _WRITTEN = 64
@@ -63,21 +62,21 @@ _LOGITS = 1 << 25
 class Distillation:
     """Train roundings and ranges of all weights on the divergence from the float model.
 
-    The float model writes the text that is trained on, each sequence from the first token of a
-    sample of the calibration data. That data itself is never trained on: of all that is looked at
-    on the way, the start and the mean of the descent's last steps, what diverges least on it is
-    kept.
+    The float model writes the training text, each sequence from the first token of a sample of the
+    calibration data. The calibration data itself is not trained on, but selects the result: of the
+    start and the running means that are evaluated, the state with the least divergence on the data
+    is kept.
 
     The whole model is in memory, with thirteen numbers for each weight that is trained. The same
     number of threads gives the same codes, as with ``SignedRounding``.
 
     Attributes:
-        steps: of the descent.
-        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it
-            falls to nothing towards the last one.
-        batch: sequences that a step looks at.
-        sequences: that are written, as long as those of the data.
-        seed: of what is written, and of the order in which it is read.
+        steps: number of steps of the descent.
+        lr: the learning rate of roundings in the first step, as a share of the distance of two
+            codes. The rate falls to nothing towards the last step.
+        batch: sequences per step.
+        sequences: number of written sequences, which are as long as those of the data.
+        seed: the seed of the text and of the order of its sequences.
     """
 
     name: ClassVar[str] = "distill"
@@ -121,19 +120,19 @@ class Distillation:
         """Choose codes; the divergence on the data does not grow.
 
         Args:
-            model: with its quantized layers.
+            model: the model with its quantized layers.
             layers: the float layers, by their names in the model.
-            data: batches that the model is run on: token ids of shape (samples, tokens), or dicts
-                that have them.
+            data: batches of token ids of shape (samples, tokens), or dicts that have them.
             progress: whether to show a progress bar; None shows it if stderr is a terminal.
-            state: where the descent is kept at each look, and goes on from; None keeps nothing.
+            state: the storage of the descent, which is written at each evaluation and read at the
+                start; None stores nothing.
 
         Raises:
             DataError: the data has no token ids.
             ModelError: the model writes no text.
         """
         # Each row is a sequence of its own, (tokens,).
-        rows = list(chain.from_iterable(map(_ids, data)))
+        rows = [row for batch in data for row in _ids(batch)]
         trained = dict[str, Training]()
         outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():
@@ -145,57 +144,43 @@ class Distillation:
                 outcomes.append(untrainable(name, self.name, layer.quantized))
                 continue
             weight = outputs_first(float_layer.weight.detach(), kind_of(float_layer))
-            trained[name] = Training(
-                layer,
-                TrainableWeight(weight, layer.quantized, steps),
-            )
+            trainable = TrainableWeight(weight, layer.quantized, steps)
+            trained[name] = Training(layer, trainable)
         if not trained:
             return outcomes
-        pair = _Pair(
-            model,
-            {name: layers[name][0] for name in trained},
-            trained,
-        )
+        floats = {name: layers[name][0] for name in trained}
+        pair = _Pair(model, floats, trained)
         with (
             _frozen(model),
             Progress(progress, self.steps, "distilling", "step") as bar,
         ):
-            before, after = self._train(
-                pair,
-                rows,
-                bar,
-                state or State(),
-            )
-        for each in trained.values():
-            assert each.trained is not None
-            each.layer.quantized = each.trained.made()
+            before, after = self._train(pair, rows, bar, state or State())
+        for training in trained.values():
+            assert training.trained is not None
+            training.layer.quantized = training.trained.made()
         note = f"divergence in nats for each token, {self.steps} steps"
         return [*outcomes, Outcome("", self.name, before, after, note)]
 
     def _train(
-        self,
-        pair: _Pair,
-        rows: Sequence[Any],
-        bar: Progress,
-        state: State,
+        self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State
     ) -> tuple[float, float]:
         """Train the leaves, restore the best state, and return the divergence before and after."""
         weights = [
-            value
-            for value in (each.trained for each in pair.trained.values())
-            if value is not None
+            layer.trained
+            for layer in pair.trained.values()
+            if layer.trained is not None
         ]
         descent = Descent(weights, self.steps, self.lr, self.lr)
-        found = state.read()
+        stored = state.read()
         done = 0
         # begins anew where something is missing
-        if descent.fits(found) and found.keys() >= set(_OWN):
+        if descent.fits(stored) and stored.keys() >= set(_OWN):
             descent.restore(
-                {key: value for key, value in found.items() if key not in _OWN}
+                {name: tensor for name, tensor in stored.items() if name not in _OWN}
             )
-            done = int(found["done"])
-            before = float(found["before"])
-            written = list(found["written"])
+            done = int(stored["done"])
+            before = float(stored["before"])
+            written = list(stored["written"])
         else:
             with pair.teacher():
                 # The teacher writes before anything is trained; a resumed run reads the same text
@@ -203,26 +188,23 @@ class Distillation:
                 written = _written(pair.model, rows, self)
             before = descent.look(lambda: pair.divergence(rows))
         looked_at = set(looks(self.steps, _LOOKS))
-        for step, chosen in zip(
-            range(self.steps),
-            draws(len(written), self.batch, self.seed),
-            strict=False,
-        ):
+        batches = draws(len(written), self.batch, self.seed)
+        for step, chosen in zip(range(self.steps), batches, strict=False):
             # A resumed run draws the samples of finished steps, too, so that the order stays.
             if step < done:
                 continue
-            pair.descend([written[key] for key in chosen], descent.leaves)
+            pair.descend([written[index] for index in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
-                # the rows are few, and one place's may be luck
+                # Only means: with few rows, a single state may be better by luck.
                 descent.look_at_means(lambda: pair.divergence(rows))
-                own = (
+                entries = (
                     torch.tensor(step + 1),
                     # A State holds tensors alone.
                     torch.tensor(before, dtype=torch.float64),
                     torch.stack(written),
                 )
-                state.write(descent.state() | dict(zip(_OWN, own, strict=True)))
+                state.write(descent.state() | dict(zip(_OWN, entries, strict=True)))
             bar.update(step + 1)
         return before, descent.finish()
 
@@ -231,15 +213,12 @@ class _Pair:
     """A quantized model that shares everything but weights with the float model.
 
     Args:
-        model: with its quantized layers; ends with them.
+        model: the model; each context puts its quantized layers back at the end.
         floats, trained: layers by their names in the model.
     """
 
     def __init__(
-        self,
-        model: Any,
-        floats: Mapping[str, Any],
-        trained: Mapping[str, Training],
+        self, model: Any, floats: Mapping[str, Any], trained: Mapping[str, Training]
     ) -> None:
         self.model = model
         self._floats = floats
@@ -257,9 +236,7 @@ class _Pair:
         try:
             yield
         finally:
-            quantized = dict[str, Any]()
-            for name, each in self.trained.items():
-                quantized[name] = each.layer
+            quantized = {name: layer.layer for name, layer in self.trained.items()}
             put_modules(self.model, quantized)
 
     def divergence(self, rows: Sequence[Any]) -> float:
@@ -271,18 +248,15 @@ class _Pair:
             for part in self._parts(rows):
                 sums.append(self._sum(part))
                 counts.append(part.numel())
-        divergence = sum(map(float, sums)) / sum(counts)
+        divergence = sum(float(part_sum) for part_sum in sums) / sum(counts)
         # NaN would compare as no worse than anything.
         return divergence if divergence == divergence else float("inf")
 
     def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Add the gradients of some sequences to the leaves."""
         count = sum(row.numel() for row in rows)
-        descend(
-            list(self.trained.values()),
-            (self._sum(part) / count for part in self._parts(rows)),
-            leaves,
-        )
+        losses = (self._sum(part) / count for part in self._parts(rows))
+        descend(list(self.trained.values()), losses, leaves)
 
     def _sum(self, ids: Any) -> Any:
         """Return the summed divergence over all tokens of ids, (samples, tokens)."""
@@ -290,9 +264,9 @@ class _Pair:
             # (samples, tokens, vocabulary), of the float model.
             wanted = torch.log_softmax(_logits(self.model, ids), -1)
         with self._put(self.trained):
-            found = torch.log_softmax(_logits(self.model, ids), -1)
+            predicted = torch.log_softmax(_logits(self.model, ids), -1)
         # KL(float || quantized), summed over vocabulary and tokens, in nats.
-        return total(F.kl_div(found, wanted, log_target=True, reduction="none"))
+        return total(F.kl_div(predicted, wanted, log_target=True, reduction="none"))
 
     def _parts(self, rows: Sequence[Any]) -> Iterator[Any]:
         """Yield batches of sequences of equal length, (samples, tokens)."""
@@ -300,10 +274,9 @@ class _Pair:
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
         # As many sequences as their logits fit into _LOGITS numbers, at least one.
-        for length, same in by_length.items():
-            yield from torch.stack(same).split(
-                max(1, _LOGITS // (length * vocabulary_of(self.model))),
-            )
+        for length, alike in by_length.items():
+            count = max(1, _LOGITS // (length * vocabulary_of(self.model)))
+            yield from torch.stack(alike).split(count)
 
 
 def _logits(model: Any, ids: Any) -> Any:
@@ -312,41 +285,30 @@ def _logits(model: Any, ids: Any) -> Any:
 
 def _ids(batch: Any) -> Any:
     """Return the token ids of a batch, (samples, tokens)."""
-    if isinstance(batch, Mapping):
-        found = batch.get("input_ids")
-    else:
-        found = batch
-    if (
-        not isinstance(found, torch.Tensor)
-        or found.ndim != 2
-        or found.is_floating_point()
-    ):
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
         raise DataError(
             "distill learns from token ids of shape (samples, tokens); the data yields"
             " something else",
         )
-    return found
+    return ids
 
 
 @contextlib.contextmanager
 def _frozen(model: Any) -> Iterator[None]:
     """Disable the gradients of parameters inside the context."""
     # Gradients of parameters would take as much memory as the model, and nobody reads them.
-    moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in moving:
+    parameters = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    for parameter in parameters:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in moving:
+        for parameter in parameters:
             parameter.requires_grad_(True)
 
 
-def _written(
-    model: Any,
-    rows: Sequence[Any],
-    how: Distillation,
-) -> list[Any]:
+def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
     """Sample sequences of token ids, (tokens,), from the model's own predictions."""
     if not hasattr(model, "generate"):
         raise ModelError(
@@ -355,7 +317,7 @@ def _written(
         )
     from transformers import GenerationConfig
 
-    length = max(map(len, rows))
+    length = max(len(row) for row in rows)
     if length < 2:
         raise DataError("distill needs samples of two tokens or more")
     # (sequences, 1): the samples are used in turn.
@@ -369,7 +331,7 @@ def _written(
         min_length=length,
         pad_token_id=0,
     )
-    found = list[Any]()
+    sequences = list[Any]()
     # The seed holds in here alone: the caller's random state is restored.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
@@ -379,9 +341,9 @@ def _written(
                 " float tensors",
             )
         for part in first.split(_WRITTEN):
-            found += model.generate(
+            sequences += model.generate(
                 part,
                 attention_mask=torch.ones_like(part),
                 generation_config=settings,
             )
-    return [row[:length] for row in found]
+    return [sequence[:length] for sequence in sequences]

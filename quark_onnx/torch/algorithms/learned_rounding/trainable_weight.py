@@ -1,8 +1,8 @@
 """A quantized weight whose roundings and scales gradient descent can change.
 
 Every rounding hands gradients straight through (Bengio et al. 2013, "Estimating or Propagating
-Gradients Through Stochastic Neurons for Conditional Computation"). What is computed on the way is,
-bit for bit, what the codes stand for.
+Gradients Through Stochastic Neurons for Conditional Computation"). Values in training equal the
+dequantized codes bit for bit.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from quark_onnx.torch.formats import block_formats
 from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
-#: The least and the most that a range may become, as a share of what it was.
+#: The least and the greatest range, as shares of the original range.
 _SHARES = (0.1, 1.0)
-#: How far a value may be shifted, in steps.
+#: The greatest shift of a value, in steps.
 _REACH = 0.5
-#: How far from the middle of what is rounded to a code, in steps, a value begins that an algorithm
-#: has moved there.
+#: For a value whose code an algorithm has chosen, the initial distance in steps from the middle of
+#: the interval that is rounded to the code.
 _FROM_MIDDLE = 0.45
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        x: torch.Tensor,
-        rounded: torch.Tensor,
+        ctx: FunctionCtx, x: torch.Tensor, rounded: torch.Tensor
     ) -> torch.Tensor:
         # A view, since autograd treats an input that is returned as it is apart.
         return rounded.view_as(rounded)
@@ -65,16 +63,15 @@ class TrainableWeight:
 
     Args:
         weight: floats of shape (outputs, ...).
-        start: its codes; ``made`` returns these until a leaf is moved.
-        steps: those of ``start``.
+        start: the codes of the weight; ``made`` returns these until a leaf is moved.
+        steps: the levels of ``start``.
 
     Attributes:
-        shift: what is added to every value before it is rounded, in steps, -0.5 to 0.5; further
-            where ``start`` is.
-        high: what the greatest value that has a code is multiplied by, for each scale; the least
-            one, too, where the format is symmetric. At most 1.
-        low: what the least value that has a code is multiplied by; None where the format is
-            symmetric.
+        shift: the summand of every value before rounding, in steps, -0.5 to 0.5; more where the
+            code in ``start`` is farther away.
+        high: the factor of the upper end of the range for each scale, at most 1; also of the lower
+            end where the format is symmetric.
+        low: the factor of the lower end; None where the format is symmetric.
     """
 
     def __init__(self, weight: Any, start: Quantized, steps: TensorLevels) -> None:
@@ -94,19 +91,14 @@ class TrainableWeight:
             self._unit = 1.0 if self._element else 2.0**-6  # MXINT8 has 1/64
         # Broadcastable against the values: (rows, blocks, 1), (rows, 1) or ().
         self._scale = self._spread(scale)
-        self._zero: Any = (
-            None if start.zero is None else self._spread(start.zero.float())
-        )
-        asymmetric = (
-            isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
-        )
+        self._zero: Any = None
+        if start.zero is not None:
+            self._zero = self._spread(start.zero.float())
         # A factor for each scale; symmetric formats have one end, others two.
         self.high = torch.ones_like(self._scale)
-        self.low: torch.Tensor | None
-        if asymmetric:
+        self.low: torch.Tensor | None = None
+        if isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric:
             self.low = torch.ones_like(self._scale)
-        else:
-            self.low = None
         self.shift = torch.zeros_like(self._reals)
         self._reach = self._reproduce()
         for leaf in self.leaves():
@@ -119,47 +111,38 @@ class TrainableWeight:
             return in_blocks(matrix, self._spec.group)
         return matrix
 
-    def _spread(self, each: Any) -> Any:
+    def _spread(self, parameter: Any) -> Any:
         """Broadcast a parameter of each scale to the values."""
-        if each.ndim:
-            return each.reshape(
-                *each.shape,
-                *[1] * (self._reals.ndim - each.ndim),
-            )
-        return each
+        if not parameter.ndim:
+            return parameter
+        missing = self._reals.ndim - parameter.ndim
+        return parameter.reshape(*parameter.shape, *[1] * missing)
 
     def _reproduce(self) -> Any:
-        """Initialize the offsets of values whose codes are not the nearest.
+        """Initialize the shifts of values whose codes are not the nearest; return the shift limits.
 
-        The greatest shift that is allowed.
-
-        They come to lie close to the end of what is rounded to the code, on the side of the value:
-        those that an algorithm has moved for no lasting reason find back.
+        Such a value starts close to the end of the interval that is rounded to the code, on its own
+        side: a code that an algorithm has chosen for no lasting reason can change back.
         """
         scale, zero = self._grid()
         units = self._reals / scale
         wanted = self._matrix(self._start.dequantize(torch.float32))
-        other = self._values(units, zero) * scale != wanted
-        if not other.any():
+        differs = self._values(units, zero) * scale != wanted
+        if not differs.any():
             return torch.full((), _REACH, device=units.device)
         # The distance from the value to the code that was chosen, in steps.
         middle = (wanted / scale - units) / self._spacing(units)
-        self.shift = torch.where(
-            other,
-            middle - _FROM_MIDDLE * middle.sign(),
-            self.shift,
-        )
+        near_end = middle - _FROM_MIDDLE * middle.sign()
+        self.shift = torch.where(differs, near_end, self.shift)
         # small floats lie closer on one side than on the other
-        other &= self._values(units, zero) * scale != wanted
-        self.shift = torch.where(other, middle, self.shift)
+        differs &= self._values(units, zero) * scale != wanted
+        self.shift = torch.where(differs, middle, self.shift)
         return self.shift.abs().clamp(min=_REACH)
 
     def leaves(self) -> list[Any]:
         """Return the tensors that gradient descent changes."""
-        return [
-            self.shift,
-            *[value for value in (self.high, self.low) if value is not None],
-        ]
+        leaves = (self.shift, self.high, self.low)
+        return [leaf for leaf in leaves if leaf is not None]
 
     @property
     def fineness(self) -> float:
@@ -177,8 +160,8 @@ class TrainableWeight:
         with torch.no_grad():
             self.shift.clamp_(-self._reach, self._reach)
             # The first leaf is the shift; the others are shares of ranges.
-            for each in self.leaves()[1:]:
-                each.clamp_(*_SHARES)
+            for leaf in self.leaves()[1:]:
+                leaf.clamp_(*_SHARES)
 
     def weight(self) -> Any:
         """Return the dequantized weight, of the weight's shape and type, with gradients."""
@@ -210,9 +193,7 @@ class TrainableWeight:
         if not isinstance(self._spec.dtype, Scaled):
             kept = block_formats.scale_codes(kept, self._spec.dtype)
         kept = kept.to(start.scale.dtype)
-        if zero is None:
-            zero = None
-        else:
+        if zero is not None:
             zero = zero.reshape(start.scale.shape).to(start.zero.dtype)
         return replace(start, codes=codes, scale=kept, zero=zero)
 
@@ -223,10 +204,8 @@ class TrainableWeight:
             return kept * self._unit, self._zero
         # The zero point is as many new steps from qmin as the range reaches below 0.
         below = (self._zero - self._qmin) * self.low * self._scale / kept
-        return kept, (self._qmin + through(below, torch.round(below.detach()))).clamp(
-            self._qmin,
-            self._qmax,
-        )
+        zero = self._qmin + through(below, torch.round(below.detach()))
+        return kept, zero.clamp(self._qmin, self._qmax)
 
     def _kept(self) -> Any:
         """Return scales in their storage type."""
@@ -244,18 +223,13 @@ class TrainableWeight:
         if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
             # E8M0, and scales that are powers of two, by the nearest exponent; the gradient
             # passes.
-            power = torch.round(torch.log2(scale.detach())).clamp(
-                -block_formats.BIAS,
-                block_formats.BIAS,
-            )
+            power = torch.round(torch.log2(scale.detach()))
+            power = power.clamp(-block_formats.BIAS, block_formats.BIAS)
             return through(scale, torch.exp2(power))
         # The least normal number of the stored type, since kernels may flush subnormal scales to 0.
         kept = self._start.scale.dtype
-        return (
-            scale.clamp(min=max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE))
-            .to(kept)
-            .float()
-        )
+        least = max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)
+        return scale.clamp(min=least).to(kept).float()
 
     def _values(self, units: Any, zero: Any) -> Any:
         """Round values in units of the scale, with gradients."""

@@ -8,8 +8,7 @@ means are therefore evaluated, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, product
-from operator import attrgetter
+from itertools import product
 from typing import Any
 
 import torch
@@ -56,20 +55,20 @@ class Descent:
         self._rates = [lr]
         # One parameter group for all shifts, and one for the ranges of each weight, whose rates
         # differ.
-        parts: list[list[Any]] = [list(map(attrgetter("shift"), weights))]
+        groups: list[list[Any]] = [[weight.shift for weight in weights]]
         if range_lr is not None:
             for weight in weights:
                 self._rates.append(range_lr * weight.fineness)
-                parts.append(weight.leaves()[1:])
-        self.leaves = list(chain.from_iterable(parts))
-        groups = [{"params": part} for part in parts]
-        # Adam divides by the gradient's magnitude; the gradients of a good block are tiny beside
-        # the default eps of 1e-8
+                groups.append(weight.leaves()[1:])
+        self.leaves = [leaf for group in groups for leaf in group]
+        parameters = [{"params": group} for group in groups]
+        # Adam divides by the gradient's magnitude; the gradients of a good block are tiny, compared
+        # with the default eps of 1e-8
         self._optimizer: Any
         if self._sign:
-            self._optimizer = torch.optim.SGD(groups, lr)
+            self._optimizer = torch.optim.SGD(parameters, lr)
         else:
-            self._optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
+            self._optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.99), eps=1e-20)
         self.best = float("inf")
         # The start: the best state until a look finds another one.
         self._kept = _copied(self.leaves)
@@ -87,8 +86,8 @@ class Descent:
                 leaf.grad.sign_()
         self._optimizer.step()
         # Into the allowed ranges before the mean is taken.
-        for each in self._weights:
-            each.hold()
+        for weight in self._weights:
+            weight.hold()
         for mean, leaf in zip(self._means, self.leaves, strict=True):
             mean.lerp_(leaf.detach(), self._share)
 
@@ -132,11 +131,7 @@ class Descent:
 
     def _stored(self) -> dict[str, list[Any]]:
         """Return the tensors of a state, apart from the optimizer's moments, by kind."""
-        return {
-            "leaf": self.leaves,
-            "kept": self._kept,
-            "mean": self._means,
-        }
+        return {"leaf": self.leaves, "kept": self._kept, "mean": self._means}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state has the moments that Adam needs after the first step."""
@@ -147,20 +142,20 @@ class Descent:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        parts = dict[str, dict[int, Any]]()
+        by_kind = dict[str, dict[int, Any]]()
         for name, tensor in state.items():
             kind, _, number = name.partition(".")
             # "best" has no number.
-            parts.setdefault(kind, {})[int(number or 0)] = tensor
-        self.best = float(parts.pop("best")[0])
-        for name, leaves in self._stored().items():
+            by_kind.setdefault(kind, {})[int(number or 0)] = tensor
+        self.best = float(by_kind.pop("best")[0])
+        for kind, leaves in self._stored().items():
             with torch.no_grad():
-                for index, tensor in parts.pop(name).items():
+                for index, tensor in by_kind.pop(kind).items():
                     leaves[index].copy_(tensor)
         optimizer_state = self._optimizer.state_dict()
         moments = dict[int, dict[str, Any]]()
         # Without moments, as before the first step, no leaf has an entry.
-        for name, by_leaf in parts.items():
+        for name, by_leaf in by_kind.items():
             for index in range(len(self.leaves)):
                 moments.setdefault(index, {})[name] = by_leaf[index]
         optimizer_state["state"] = moments
@@ -190,11 +185,7 @@ def looks(steps: int, count: int) -> Iterator[int]:
     yield from (*range(every, steps, every), steps)
 
 
-def draws(
-    count: int,
-    batch: int,
-    seed: int,
-) -> Iterator[list[int]]:
+def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
     """Yield the samples of each step without end, in one shuffled order after another.
 
     Args:

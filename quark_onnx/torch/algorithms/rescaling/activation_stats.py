@@ -89,10 +89,7 @@ class _Collector:
             return
         self.count += len(x)
         total = x.abs().sum(0)
-        if self._sum is None:
-            self._sum = total
-        else:
-            self._sum = self._sum.add_(total)
+        self._sum = total if self._sum is None else self._sum.add_(total)
         lo, hi = torch.aminmax(x, dim=0)
         if self._ends:
             self._ends = [
@@ -113,11 +110,7 @@ class _Collector:
             self._tokens.append(x[step // 2 :: step].clone())
 
     def moments(self, name: str) -> ActivationStats:
-        """Return the statistics.
-
-        Raises:
-            DataError: numbers that are infinite or none.
-        """
+        """Return the statistics; raise DataError for numbers that are infinite or none."""
         # A sum of absolute values is finite only if each of them is.
         mean, (lo, hi) = self._sum / self.count, self._ends
         if not torch.isfinite(mean).all():
@@ -127,12 +120,7 @@ class _Collector:
         if self._second is not None:
             second = distributed.summed(self._second)
             return ActivationStats(mean, lo, hi, second=second / self.count)
-        return ActivationStats(
-            mean,
-            lo,
-            hi,
-            tokens=torch.cat(self._tokens),
-        )
+        return ActivationStats(mean, lo, hi, tokens=torch.cat(self._tokens))
 
 
 def moments_of(
@@ -166,31 +154,27 @@ def moments_of(
             for name, tensors in sample.items():
                 for x in tensors:
                     collectors[name].observe(x)
-    found = dict[str, ActivationStats]()
-    for name, each in collectors.items():
-        if each.count:
-            found[name] = each.moments(name)
-    return found
+    return {
+        name: collector.moments(name)
+        for name, collector in collectors.items()
+        if collector.count
+    }
 
 
 def _inputs(
-    block: nn.Module,
-    calls: Sequence[Call],
-    layers: Mapping[str, nn.Module],
+    block: nn.Module, calls: Sequence[Call], layers: Mapping[str, nn.Module]
 ) -> Iterator[dict[str, list[torch.Tensor]]]:
     """Yield the inputs of layers, (tokens, inputs) float32, call by call."""
     for call in calls:
         inputs = dict[str, list[torch.Tensor]]()
-        with input_hooks(layers, lambda name: _reading(inputs, name)):  # noqa: B023
+        with input_hooks(layers, lambda name: _input_hook(inputs, name)):  # noqa: B023
             call.run(block)
         yield inputs
 
 
-def _reading(inputs: dict[str, list[torch.Tensor]], name: str) -> Any:
+def _input_hook(inputs: dict[str, list[torch.Tensor]], name: str) -> Any:
     def hook(
-        module: nn.Module,
-        args: tuple[Any, ...],
-        named: Mapping[str, Any],
+        module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
         x = split_input(args, named)[0].detach().flatten(0, -2)
         # Sums of bfloat16 would lose digits; a copy, as the model may go on in place.

@@ -72,7 +72,8 @@ class AWQ:
 
     def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
         def errors(scale: torch.Tensor) -> Iterator[float]:
-            return map(readers.moments.power, _losses(readers, scale[readers.columns]))
+            losses = _losses(readers, scale[readers.columns])
+            return (readers.moments.power(loss) for loss in losses)
 
         ones = torch.ones(readers.channels, device=readers.columns.device)
         return best_of(ones, self._candidates(readers), errors)
@@ -92,12 +93,8 @@ class AWQ:
 
 def _losses(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
     """Yield the rounding error of each weight with input scales, (inputs,)."""
-    for name, weight, spec in zip(
-        readers.names,
-        readers.weights,
-        readers.specs,
-        strict=True,
-    ):
+    layers = zip(readers.names, readers.weights, readers.specs, strict=True)
+    for name, weight, spec in layers:
         assert spec.weight is not None
         # The error in units of the original input: both sides of the product are scaled.
         yield quantize(weight * scale, spec.weight, name).dequantize() / scale - weight

@@ -1,17 +1,14 @@
 """Pairs of modules in a decoder block between which channels can be rescaled.
 
-Nothing is known by its name. What could be a pair by its shape is probed: channels that one part
-computes are divided by random factors, what others read is multiplied by them, and the block must
-compute what it computed before.
+No module is known by its name. Candidates of fitting shapes are probed: channels of one part's
+output are divided by random factors, inputs of other parts are multiplied by these factors, and the
+output of the block must not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -65,11 +62,8 @@ class Pair:
         for name, parameter in source.named_parameters(recurse=False):
             # Bias and gain are both divided; only the gain may count from 1.
             unit = self.unit if name == self.gain else 0.0
-            _multiply(
-                _outputs_first(source, parameter),
-                self._spread(source, parameter, down),
-                unit,
-            )
+            factors = self._spread(source, parameter, down)
+            _multiply(_outputs_first(source, parameter), factors, unit)
         for name in self.readers:
             _multiply(inputs_last(block.get_submodule(name)), up[self.columns])
 
@@ -78,11 +72,8 @@ class Pair:
         weight = _outputs_first(source, parameter)
         # Outputs of the source that are no channels of the pair (queries and keys beside values)
         # keep the factor 1.
-        spread = torch.ones(len(weight), device=values.device).index_copy_(
-            0,
-            self.rows,
-            values,
-        )
+        spread = torch.ones(len(weight), device=values.device)
+        spread.index_copy_(0, self.rows, values)
         return spread.reshape(-1, *[1] * (weight.ndim - 1))
 
     def tensors(self, block: nn.Module) -> list[Any]:
@@ -104,12 +95,10 @@ def _outputs_first(module: Any, parameter: Any) -> Any:
 
 def matrix_of(module: nn.Module) -> torch.Tensor | None:
     """Return the only parameter with two axes of a part, or None."""
-    found = list[torch.Tensor]()
-    for parameter in module.parameters(recurse=False):
-        if parameter.ndim > 1:
-            found.append(parameter)
-    if len(found) == 1 and found[0].ndim == 2:
-        return found[0]
+    parameters = module.parameters(recurse=False)
+    weights = [parameter for parameter in parameters if parameter.ndim > 1]
+    if len(weights) == 1 and weights[0].ndim == 2:
+        return weights[0]
     return None
 
 
@@ -125,16 +114,16 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
 
     Args:
         block: a decoder block, its experts taken apart; it stays as it is.
-        call: what it is called with for one sample.
+        call: its arguments for one sample.
     """
     probe = BlockProbe(block, call)
     # Norms first: a layer behind a norm cannot have a linear layer as its source, too.
-    found = find_norms(probe)
-    taken = set(chain.from_iterable(map(attrgetter("readers"), found)))
+    pairs = find_norms(probe)
+    behind_norms = {reader for pair in pairs for reader in pair.readers}
+    pairs += _find_linears(probe, behind_norms)
     order = {name: index for index, name in enumerate(probe.base.read)}
-    found += _find_linears(probe, taken)
     return sorted(
-        found,
+        pairs,
         key=lambda pair: min(order.get(name, len(order)) for name in pair.readers),
     )
 
@@ -144,47 +133,40 @@ def norms_to_linears(block: nn.Module, call: Call) -> list[Pair]:
 
     Args:
         block: a decoder block; it stays as it is.
-        call: what it is called with for one sample.
+        call: its arguments for one sample.
     """
     return find_norms(BlockProbe(block, call))
 
 
 def find_norms(probe: BlockProbe) -> list[Pair]:
     """Find the pairs with a source that has a gain per channel."""
-    found = []
-    for name in probe.base.made:
+    pairs = []
+    for name, output in probe.base.made.items():
         parameters = list(probe.parts[name].parameters(recurse=False))
-        size = probe.base.made[name].shape[-1]
+        size = output.shape[-1]
         # Gain and bias have an entry for each channel; a linear layer has a matrix.
-        per_channel = {(size,)}.issuperset(map(attrgetter("shape"), parameters))
+        per_channel = all(parameter.shape == (size,) for parameter in parameters)
         if not per_channel or name not in probe.base.read:
             continue
         readers = _readers(probe, name, size)
         gain = _gain(probe, name, probe.factors(size)) if readers else None
         if gain is not None:
             every = torch.arange(size, device=parameters[0].device)
-            found.append(Pair(name, readers, every, every, *gain))
-    return found
+            pairs.append(Pair(name, readers, every, every, *gain))
+    return pairs
 
 
-def _readers(
-    probe: BlockProbe,
-    source: str,
-    size: int,
-) -> tuple[str, ...]:
-    """Return the readers of a part's channels, or nothing if another part reads them, too.
-
-    Experts only do once their router reads what it did.
-    """
+def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
+    """Return the readers of a part's channels, or nothing if another part reads them, too."""
     factors = probe.factors(size)
     readers = list[str]()
     while True:
         # Each round takes back the factors at all known readers: behind a router that reads its
         # usual input, the same experts run, and show up as readers.
         trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
-        unscaled = partial(probe.unscaled, trace, factors=factors)
-        scaled = filter(unscaled, [part for part in probe.parts if part not in readers])
-        new = list(filter(partial(_linear, probe, factors=factors), scaled))
+        others = [name for name in probe.parts if name not in readers]
+        scaled = [name for name in others if probe.unscaled(trace, name, factors)]
+        new = [name for name in scaled if _linear(probe, name, factors)]
         if not new:
             break
         readers += new
@@ -205,61 +187,52 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     # The inputs of the matrix must be the channels, in their order.
     if weight.shape[-1] != len(factors):
         return False
-    (key,) = (key for key, each in module.named_parameters() if each is weight)
+    (key,) = (key for key, value in module.named_parameters() if value is weight)
     x = probe.base.read[name]
     # A router is no Linear, and its class is unknown: scaling its input and its weight must cancel.
     factors = factors.to(weight.dtype)
     try:
         before = module(x)
-        after = functional_call(
-            module,
-            {key: weight * factors},
-            (x / factors,),
-        )
+        after = functional_call(module, {key: weight * factors}, (x / factors,))
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     return _close(before, after)
 
 
-def _find_linears(probe: BlockProbe, taken: set[str]) -> list[Pair]:
+def _find_linears(probe: BlockProbe, behind_norms: set[str]) -> list[Pair]:
     """Find the pairs whose source is a linear layer, for readers without a norm."""
     groups = _groups(probe)
-    found = list[Pair]()
+    pairs = list[Pair]()
     for index, readers in enumerate(groups):
-        if not taken.isdisjoint(readers.values()):
+        if not behind_norms.isdisjoint(readers.values()):
             continue
         # The nearest source first.
         for sources in reversed(groups[max(0, index - _BEFORE) : index]):
-            pairs = _matched(probe, sources, readers)
-            if pairs:
-                found += pairs
+            matched = _matched(probe, sources, readers)
+            if matched:
+                pairs += matched
                 break
-    return found
+    return pairs
 
 
-#: Among how many layers that are run before a reader its source is sought.
+#: Number of layers before a reader among which its source is sought.
 _BEFORE = 4
 
 
 def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
-    """Return the linear layers in the order of execution.
-
-    Those of all experts together, by their numbers.
-    """
+    """Return the linear layers in the order of execution, a layer of all experts in one group."""
     # Keys: the pattern and the shape; then the numbers in a name, which pair the experts' layers.
     groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
     for name in {**probe.base.read, **probe.parts}:
         if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
             shape = tuple(inputs_last(probe.parts[name]).shape)
-            numbers = tuple(filter(str.isdigit, name.split(".")))
+            numbers = tuple(part for part in name.split(".") if part.isdigit())
             groups.setdefault((pattern_of(name), shape), {})[numbers] = name
     return list(groups.values())
 
 
 def _matched(
-    probe: BlockProbe,
-    sources: Mapping[Any, str],
-    readers: Mapping[Any, str],
+    probe: BlockProbe, sources: Mapping[Any, str], readers: Mapping[Any, str]
 ) -> list[Pair]:
     """Return the pairs of two groups of layers that belong together."""
     if len(sources) == len(readers) == 1:
@@ -272,17 +245,14 @@ def _matched(
     # A guess is cheap, and a run with random factors decides.
     for rows, columns in _layouts(probe, names):
         if _confirmed(probe, names, rows, columns):
-            found = list[Pair]()
-            for source, reader in names.items():
-                found.append(Pair(source, (reader,), rows, columns))
-            return found
+            return [
+                Pair(source, (reader,), rows, columns)
+                for source, reader in names.items()
+            ]
     return []
 
 
-def _layouts(
-    probe: BlockProbe,
-    names: Mapping[str, str],
-) -> Iterator[tuple[Any, Any]]:
+def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
     """Yield candidates for the rows of a source: all, or a half of a gated layer."""
     source, reader = next(iter(names.items()))
     device = inputs_last(probe.parts[source]).device
@@ -298,20 +268,15 @@ def _layouts(
             yield start + step * every, every
     if len(names) == 1:
         # Values of heads that are repeated for groups of queries follow neither layout.
-        places = _values_of(probe, source, reader, outputs)
-        if places is not None:
-            yield torch.unique(places, return_inverse=True)
+        indices = _values_of(probe, source, reader, outputs)
+        if indices is not None:
+            yield torch.unique(indices, return_inverse=True)
 
 
-def _values_of(
-    probe: BlockProbe,
-    source: str,
-    reader: str,
-    outputs: int,
-) -> Any:
-    """Return the source output for each input of a reader at the first token.
+def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any:
+    """Return the index of the source output for each input of a reader at the first token.
 
-    The outputs are told apart by powers of two that stand for the digits of their places. A reader
+    The outputs are told apart by powers of two that stand for the digits of their indices. A reader
     that the call does not reach follows none: cross attention without an encoder, and a layer whose
     weight the block multiplies itself.
     """
@@ -320,26 +285,23 @@ def _values_of(
     # (inputs,) of the first token, which attends to itself alone.
     before = probe.base.read[reader][0].float()
     every = torch.arange(outputs, device=before.device)
-    places = torch.zeros_like(before)
+    indices = torch.zeros_like(before)
     step = 1
     while step < outputs:
-        # Powers of two scale floats exactly, so that two bits of the place are read off per run.
+        # Powers of two scale floats exactly, so that two bits of the index are read off per run.
         trace = probe.run({source: 2.0 ** -(every // step % 4)})
         digits = torch.log2(trace.read[reader][0].float() / before)
         whole = digits.round()
         are_digits = ((digits - whole).abs() < 0.01) & (whole >= 0) & (whole <= 3)
         if not are_digits.all() or not whole.any():
             return None
-        places = places + whole * step
+        indices = indices + whole * step
         step = 4 * step
-    return places.long() if places.max() < outputs else None
+    return indices.long() if indices.max() < outputs else None
 
 
 def _confirmed(
-    probe: BlockProbe,
-    names: Mapping[str, str],
-    rows: Any,
-    columns: Any,
+    probe: BlockProbe, names: Mapping[str, str], rows: Any, columns: Any
 ) -> bool:
     """Return whether factors pass from sources to readers without a change of the block."""
     factors = probe.factors(len(rows))
@@ -350,36 +312,33 @@ def _confirmed(
         if reader not in probe.base.read:
             continue
         # (outputs of the source,): 1 but for the rows of the pair.
-        ones = torch.ones(
-            probe.base.made[source].shape[-1],
-            device=factors.device,
-        )
+        outputs = probe.base.made[source].shape[-1]
+        ones = torch.ones(outputs, device=factors.device)
         divide[source] = ones.index_copy_(0, rows, factors)
         multiply[reader] = factors[columns]
     if not multiply:
         return False
     trace = probe.run(divide, multiply)
-    for reader, passed in multiply.items():
-        if not probe.unscaled(trace, reader, passed):
-            return False
-    return probe.same(trace)
+    unscaled = (
+        probe.unscaled(trace, reader, passed) for reader, passed in multiply.items()
+    )
+    return all(unscaled) and probe.same(trace)
 
 
 def _close(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return bool(torch.allclose(first.float(), second.float(), rtol=1e-3, atol=1e-5))
-    return isinstance(first, tuple | list) and all(map(_close, first, second))
+    if not isinstance(first, tuple | list):
+        return False
+    return all(_close(one, other) for one, other in zip(first, second, strict=False))
 
 
 def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Add experts without tokens to the readers of the experts with tokens."""
     # The short call reaches a few experts; all of them read what their router reads.
-    kinds = set(map(pattern_of, readers))
-    found = list(readers)
-    for name in [part for part in probe.parts if part not in probe.base.read]:
-        if pattern_of(name) in kinds:
-            found.append(name)
-    return found
+    patterns = {pattern_of(name) for name in readers}
+    unreached = [name for name in probe.parts if name not in probe.base.read]
+    return [*readers, *(name for name in unreached if pattern_of(name) in patterns)]
 
 
 def pattern_of(name: str) -> str:
@@ -391,24 +350,21 @@ def pattern_of(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _gain(
-    probe: BlockProbe,
-    name: str,
-    factors: Any,
-) -> tuple[str, float] | None:
+def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
     """Return the gain parameter of a norm, and the summand of the gain."""
     module = probe.parts[name]
     x = probe.base.read[name].float()
-    parameters = dict[str, torch.Tensor]()
-    for key, parameter in module.named_parameters(recurse=False):
-        parameters[key] = parameter.detach().float()
-    # What the norm must compute for readers whose weights are multiplied by the factors.
+    parameters = {
+        key: parameter.detach().float()
+        for key, parameter in module.named_parameters(recurse=False)
+    }
+    # The output that readers need whose weights are multiplied by the factors.
     wanted = functional_call(module, parameters, (x,)) / factors
     for gain in parameters:
-        # A norm computes gain * x, or (1 + gain) * x as Gemma's does; the others of its parameters
-        # are added.
+        # A norm computes gain * x, or (1 + gain) * x as Gemma's does; its other parameters are
+        # added.
         for unit in (0.0, 1.0):
-            changed = {key: each / factors for key, each in parameters.items()}
+            changed = {key: value / factors for key, value in parameters.items()}
             changed[gain] = (parameters[gain] + unit) / factors - unit
             error = functional_call(module, changed, (x,)) - wanted
             if error.norm() <= 1e-4 * wanted.norm():

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from quark_onnx.common.registry import ALGORITHMS
@@ -94,13 +92,8 @@ class Clip:
             return result, outcomes
         stages = stages_in(job, weights)
         # ranges depend on float inputs alone: one run of the block serves all stages
-        groups = tuple(chain.from_iterable(map(attrgetter("groups"), stages)))
-        stats = collect_hessians(
-            job,
-            Stage(groups, stages[-1].last),
-            {},
-            exact=False,
-        )
+        groups = tuple(group for stage in stages for group in stage.groups)
+        stats = collect_hessians(job, Stage(groups, stages[-1].last), {}, exact=False)
         for group in groups:
             for name in group:
                 outcome = self._layer(name, weights[name], stats[group[0]], result)
@@ -123,24 +116,9 @@ class Clip:
         )
         start = result[name]
         start_error = loss(start)
-        clipped = fitted(
-            weight,
-            start,
-            stats.xx,
-            shares,
-            apart=True,
-        )
+        clipped = fitted(weight, start, stats.xx, shares, apart=True)
         # The rows of the Hessian's loss are independent: each keeps its better range.
-        result[name], error = better(
-            start,
-            start_error,
-            clipped,
-            loss(clipped),
-        )
+        result[name], error = better(start, start_error, clipped, loss(clipped))
         power = float(loss.power()) or 1.0
-        return Outcome(
-            name,
-            self.name,
-            float(start_error.sum()) / power,
-            float(error.sum()) / power,
-        )
+        errors = (float(start_error.sum()) / power, float(error.sum()) / power)
+        return Outcome(name, self.name, *errors)

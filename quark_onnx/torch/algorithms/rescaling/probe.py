@@ -40,12 +40,12 @@ class BlockProbe:
 
     Args:
         block: a decoder block; it stays as it is.
-        call: what it is called with for one sample.
+        call: its arguments for one sample.
 
     Attributes:
         parts: the innermost modules that have parameters of their own, none of them shared, by
             their local names.
-        base: what a run without factors shows.
+        base: the record of a run without factors.
     """
 
     def __init__(self, block: Any, call: Call) -> None:
@@ -81,16 +81,16 @@ class BlockProbe:
         made = dict[str, list[Any]]()
         hooks = []
         for name, part in self.parts.items():
-            reading = _reading(read, name, multiply.get(name))
-            computing = _computing(made, name, divide.get(name))
-            hooks.append(part.register_forward_pre_hook(reading, with_kwargs=True))
-            hooks.append(part.register_forward_hook(computing))
+            pre_hook = _input_hook(read, name, multiply.get(name))
+            hook = _output_hook(made, name, divide.get(name))
+            hooks.append(part.register_forward_pre_hook(pre_hook, with_kwargs=True))
+            hooks.append(part.register_forward_hook(hook))
         try:
             with torch.no_grad():
                 output = self._call.run(self._block)
         finally:
-            for hook in hooks:
-                hook.remove()
+            for handle in hooks:
+                handle.remove()
         return Trace(output, _concatenated(read), _concatenated(made))
 
     def same(self, trace: Trace) -> bool:
@@ -101,12 +101,7 @@ class BlockProbe:
         # A block that adds nothing cannot tell whether anything has changed.
         return bool(error <= self._least) and bool(self._least > 0)
 
-    def unscaled(
-        self,
-        trace: Trace,
-        name: str,
-        factors: torch.Tensor,
-    ) -> bool:
+    def unscaled(self, trace: Trace, name: str, factors: torch.Tensor) -> bool:
         """Return whether a part reads its input of the run without factors, divided by them."""
         before = self.base.read.get(name)
         now = trace.read.get(name)
@@ -122,35 +117,24 @@ class BlockProbe:
         least = 4 * kind.smallest_normal * kind.eps
         # An input of zeros would pass with any factors.
         return bool(before.any()) and torch.allclose(
-            now * factors.to(now.dtype),
-            before,
-            rtol=1e-3,
-            atol=least,
+            now * factors.to(now.dtype), before, rtol=1e-3, atol=least
         )
 
     def factors(self, count: int) -> torch.Tensor:
         """Return factors for channels, 1/2 or 2, from a fixed seed."""
         device = self.base.output.device
         # The seed is the count: equal factors for equal widths, in all runs of a probe.
-        bits = torch.randint(
-            0,
-            2,
-            (count,),
-            generator=torch.Generator().manual_seed(count),
-        )
+        generator = torch.Generator().manual_seed(count)
+        bits = torch.randint(0, 2, (count,), generator=generator)
         # 4^0 / 2 and 4^1 / 2.
         return (4.0**bits / 2).to(device)
 
 
 def _concatenated(runs: Mapping[str, list[Any]]) -> dict[str, Any]:
-    return {name: torch.cat(found) for name, found in runs.items()}
+    return {name: torch.cat(tensors) for name, tensors in runs.items()}
 
 
-def short(
-    block: nn.Module,
-    call: Call,
-    tokens: int = _TOKENS,
-) -> Call:
+def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
     """Return the first tokens of a call; the whole call if outputs depend on later tokens."""
     length = call.hidden.shape[1]
     if length <= tokens:
@@ -161,20 +145,22 @@ def short(
     with torch.no_grad():
         whole = call.run(block)[:, :tokens].float()
         try:
-            found = cut.run(block).float()
+            output = cut.run(block).float()
         except RuntimeError:  # something else is as long as the sample
             return call
+    if output.shape != whole.shape:
+        return call
     # Causal attention gives the first tokens the same outputs; other blocks mix in later tokens.
-    close = found.shape == whole.shape and (found - whole).norm() <= 1e-2 * whole.norm()
-    return cut if close else call
+    is_close = (output - whole).norm() <= 1e-2 * whole.norm()
+    return cut if is_close else call
 
 
 def _first(value: Any, length: int, tokens: int) -> Any:
     """Truncate arguments with an entry per token: positions, rotary embeddings, masks."""
     if isinstance(value, Mapping):
-        return {key: _first(each, length, tokens) for key, each in value.items()}
+        return {name: _first(item, length, tokens) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_first(each, length, tokens) for each in value)
+        return type(value)(_first(item, length, tokens) for item in value)
     if not isinstance(value, torch.Tensor):
         return value
     # (tokens,), (batch, tokens), (batch, tokens, features), masks (batch, heads, queries, keys).
@@ -190,29 +176,19 @@ def _first(value: Any, length: int, tokens: int) -> Any:
 def _parts(block: Any) -> Iterator[tuple[str, Any]]:
     parameters = dict(block.named_parameters(remove_duplicate=False))
     # A parameter with two owners cannot be rescaled for one of them.
-    owners = Counter(map(id, parameters.values()))
+    owners = Counter(id(parameter) for parameter in parameters.values())
     for name, module in block.named_modules():
-        own = list(module.parameters(recurse=False))
-        owned_once = {owners[id(parameter)] for parameter in own} == {1}
-        innermost = len(own) == len(list(module.parameters()))
+        direct = list(module.parameters(recurse=False))
+        owned_once = {owners[id(parameter)] for parameter in direct} == {1}
+        innermost = len(direct) == len(list(module.parameters()))
         if name and innermost and owned_once:
             yield name, module
 
 
-def _reading(
-    record: dict[str, list[Any]],
-    name: str,
-    factors: Any,
-) -> Any:
-    def hook(
-        module: nn.Module,
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> Any:
-        key = next(
-            (key for key, value in named.items() if isinstance(value, torch.Tensor)),
-            "",
-        )
+def _input_hook(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        tensors = (key for key in named if isinstance(named[key], torch.Tensor))
+        key = next(tensors, "")
         # A part may be called by keyword; its input is the first tensor.
         x = args[0] if args else named.get(key)
         if not isinstance(x, torch.Tensor):
@@ -228,22 +204,18 @@ def _reading(
     return hook
 
 
-def _computing(
-    record: dict[str, list[Any]],
-    name: str,
-    factors: Any,
-) -> Any:
+def _output_hook(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
     def hook(
         module: nn.Module,
         args: tuple[Any, ...],
-        found: torch.Tensor | tuple[Any, ...],
+        output: torch.Tensor | tuple[Any, ...],
     ) -> Any:
         # Routers may return tuples, which no factor divides.
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(output, torch.Tensor):
             return None
-        record.setdefault(name, []).append(found.flatten(0, -2))
+        record.setdefault(name, []).append(output.flatten(0, -2))
         if factors is None:
             return None
-        return found / factors.to(found.dtype)
+        return output / factors.to(output.dtype)
 
     return hook

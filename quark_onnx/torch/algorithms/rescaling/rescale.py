@@ -54,12 +54,8 @@ class Readers:
     def channel(self, values: torch.Tensor) -> torch.Tensor:
         """Return the greatest value of each channel: (inputs,) to (channels,)."""
         # The amax of values that are at least 0: zeros are neutral.
-        return values.new_zeros(self.channels).scatter_reduce_(
-            0,
-            self.columns,
-            values,
-            "amax",
-        )
+        zeros = values.new_zeros(self.channels)
+        return zeros.scatter_reduce_(0, self.columns, values, "amax")
 
     def powers(self) -> list[float]:
         """Return the mean square of each layer's outputs, summed over outputs."""
@@ -94,15 +90,15 @@ def best_of(
     """
     plain = best = TriedScale(None, tuple(errors(first)))
     for scale in candidates:
-        found = list[float]()
+        layer_errors = list[float]()
         most = sum(best.errors)
         for error in errors(scale):
-            found.append(error)
+            layer_errors.append(error)
             # Errors only add up: the candidate has lost already. `not <` also rejects NaN.
-            if not sum(found) < most:
+            if not sum(layer_errors) < most:
                 break
         else:
-            best = TriedScale(scale, tuple(found))
+            best = TriedScale(scale, tuple(layer_errors))
     return plain, best
 
 
@@ -115,24 +111,16 @@ def centred(scale: torch.Tensor) -> torch.Tensor:
     tensor([2.0000, 0.5000])
     """
     logarithm = scale.log()
-    return torch.exp(
-        (logarithm - logarithm.mean()).clamp(
-            -(limit := torch.tensor(_GREATEST_SCALE).log()),
-            limit,
-        ),
-    )
+    limit = torch.tensor(_GREATEST_SCALE).log()
+    return torch.exp((logarithm - logarithm.mean()).clamp(-limit, limit))
 
 
-#: Chooses the scales of a pair: what none lead to, and the best.
+#: Chooses the scales of a pair: returns the trial without scales, and the best trial.
 Choose = Callable[[Readers], tuple[TriedScale, TriedScale]]
 
 
 def rescale(
-    job: BlockJob,
-    algorithm: str,
-    choose: Choose,
-    *,
-    products: bool,
+    job: BlockJob, algorithm: str, choose: Choose, *, products: bool
 ) -> list[Outcome]:
     """Rescale the pairs of a block in place, in the order of execution.
 
@@ -150,19 +138,10 @@ def rescale(
     # same ones.
     everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
     # Without a quantized reader, scales have nothing to improve.
-    pairs = list[Pair]()
-    leaders = list[str]()
-    for pair in everywhere:
-        if not quantized.isdisjoint(pair.readers):
-            pairs.append(pair)
-            # experts come behind what reads all tokens
-            leaders.append(pair.readers[0])
-    moments = moments_of(
-        job.block,
-        job.calls,
-        leaders,
-        products=products,
-    )
+    pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
+    # The first reader of a pair reads all tokens; experts come after it.
+    leaders = [pair.readers[0] for pair in pairs]
+    moments = moments_of(job.block, job.calls, leaders, products=products)
     outcomes = list[Outcome]()
     for _, group in groupby(pairs, key=lambda pair: pattern_of(pair.source)):
         outcomes += _rescale_alike(job, algorithm, choose, list(group), moments)
@@ -206,43 +185,32 @@ def _rescale_alike(
         f" computes, by {change:.1e} of it"
     )
     return [
-        Outcome(each.layer, algorithm, each.before, each.before, note)
-        for each in outcomes
+        Outcome(outcome.layer, algorithm, outcome.before, outcome.before, note)
+        for outcome in outcomes
     ]
 
 
 def _outcomes(
-    algorithm: str,
-    readers: Readers,
-    plain: TriedScale,
-    best: TriedScale,
+    algorithm: str, readers: Readers, plain: TriedScale, best: TriedScale
 ) -> Iterator[Outcome]:
     """Yield the outcome for each layer of a pair, with errors as shares of its power."""
-    rows = zip(
-        readers.names,
-        readers.powers(),
-        plain.errors,
-        best.errors,
-        strict=True,
-    )
-    for name, power, before, after in rows:
+    errors = zip(plain.errors, best.errors, strict=True)
+    layers = zip(readers.names, readers.powers(), errors, strict=True)
+    for name, power, (before, after) in layers:
         yield Outcome(name, algorithm, before / power, after / power)
 
 
 def _readers(job: BlockJob, pair: Pair, moments: ActivationStats) -> Readers:
     """Return the quantized readers of a pair, with their weights as they are now."""
-    names = list[str]()
-    weights = list[torch.Tensor]()
-    specs = list[LayerSpec]()
-    for name, (module, spec) in job.layers.items():
-        if job.local(name) in pair.readers and spec.weight is not None:
-            names.append(name)
-            weights.append(inputs_last(module).float())
-            specs.append(spec)
+    layers = {
+        name: (module, spec)
+        for name, (module, spec) in job.layers.items()
+        if job.local(name) in pair.readers and spec.weight is not None
+    }
     return Readers(
-        tuple(names),
-        tuple(weights),
-        tuple(specs),
+        tuple(layers),
+        tuple(inputs_last(module).float() for module, _ in layers.values()),
+        tuple(spec for _, spec in layers.values()),
         pair.columns,
         len(pair.rows),
         moments,

@@ -121,18 +121,13 @@ def factors(
     """
     alive = (largest > 0) & (reach > 0)
     # Clamped first, as a channel without weights divides by 0; it gets the factor 1 below.
-    found = largest.clamp(min=1e-30) ** alpha / reach.clamp(min=1e-30) ** (1 - alpha)
-    return torch.where(
-        alive,
-        found.clamp(least, 1 / least**2),
-        torch.ones_like(found),
-    )
+    scale = largest.clamp(min=1e-30) ** alpha / reach.clamp(min=1e-30) ** (1 - alpha)
+    scale = scale.clamp(least, 1 / least**2)
+    return torch.where(alive, scale, torch.ones_like(scale))
 
 
 def _best(
-    readers: Readers,
-    alphas: Iterable[float],
-    least: float,
+    readers: Readers, alphas: Iterable[float], least: float
 ) -> tuple[TriedScale, TriedScale]:
     """Return the trial without factors, and the trial of the best alpha."""
     largest = readers.channel(readers.moments.largest)
@@ -145,8 +140,8 @@ def _best(
     def errors(scale: torch.Tensor) -> Iterator[float]:
         products = _products(readers, scale[readers.columns])
         return (
-            float(total((one - two).square()) / len(x))
-            for one, two in zip(products, exact, strict=True)
+            float(total((rounded - output).square()) / len(x))
+            for rounded, output in zip(products, exact, strict=True)
         )
 
     candidates = (factors(largest, reach, alpha, least) for alpha in alphas)
@@ -155,50 +150,28 @@ def _best(
 
 def _products(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
     """Yield the outputs of layers with rounded activations and weights for factors, (inputs,)."""
-    for name, weight, spec in zip(
-        readers.names,
-        readers.weights,
-        readers.specs,
-        strict=True,
-    ):
+    moments = readers.moments
+    layers = zip(readers.names, readers.weights, readers.specs, strict=True)
+    for name, weight, spec in layers:
         assert spec.weight is not None
-        x = readers.moments.tokens / scale
+        x = moments.tokens / scale
         if spec.input is not None:
             # The range that calibration will find after the division, of all tokens, of which
             # ``tokens`` is a sample.
-            x = _rounded(
-                x,
-                readers.moments.lo / scale,
-                readers.moments.hi / scale,
-                spec.input,
-            )
+            x = _rounded(x, moments.lo / scale, moments.hi / scale, spec.input)
         yield x @ quantize(weight * scale, spec.weight, name).dequantize().t()
 
 
 def _rounded(
-    x: torch.Tensor,
-    lo: torch.Tensor,
-    hi: torch.Tensor,
-    spec: TensorSpec,
+    x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec
 ) -> Any:
-    """Round activations.
-
-    A calibrated scale is that of the extremes over all tokens.
-    """
+    """Round activations; a calibrated scale follows from the extremes over all tokens."""
     # Dynamic scales follow from the input itself, here as in the quantized model.
     if not spec.measured or not isinstance(spec.dtype, Scaled):
         return fake_quantize(x, spec)
-    params = affine.of_numbers(
-        min(float(lo.min()), 0.0),
-        max(float(hi.max()), 0.0),
-        spec,
-        x.dtype,
-    )
-    return fake_quantize(
-        x,
-        spec,
-        params.each(lambda part: part.to(x.device)),
-    )
+    least, most = min(float(lo.min()), 0.0), max(float(hi.max()), 0.0)
+    params = affine.of_numbers(least, most, spec, x.dtype)
+    return fake_quantize(x, spec, params.each(lambda tensor: tensor.to(x.device)))
 
 
 def _cost(shapes: Shapes, trials: int) -> Cost:

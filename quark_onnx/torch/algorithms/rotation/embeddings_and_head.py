@@ -22,8 +22,8 @@ class EmbeddingsAndHead:
     Attributes:
         model: the model.
         blocks: its blocks, by name.
-        batch: what it is run on.
-        form: what its first block returns: a tensor, or a tuple that starts with one.
+        batch: the sample that the model runs on.
+        form: the output of the first block: a tensor, or a tuple that starts with one.
     """
 
     model: Any
@@ -39,8 +39,8 @@ class EmbeddingsAndHead:
         """Return the hidden states before the blocks, and the output of the model.
 
         Args:
-            hidden: what stands for the result of the blocks; None for what is in front of them.
-            changed: parameters that others stand for, by name.
+            hidden: hidden states in place of the output of the blocks; None for their input.
+            changed: rewritten parameters, by name.
         """
         # The blocks are called one after the other: the first entry is the input of the first
         # block.
@@ -58,31 +58,24 @@ class EmbeddingsAndHead:
         tensors = self.tensors() | dict(changed or {})
         stand_ins = dict.fromkeys(self.blocks, stand_in)
         with replaced_forwards(self.blocks, stand_ins), torch.no_grad():
-            found = call(
+            output = call(
                 lambda *args, **kwargs: functional_call(
-                    self.model,
-                    tensors,
-                    args,
-                    kwargs,
-                    tie_weights=False,
+                    self.model, tensors, args, kwargs, tie_weights=False
                 ),
                 self.batch,
             )
         # Models of transformers return an object with logits; others a tensor or a tuple.
-        found = getattr(found, "logits", found)
-        return (
-            front[0],
-            found if isinstance(found, torch.Tensor) else found[0],
-        )
+        output = getattr(output, "logits", output)
+        return front[0], output if isinstance(output, torch.Tensor) else output[0]
 
     def tensors(self) -> dict[str, Any]:
         """Return parameters and buffers outside of blocks, floats as float32."""
-        tensors = dict[str, Any]()
-        for name, module in self._modules().items():
-            # A tied weight appears under each of its names.
-            for key, tensor in floats_of(module, recurse=False).items():
-                tensors[joined(name, key)] = tensor
-        return tensors
+        # A tied weight appears under each of its names.
+        return {
+            joined(name, key): tensor
+            for name, module in self._modules().items()
+            for key, tensor in floats_of(module, recurse=False).items()
+        }
 
     def front(self) -> Part:
         """Return the part before the blocks."""

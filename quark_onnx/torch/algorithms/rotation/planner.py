@@ -1,13 +1,12 @@
 """Plan the rotation of each weight of a language model by probing, and verify the plan.
 
-Root mean squares do not change under a rotation. Means do, so that where a layer normalization
-subtracts one, a rotation is taken that keeps the vector of ones.
+Root mean squares do not change under a rotation, but means do. If a layer normalization subtracts
+the mean, the rotation is one that keeps the vector of ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.online_rotation import OnlineRotation, OrthogonalMatrix
 from quark_onnx.torch.models.structure import blocks_of, put_modules
 
-#: How far the rotated model may be from the model, relative, in float32.
+#: The greatest relative error of the rotated model, in float32.
 _TOLERANCE = 1e-4
 
 
@@ -45,27 +44,22 @@ class Rotator:
     """The planner of the rewrites of a model; the model is unchanged.
 
     Args:
-        model: what surrounds its blocks, and the first one, have their weights; its head has one of
-            its own.
-        settings: what is rotated.
+        model: the model. The modules outside of its blocks, and the first block, have their
+            weights; the head has a weight of its own.
+        settings: the rotations.
         batch: a short sample.
 
     Attributes:
-        blocks: of the model, by name.
-        hidden: what the first block reads of the sample, in float32.
+        blocks: the blocks of the model, by name.
+        hidden: the input of the first block for the sample, in float32.
         centered: whether a norm subtracts means.
-        rotations: by name.
+        rotations: the rotations, by name.
 
     Raises:
-        ModelError: the model is none that can be rotated.
+        ModelError: the model cannot be rotated.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Rotation,
-        batch: Any,
-    ) -> None:
+    def __init__(self, model: nn.Module, settings: Rotation, batch: Any) -> None:
         self.settings = settings
         self.blocks = stream_blocks(model)
         batch = moved(batch, next(model.parameters()).device)
@@ -75,29 +69,22 @@ class Rotator:
         name = next(iter(self.blocks))
         first = self.blocks[name]
         call = self.call(name)
-        self._outside = EmbeddingsAndHead(
-            model,
-            self.blocks,
-            batch,
-            _raw(first, floats_of(first), call, call.hidden),
-        )
+        form = _raw(first, floats_of(first), call, call.hidden)
+        self._outside = EmbeddingsAndHead(model, self.blocks, batch, form)
         self.hidden = call.hidden
         self._size = call.hidden.shape[-1]
         # Without R1, nothing outside of the blocks is rotated.
-        if settings.r1:
-            self._back = self._outside.back().read(call.hidden)
-        else:
-            self._back = ()
+        self._back = self._outside.back().read(call.hidden) if settings.r1 else ()
         readings = (*self._back, *_part(name, first, call).read(call.hidden))
-        self.centered = any(each.centered for each in readings)
+        self.centered = any(reading.centered for reading in readings)
 
     def call(self, name: str) -> Call:
         """Return the call of a block for the sample, in float32.
 
-        The hidden states are those in front of all blocks.
+        The hidden states are those before all blocks.
 
         Raises:
-            ModelError: the sample does not reach it.
+            ModelError: the sample does not reach the block.
         """
         calls = self._walk.calls(name)
         if not calls:
@@ -120,9 +107,9 @@ class Rotator:
         hidden = self.hidden
         front = self._outside.front()
         back = self._outside.back()
-        readings = ((each.norm, *each.readers) for each in self._back)
-        # The last norm and the head: they read the stream, and cannot write it.
-        behind = list(filter(None, list(chain.from_iterable(readings))))
+        # The last norm and the head read the stream, and cannot write to it.
+        readings = [(reading.norm, *reading.readers) for reading in self._back]
+        behind = [name for names in readings for name in names if name]
         writers = front.written(None, self._size, behind)
         if not behind or not writers:
             raise ModelError(
@@ -133,13 +120,10 @@ class Rotator:
         tensors = self._outside.tensors()
         changed = self._changed(plan, tensors.__getitem__)
         turn = self.rotation(STREAM, plan).turn
+        embedded, logits = self._outside.run(hidden)
+        new_embedded, new_logits = self._outside.run(turn(hidden), changed)
         # Embeddings must come out rotated, and the logits of rotated hidden states be the same.
-        before = self._outside.run(hidden)
-        after = self._outside.run(turn(hidden), changed)
-        errors = [
-            _error(turn(before[0]), after[0]),
-            _error(before[1], after[1]),
-        ]
+        errors = [_error(turn(embedded), new_embedded), _error(logits, new_logits)]
         return plan, _checked("what surrounds the blocks", max(errors))
 
     def block(
@@ -148,11 +132,11 @@ class Rotator:
         """Return the rewrites of a block whose weights are loaded.
 
         Args:
-            name: of the block.
-            hidden: what it reads, (samples, tokens, features).
+            name: name of the block.
+            hidden: input of the block, (samples, tokens, features).
 
         Returns:
-            The plan, the relative error, and what the block computes.
+            The plan, the relative error, and the output of the block.
         """
         block = self.blocks[name]
         call = self.call(name)
@@ -167,51 +151,43 @@ class Rotator:
             turn = self.rotation(STREAM, plan).turn
         turned = Call(turn(call.hidden), call.args, call.kwargs)
         # Online rotations act on the inputs of layers whose weights are rewritten already.
-        online = {key: part.modules[key] for key in plan.online if key in part.modules}
+        online = {
+            layer: part.modules[layer] for layer in plan.online if layer in part.modules
+        }
         with input_hooks(
-            online, lambda each: _turning(self.rotation(plan.online[each], plan))
+            online, lambda layer: _turning(self.rotation(plan.online[layer], plan))
         ):
             after = _part(name, block, turned, changed).run(turned.hidden)
         # A parameter of no known layer is the likely reason if the block computes something else.
-        odd = part.unknown()
-        if odd:
-            why = (
-                f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual"
+        unknown = part.unknown()
+        hint = ""
+        if unknown:
+            hint = (
+                f"; {unknown[0]} belongs to no layer, perhaps it reads or writes the residual"
                 " stream"
             )
-        else:
-            why = ""
-        return (
-            plan,
-            _checked(name, _error(turn(before), after), why),
-            before,
-        )
+        return plan, _checked(name, _error(turn(before), after), hint), before
 
     def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
         # Layers behind a norm of the stream read it, and do not add to it.
-        skipped = {reader for each in readings for reader in each.readers}
-        writers = part.written(
-            hidden,
-            self._size,
-            skipped,
-            normed=not self.settings.r1,
-        )
+        skipped = {reader for reading in readings for reader in reading.readers}
+        writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
+        plan = WeightRewrites()
         if self.settings.r1:
             plan = fold_stream(part, Stream(readings, writers), self._size)
-        else:
-            plan = WeightRewrites()
-        heads = part.heads(hidden, writers)
+        all_heads = part.heads(hidden, writers)
         if self.settings.r2:
-            for each in heads:
-                plan.update(fold_heads(part, each))
+            for heads in all_heads:
+                plan.update(fold_heads(part, heads))
         if self.settings.r4:
             matrices = dict(part.weighted())
-            # Their inputs are values of heads, which R2 may rotate; R4 is for the other writers
-            # (down projections).
-            values = {each.reader for each in heads}
-            for name in [writer for writer in writers if writer not in values]:
-                plan.update(fold_online(part, name, matrices[name].shape[1]))
+            # Readers of heads have inputs that R2 may rotate; R4 is for the other writers (down
+            # projections).
+            readers = {heads.reader for heads in all_heads}
+            for name in writers:
+                if name not in readers:
+                    plan.update(fold_online(part, name, matrices[name].shape[1]))
         return plan
 
     def rotation(self, name: str, plan: WeightRewrites) -> OrthogonalMatrix:
@@ -229,8 +205,9 @@ class Rotator:
                 )
             # With a LayerNorm, the rotation must keep the vector of ones (see ``centered``); values
             # of heads and online rotations have no means to keep.
-            made = balanced if name == STREAM and self.centered else random_hadamard
-            self.rotations[name] = OrthogonalMatrix.of(made(mixed, self.settings.seed))
+            create = balanced if name == STREAM and self.centered else random_hadamard
+            rotation = create(mixed, self.settings.seed)
+            self.rotations[name] = OrthogonalMatrix.of(rotation)
         return self.rotations[name]
 
     def _changed(self, plan: WeightRewrites, get: Any) -> dict[str, Any]:
@@ -244,7 +221,7 @@ def stream_blocks(model: nn.Module) -> dict[str, Any]:
     """Return the blocks of a model by name.
 
     Raises:
-        ModelError: it has none.
+        ModelError: the model has no blocks.
     """
     blocks = blocks_of(model)
     if not blocks:
@@ -255,9 +232,7 @@ def stream_blocks(model: nn.Module) -> dict[str, Any]:
 
 
 def apply(
-    plan: WeightRewrites,
-    model: nn.Module,
-    rotations: Mapping[str, OrthogonalMatrix],
+    plan: WeightRewrites, model: nn.Module, rotations: Mapping[str, OrthogonalMatrix]
 ) -> None:
     """Rewrite the parameters of a model in place, and insert online rotations."""
 
@@ -265,12 +240,13 @@ def apply(
         return model.get_parameter(name).detach()
 
     # All new parameters first: a rewrite may read another parameter as it was (gains, biases).
-    made = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
-    for name, tensor in made.items():
+    tensors = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
+    for name, tensor in tensors.items():
         model.get_parameter(name).data = tensor
-    layers = dict[str, Any]()
-    for name, key in plan.online.items():
-        layers[name] = OnlineRotation(model.get_submodule(name), rotations[key])
+    layers = {
+        name: OnlineRotation(model.get_submodule(name), rotations[rotation])
+        for name, rotation in plan.online.items()
+    }
     put_modules(model, layers)
 
 
@@ -289,38 +265,29 @@ def _part(
 
     def run(hidden: torch.Tensor) -> Any:
         with torch.no_grad():
-            found = _raw(block, tensors, call, hidden)
-        if isinstance(found, torch.Tensor):
-            return found
-        return found[0]
+            output = _raw(block, tensors, call, hidden)
+        return output if isinstance(output, torch.Tensor) else output[0]
 
     return Part(modules, run)
 
 
 def _raw(
-    block: nn.Module,
-    tensors: Mapping[str, Any],
-    call: Call,
-    hidden: torch.Tensor,
+    block: nn.Module, tensors: Mapping[str, Any], call: Call, hidden: torch.Tensor
 ) -> Any:
-    return functional_call(
-        block,
-        dict(tensors),
-        (hidden, *call.args),
-        dict(call.kwargs),
-    )
+    args = (hidden, *call.args)
+    return functional_call(block, dict(tensors), args, dict(call.kwargs))
 
 
-def _error(wanted: Any, found: Any) -> float:
-    return float((found - wanted).norm() / wanted.norm())
+def _error(wanted: Any, output: Any) -> float:
+    return float((output - wanted).norm() / wanted.norm())
 
 
-def _checked(name: str, error: float, why: str = "") -> float:
+def _checked(name: str, error: float, hint: str = "") -> float:
     # Not `error > _TOLERANCE`: NaN must fail, too.
     if not error <= _TOLERANCE:
         raise ModelError(
             f"{name} computes something else when it is rotated (relative error"
-            f" {error:.2g}){why}; leave rotations out",
+            f" {error:.2g}){hint}; leave rotations out",
         )
     return error
 

@@ -1,9 +1,10 @@
 """The residual stream of a language model: its readers and writers, found by probing.
 
-A part of a model is run on what it reads, and once more on that plus a large multiple of one
-direction. Norms bound what they compute, so that the direction is seen again, apart from a factor
-for each token, only where the stream is read directly. In the same way, what adds to the stream
-shows up in it. No module is known by its name.
+A part of a model is run on its input, and once more on the input plus a large multiple of one
+direction. Norms bound their outputs, so that the direction appears again, up to a factor for each
+token, only in inputs that are read from the stream directly. In the same way, a direction that is
+added to a module's output appears in the stream if the module writes to it. No module is known by
+its name.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
-#: How large the multiple of a direction is, against the hidden states.
+#: The multiple of a direction, relative to the hidden states.
 _LARGE = 1e4
-#: The share of what is not along the direction that rounding and all that is bounded may have.
+#: The greatest share of a difference across the direction: rounding errors, and bounded values.
 _SMALL = 0.05
 
 
@@ -33,10 +34,10 @@ class Reading:
 
     Attributes:
         readers: names of modules with a weight.
-        norm: its name; None where they read the stream itself.
-        neutral: the value of the norm's weight for a gain of 1: 1, or 0 where it multiplies by 1 +
-            weight; None where it has no weight.
-        centered: whether it subtracts means.
+        norm: name of the norm; None for readers of the stream itself.
+        neutral: the value of the norm's weight for a gain of 1: 1, or 0 for a norm that multiplies
+            by 1 + weight; None without a weight.
+        centered: whether the norm subtracts means.
     """
 
     readers: tuple[str, ...]
@@ -51,8 +52,8 @@ class Heads:
 
     Attributes:
         source, reader: names of the layers.
-        starts: of the heads, among the outputs of the source.
-        size: of a head.
+        starts: first output of the source for each head.
+        size: number of outputs of a head.
     """
 
     source: str
@@ -66,8 +67,8 @@ class Stream:
     """The relation of a part of a model to the stream.
 
     Attributes:
-        readings: what reads it.
-        writers: names of the modules whose outputs are added to it.
+        readings: the readers of the stream.
+        writers: names of the modules whose outputs are added to the stream.
         heads: the values that writers read.
     """
 
@@ -109,15 +110,10 @@ class Part:
         for name, module in self.modules.items():
             change = replaced.get(name)
             # Inputs are recorded before the module runs, as it may change them in place.
-            handles.append(
-                module.register_forward_pre_hook(
-                    _keep_input(inputs, name),
-                    with_kwargs=True,
-                ),
-            )
-            handles.append(
-                module.register_forward_hook(_keep_output(outputs, name, change)),
-            )
+            pre_hook = _keep_input(inputs, name)
+            hook = _keep_output(outputs, name, change)
+            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
+            handles.append(module.register_forward_hook(hook))
         try:
             with torch.no_grad():
                 result = self.run(hidden)
@@ -135,30 +131,31 @@ class Part:
 
     def unknown(self) -> list[str]:
         """Return the parameters with several axes that belong to no module with a matrix."""
-        known = {f"{name}.weight" for name, _ in self.weighted()}
-        names = list[str]()
-        for name, module in self.modules.items():
-            for key, parameter in module.named_parameters(recurse=False):
-                if parameter.ndim > 1:
-                    names.append(f"{name}.{key}")
-        return [name for name in names if name not in known]
+        weights = {f"{name}.weight" for name, _ in self.weighted()}
+        names = [
+            f"{name}.{key}"
+            for name, module in self.modules.items()
+            for key, parameter in module.named_parameters(recurse=False)
+            if parameter.ndim > 1
+        ]
+        return [name for name in names if name not in weights]
 
     def read(self, hidden: torch.Tensor) -> tuple[Reading, ...]:
         """Return the readers of the stream.
 
         Raises:
-            ModelError: what a norm computes is read by nothing that has a weight.
+            ModelError: no module with a weight reads the output of a norm.
         """
         size = hidden.shape[-1]
         # (features,), the same for each token.
         direction = _direction(size, hidden)
-        # A vector far larger than the hidden states survives additions; whatever computes something
-        # bounded of it (attention, gates) disappears beside it.
+        # A vector far larger than the hidden states survives additions. Bounded functions of the
+        # vector (attention, gates) are negligible, compared with it.
         far = _LARGE * _magnitude(hidden) * direction
         before = self.seen(hidden)
         after = self.seen(hidden + far)
         matrices = dict(self.weighted())
-        found = list[Reading]()
+        readings = list[Reading]()
         plain = list[str]()
         for name, module in self.modules.items():
             reads = _moved_along(before.inputs, after.inputs, name, far)
@@ -166,17 +163,13 @@ class Part:
                 plain.append(name)
             # A norm with the far input: it must not depend on the scale of a large input.
             elif reads and _is_norm(module, reads[0]):
-                found.append(self._behind(name, module, hidden, before))
+                readings.append(self._behind(name, module, hidden, before))
         if plain:
-            found.append(Reading(tuple(plain)))
-        return tuple(found)
+            readings.append(Reading(tuple(plain)))
+        return tuple(readings)
 
     def _behind(
-        self,
-        name: str,
-        norm: Any,
-        hidden: torch.Tensor,
-        before: Seen,
+        self, name: str, norm: Any, hidden: torch.Tensor, before: Seen
     ) -> Reading:
         """Return the readers of a norm, by an equal vector for every token."""
         x = before.inputs[name][0]
@@ -186,22 +179,18 @@ class Part:
         seen = self.seen(hidden, {name: _constantly(constant)})
         # By pattern, as the sample's tokens do not reach every expert.
         matrices = dict(self.weighted())
-        patterns = set[str]()
-        for each in [matrix for matrix in matrices if matrix in seen.inputs]:
-            if any(_is_constant(found, constant) for found in seen.inputs[each]):
-                patterns.add(pattern_of(each))
-        readers = tuple(each for each in matrices if pattern_of(each) in patterns)
+        patterns = {
+            pattern_of(matrix)
+            for matrix in matrices
+            if any(_is_constant(x, constant) for x in seen.inputs.get(matrix, ()))
+        }
+        readers = tuple(matrix for matrix in matrices if pattern_of(matrix) in patterns)
         if not readers:
             raise ModelError(
                 f"nothing with a weight reads what {name} computes; the model cannot be"
                 " rotated",
             )
-        return Reading(
-            readers,
-            name,
-            _neutral(norm, x),
-            _is_centered(norm, x),
-        )
+        return Reading(readers, name, _neutral(norm, x), _is_centered(norm, x))
 
     def written(
         self,
@@ -213,13 +202,13 @@ class Part:
         """Return the writers of the stream.
 
         Args:
-            hidden: what the part reads.
+            hidden: input of the part.
             size: channels of the stream.
-            skipped: names of modules that do something else.
-            normed: whether norms may come between them and the stream.
+            skipped: names of modules that are no writers.
+            normed: whether norms may come between writers and the stream.
 
         Raises:
-            ModelError: a norm does, and may not.
+            ModelError: a norm comes between a writer and the stream, and ``normed`` is False.
         """
         groups = dict[str, list[str]]()
         base = self.seen(hidden)
@@ -228,13 +217,13 @@ class Part:
             wide = weight.shape[1 if is_table(self.modules[name]) else 0]
             if wide == size and name not in skipped:
                 groups.setdefault(pattern_of(name), []).append(name)
-        found = list[str]()
+        writers = list[str]()
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
         for names in groups.values():
             # All experts of a pattern together: each token reaches a few of them.
             seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
             if follows(base.result, seen.result, far):
-                found += names
+                writers += names
                 continue
             norm = self._norm_behind(base, seen, far)
             if norm and not normed:
@@ -244,15 +233,10 @@ class Part:
                     " stream cannot be rotated: set r1 to false",
                 )
             if norm:
-                found += names
-        return tuple(found)
+                writers += names
+        return tuple(writers)
 
-    def _norm_behind(
-        self,
-        base: Seen,
-        seen: Seen,
-        far: torch.Tensor,
-    ) -> str:
+    def _norm_behind(self, base: Seen, seen: Seen, far: torch.Tensor) -> str:
         """Return the norm that reads a changed tensor; empty without a norm."""
         for name, module in self.modules.items():
             reads = _moved_along(base.inputs, seen.inputs, name, far)
@@ -261,33 +245,32 @@ class Part:
         return ""
 
     def heads(
-        self,
-        hidden: torch.Tensor,
-        writers: Collection[str],
+        self, hidden: torch.Tensor, writers: Collection[str]
     ) -> tuple[Heads, ...]:
         """Return the values of attention: equal values for all tokens make mixing the identity."""
         matrices = dict(self.weighted())
-        found = list[Heads]()
+        all_heads = list[Heads]()
         base = self.seen(hidden)
         sources = [
             matrix
             for matrix in matrices
             if matrix in base.outputs and matrix not in writers
         ]
-        for reader in [writer for writer in writers if writer in base.inputs]:
+        for reader in writers:
+            if reader not in base.inputs:
+                continue
             # The attention module, which states the size of its heads, holds both projections.
             parent = reader.rpartition(".")[0]
             size = _head_size(self.modules.get(parent))
             if not size or matrices[reader].shape[1] % size:
                 continue
-            for source in sources:
-                if source.rpartition(".")[0] != parent:
-                    continue
+            siblings = (name for name in sources if name.rpartition(".")[0] == parent)
+            for source in siblings:
                 starts = self._starts(hidden, base, source, reader, size)
                 if starts:
-                    found.append(Heads(source, reader, starts, size))
+                    all_heads.append(Heads(source, reader, starts, size))
                     break
-        return tuple(found)
+        return tuple(all_heads)
 
     def _starts(
         self,
@@ -297,22 +280,16 @@ class Part:
         reader: str,
         size: int,
     ) -> tuple[int, ...]:
-        """Return the first output of each head of a layer.
+        """Return the first output of each head of a layer; nothing if the inputs are no heads.
 
-        Nothing where another layer reads something else than them.
-
-        Each output gets a point in the plane, at an angle of its own, so that it is known again
-        whatever its factor.
+        Each output gets a point in the plane, at an angle of its own, by which the output is
+        recognized whatever its factor.
         """
         # (batch, tokens, outputs).
         like = base.outputs[source][0]
         count = like.shape[-1]
         angles = torch.linspace(
-            0.1,
-            1.4,
-            count,
-            dtype=torch.float64,
-            device=like.device,
+            0.1, 1.4, count, dtype=torch.float64, device=like.device
         )
         signs = torch.sign(_direction(count, angles, seed=2))
         far = _LARGE * _magnitude(like).double() * signs
@@ -326,12 +303,12 @@ class Part:
             coordinates.append(run.reshape(-1, run.shape[-1])[-1].double())
         x, y = coordinates
         # The index of the output by its angle; 0 / 0 is NaN, an input that follows no output.
-        place = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
-        rows = place.nan_to_num(nan=-1.0).round().long()
+        index = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
+        rows = index.nan_to_num(nan=-1.0).round().long()
         if int(rows.min()) < 0 or int(rows.max()) >= count:
             return ()
         # Sums of several outputs have angles between those of single outputs.
-        if bool((place - rows).abs().max() > 0.2):
+        if bool((index - rows).abs().max() > 0.2):
             return ()
         # One factor per head at most: a rotation passes only what scales a head as a whole.
         # (heads of the reader, size).
@@ -344,11 +321,7 @@ class Part:
         return ()
 
 
-def follows(
-    before: torch.Tensor,
-    after: torch.Tensor,
-    far: Any,
-) -> bool:
+def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
     """Return whether a difference is along a vector, up to rounding."""
     if before.shape != after.shape or before.shape[-1:] != far.shape:
         return False
@@ -356,9 +329,9 @@ def follows(
     moved = (after.float() - before.float()).reshape(-1, len(far))
     along = torch.outer(moved @ far / (far @ far), far)
     # A difference far smaller than the vector is rounding.
-    return bool(along.norm() > 1e-3 * far.norm()) and bool(
-        (moved - along).norm() <= _SMALL * along.norm(),
-    )
+    if not along.norm() > 1e-3 * far.norm():
+        return False
+    return bool((moved - along).norm() <= _SMALL * along.norm())
 
 
 def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
@@ -368,10 +341,7 @@ def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
         *module.named_parameters(recurse=recurse, remove_duplicate=False),
         *module.named_buffers(recurse=recurse, remove_duplicate=False),
     )
-    floats: dict[str, Any] = in_float32(
-        {name: tensor.detach() for name, tensor in named}
-    )
-    return floats
+    return {name: in_float32(tensor.detach()) for name, tensor in named}
 
 
 def in_float32(value: Any) -> Any:
@@ -379,10 +349,10 @@ def in_float32(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
-        return {key: in_float32(each) for key, each in value.items()}
+        return {key: in_float32(item) for key, item in value.items()}
     # Not subclasses: a namedtuple cannot be made from an iterator.
     if type(value) in (list, tuple):
-        return type(value)(map(in_float32, value))
+        return type(value)(in_float32(item) for item in value)
     return value
 
 
@@ -392,34 +362,32 @@ def is_table(module: nn.Module) -> bool:
 
 
 def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
-    """Return whether the output of a module is independent of the scale of a large input.
-
-    A norm has no parts.
-    """
+    """Return whether the output of a module is independent of the scale of a large input."""
+    # A norm has no parts.
     if list(module.children()):
         return False
     try:
-        found = _output(module, x.float())
+        output = _output(module, x.float())
         scaled = _output(module, (4 * x).float())
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
-    if not isinstance(found, torch.Tensor) or found.shape != x.shape:
+    if not isinstance(output, torch.Tensor) or output.shape != x.shape:
         return False
-    return bool(found.norm() > 0) and bool(
-        (found - scaled).norm() <= 1e-3 * found.norm(),
-    )
+    if not output.norm() > 0:
+        return False
+    return bool((output - scaled).norm() <= 1e-3 * output.norm())
 
 
 def _is_centered(norm: Any, x: torch.Tensor) -> bool:
     x = x.float()
     # Adding one number to all channels changes nothing if the mean is subtracted.
-    found = _output(norm, x)
+    output = _output(norm, x)
     moved = _output(norm, x + _magnitude(x))
-    return bool((found - moved).norm() <= 1e-3 * found.norm())
+    return bool((output - moved).norm() <= 1e-3 * output.norm())
 
 
 def _output(module: nn.Module, x: torch.Tensor) -> Any:
-    """Return what a module computes of an input in float32, with parameters in float32."""
+    """Return the output of a module for an input in float32, with parameters in float32."""
     return functional_call(module, floats_of(module), (x,))
 
 
@@ -429,32 +397,29 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
     # A norm without a gain (OLMo) has nothing to fold.
     if "weight" not in tensors:
         return None
-    for name, tensor in tensors.items():
-        if tensor.ndim:
-            tensors[name] = torch.zeros_like(tensor)
+    zeros = {
+        name: torch.zeros_like(tensor) if tensor.ndim else tensor
+        for name, tensor in tensors.items()
+    }
     # With a weight of zeros, x * weight is zero, and x * (1 + weight) is not (Gemma).
-    found = functional_call(norm, tensors, (x.float(),))
-    return 0.0 if bool(found.any()) else 1.0
+    output = functional_call(norm, zeros, (x.float(),))
+    return 0.0 if bool(output.any()) else 1.0
 
 
 def _head_size(attention: Any) -> int:
     # Values have a width of their own in DeepSeek's attention (v_head_dim).
     sizes = (getattr(attention, name, None) for name in ("v_head_dim", "head_dim"))
-    return next(iter([size for size in sizes if isinstance(size, int)]), 0)
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
-def _is_constant(found: Any, constant: Any) -> bool:
-    if found.shape[-1:] != constant.shape:
+def _is_constant(x: Any, constant: Any) -> bool:
+    if x.shape[-1:] != constant.shape:
         return False
     # The vector itself, which nothing has scaled or mixed.
-    return bool((found.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
+    return bool((x.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
 
 
-def _direction(
-    size: int,
-    like: torch.Tensor,
-    seed: int = 0,
-) -> Any:
+def _direction(size: int, like: torch.Tensor, seed: int = 0) -> Any:
     """Return random numbers from a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator).to(like.device)
@@ -462,9 +427,9 @@ def _direction(
 
 def _magnitude(x: torch.Tensor) -> Any:
     """Return the root mean square; 1 for zero."""
-    found = x.float().square().mean().sqrt()
+    magnitude = x.float().square().mean().sqrt()
     # 1 in place of 0, by which a vector could not be scaled.
-    return torch.where(found > 0, found, torch.ones_like(found))
+    return torch.where(magnitude > 0, magnitude, torch.ones_like(magnitude))
 
 
 def _moved_along(
@@ -474,40 +439,26 @@ def _moved_along(
     far: Any,
 ) -> list[Any]:
     """Return the second values of a module that differ from the first along a vector."""
-    pairs = zip(
-        before.get(name, ()),
-        after.get(name, ()),
-        strict=False,
-    )
+    pairs = zip(before.get(name, ()), after.get(name, ()), strict=False)
     return [moved for value, moved in pairs if follows(value, moved, far)]
 
 
 def _constantly(value: Any) -> Callable[[Any], Any]:
     # A copy, as blocks may work in place on what modules return.
-    return lambda found: value.to(found).expand_as(found).clone()
+    return lambda output: value.to(output).expand_as(output).clone()
 
 
 def _plus(far: torch.Tensor) -> Callable[[Any], Any]:
-    return lambda found: found + far.to(found)
+    return lambda output: output + far.to(output)
 
 
-def _keep_input(
-    record: dict[str, list[Any]],
-    name: str,
-) -> Callable[..., None]:
-    def hook(
-        module: nn.Module,
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-    ) -> None:
+def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        values = (*args, *named.values())
         # The first tensor is the input; masks and positions follow.
-        for found in [
-            value
-            for value in (*args, *named.values())
-            if isinstance(value, torch.Tensor)
-        ][:1]:
-            if found.is_floating_point() and found.numel():
-                record.setdefault(name, []).append(found)
+        x = next((value for value in values if isinstance(value, torch.Tensor)), None)
+        if x is not None and x.is_floating_point() and x.numel():
+            record.setdefault(name, []).append(x)
 
     return hook
 
@@ -520,11 +471,11 @@ def _keep_output(
     def hook(
         module: nn.Module,
         args: tuple[Any, ...],
-        found: torch.Tensor | tuple[Any, ...],
+        output: torch.Tensor | tuple[Any, ...],
     ) -> Any:
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(output, torch.Tensor):
             return None
-        record.setdefault(name, []).append(found)
-        return None if change is None else change(found)
+        record.setdefault(name, []).append(output)
+        return None if change is None else change(output)
 
     return hook

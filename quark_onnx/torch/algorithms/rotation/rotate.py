@@ -39,14 +39,14 @@ class Rotated:
     """The result of a rotation.
 
     Attributes:
-        rewritten: how many parameters.
+        rewritten: number of rewritten parameters.
         heads: names of the layers whose outputs are values of attention heads, which are rotated.
-        online: names of the layers that read what each run rotates.
-        error: how far the worst part of the model is from what it was, relative, in float32.
+        online: names of the layers whose inputs each run rotates.
+        error: the greatest relative error of a part of the model, in float32.
         untied: whether the head had the weight of the embedding of tokens, and has its own now.
         learned: the loss of the quantized model before and after its rotations were learned; None
             if they were not.
-        settings: what was asked for.
+        settings: the settings of the rotation.
     """
 
     rewritten: int
@@ -59,35 +59,33 @@ class Rotated:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The note for the user."""
-        found = []
+        """The notes for the user."""
+        notes = []
         if self.settings.r2 and not self.heads:
-            found.append(
+            notes.append(
                 "no values of attention heads are rotated: attention does something"
                 " else with them than to weigh them, or does not say how large a head"
                 " is (head_dim)",
             )
         if self.online:
-            found.append(
+            notes.append(
                 f"each run rotates what {len(self.online)} layers read; such a model"
                 " has no checkpoint",
             )
         if self.learned:
-            found.append(
-                "rotations were learned: the loss of the quantized model was {:.4f},"
-                " and is {:.4f}".format(
-                    *self.learned,
-                ),
+            before, after = self.learned
+            notes.append(
+                "rotations were learned: the loss of the quantized model was"
+                f" {before:.4f}, and is {after:.4f}"
             )
-        return tuple(found)
+        return tuple(notes)
 
     def renamed(self, layers: Layers) -> dict[str, Any]:
         """Rename layers to their present names; a layer after an online rotation has a new name."""
-        found = dict[str, Any]()
-        for name, entry in layers.items():
-            suffix = ".layer" if name in self.online else ""
-            found[name + suffix] = entry
-        return found
+        return {
+            f"{name}.layer" if name in self.online else name: entry
+            for name, entry in layers.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,10 @@ class _Planned:
 
     @property
     def whole(self) -> WeightRewrites:
-        found = WeightRewrites()
+        rewrites = WeightRewrites()
         for part in self.parts:
-            found.update(part)
-        return found
+            rewrites.update(part)
+        return rewrites
 
 
 def rotate(
@@ -120,23 +118,20 @@ def rotate(
 
     Args:
         model: a language model of transformers.
-        settings: what is rotated.
-        data: batches; the start of the first is a sample. Random tokens if None.
-        layers: what will be quantized; learned rotations need it, and the data.
-        progress: whether to show a progress bar where they are learned; None shows it if stderr is
-            a terminal.
+        settings: the rotations.
+        data: batches; the start of the first is the sample. Random tokens if None.
+        layers: the layers to quantize; learned rotations need them, and the data.
+        progress: whether to show a progress bar while rotations are learned; None shows it if
+            stderr is a terminal.
 
     Raises:
         DataError: rotations are learned, and the data or the layers are missing.
-        ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it
+        ModelError: the model cannot be rotated: its norms come after its layers, or a part of it
             computes something else when it is rotated.
     """
     # Read once: the data may be an iterator, and both the sample and the training need it.
-    if data is None:
-        found = []
-    else:
-        found = list(batches(data))
-    if settings.trained and not (found and layers):
+    samples = [] if data is None else list(batches(data))
+    if settings.trained and not (samples and layers):
         raise DataError(
             "rotations are learned from data, for layers that are quantized; give both,"
             " or trained=False",
@@ -144,11 +139,8 @@ def rotate(
     # Rotations rewrite weights of layers, and experts are layers only after unfusing.
     unfuse_experts(model)
     with _untied(model, settings) as untied, inference(model):
-        rotator = Rotator(
-            model,
-            settings,
-            _short(found[0]) if found else _sample(model),
-        )
+        sample = _short(samples[0]) if samples else _sample(model)
+        rotator = Rotator(model, settings, sample)
         # All weights are in memory: no block has to be loaded.
         planned = _planned(rotator, lambda name: contextlib.nullcontext())
         learned = None
@@ -160,12 +152,8 @@ def rotate(
                 centered=rotator.centered,
                 progress=progress,
             )
-            best = learn(
-                Trainee(model, planned.whole, layers or {}, fixed),
-                starts,
-                found,
-                how,
-            )
+            trainee = Trainee(model, planned.whole, layers or {}, fixed)
+            best = learn(trainee, starts, samples, how)
             # Learned matrices have no Hadamard factors: each is a single dense one.
             for name, matrix in best.matrices.items():
                 rotator.rotations[name] = OrthogonalMatrix((matrix,))
@@ -188,15 +176,16 @@ def rotate(
 def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Rotated:
     """Rotate the tensors of a checkpoint as they are read.
 
-    All of them are read once, a block of the model at a time, to be checked.
+    All tensors are read once, a block of the model at a time, to check the result.
 
     Args:
-        model: with empty parameters, as it is left; its head has a weight of its own then.
-        sources: of its tensors.
-        settings: what is rotated.
+        model: the model with empty parameters, which stay empty. Afterwards, the head has a weight
+            of its own.
+        sources: the sources of the tensors.
+        settings: the rotations.
 
     Raises:
-        ConfigError: each run would rotate something, or rotations are learned.
+        ConfigError: the settings ask for R4, or for learned rotations.
         ModelError: the model cannot be rotated, or a tensor is missing.
     """
     if settings.r4:
@@ -224,11 +213,13 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         empty(block)
 
     with _untied(model, settings) as untied, inference(model):
-        outside = dict[str, Any]()
-        for name, module in outside_of(dict(model.named_modules()), blocks).items():
-            # Modules without children hold the parameters themselves.
-            if not list(module.children()):
-                outside[name] = module
+        modules = outside_of(dict(model.named_modules()), blocks)
+        # Modules without children hold the parameters themselves.
+        outside = {
+            name: module
+            for name, module in modules.items()
+            if not list(module.children())
+        }
         for name, module in outside.items():
             fill(module, name, sources)
         # The hidden states that the first block reads, and whether norms subtract means, are known
@@ -244,23 +235,16 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
     sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
     tie(model, sources.tied)
     return Rotated(
-        len(whole.rewrites),
-        whole.heads,
-        (),
-        planned.error,
-        untied,
-        None,
-        settings,
+        len(whole.rewrites), whole.heads, (), planned.error, untied, None, settings
     )
 
 
 def _planned(
-    rotator: Rotator,
-    at: Callable[[str], AbstractContextManager[None]],
+    rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]
 ) -> _Planned:
     """Plan all parts; ``at`` loads the weights of a block for its context."""
-    first, worst = rotator.outside()
-    parts = [first]
+    outside, worst = rotator.outside()
+    parts = [outside]
     hidden = rotator.hidden
     for name in rotator.blocks:
         # The output of the float block is the input of the next one.
@@ -272,24 +256,25 @@ def _planned(
 
 
 def _starts(
-    rotator: Rotator,
-    plan: WeightRewrites,
+    rotator: Rotator, plan: WeightRewrites
 ) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
     """Return the online rotations, which are not learned, and the starts of learning."""
     fixed = {
-        key: rotator.rotations[key]
-        for key in plan.online.values()
-        if key in rotator.rotations
+        name: rotator.rotations[name]
+        for name in plan.online.values()
+        if name in rotator.rotations
     }
-    ones = dict[str, Any]()
-    turned = dict[str, Any]()
-    for name, size in {
-        key: value for key, value in plan.sizes.items() if key not in fixed
-    }.items():
-        ones[name] = torch.eye(size, dtype=torch.float64)
-        turned[name] = rotator.rotations[name].turn(ones[name])
+    identities = {
+        name: torch.eye(size, dtype=torch.float64)
+        for name, size in plan.sizes.items()
+        if name not in fixed
+    }
+    turned = {
+        name: rotator.rotations[name].turn(identity)
+        for name, identity in identities.items()
+    }
     # Random rotations, and no rotation: learning starts from the better of both.
-    return fixed, (turned, ones)
+    return fixed, (turned, identities)
 
 
 @contextlib.contextmanager
@@ -329,12 +314,8 @@ def _set_tied(model: Any, tied: bool) -> None:
 
 def _sample(model: Any) -> Any:
     size = vocabulary_of(model)
-    return torch.randint(
-        0,
-        size,
-        (1, _TOKENS),
-        generator=torch.Generator().manual_seed(0),
-    )
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, size, (1, _TOKENS), generator=generator)
 
 
 def _short(batch: Any) -> Any:
@@ -345,7 +326,8 @@ def _short(batch: Any) -> Any:
             return batch[:1, :_TOKENS]
         return batch
     if isinstance(batch, Mapping) and all(
-        isinstance(each, torch.Tensor) and each.ndim == 2 for each in batch.values()
+        isinstance(tensor, torch.Tensor) and tensor.ndim == 2
+        for tensor in batch.values()
     ):
-        return {key: each[:1, :_TOKENS] for key, each in batch.items()}
+        return {name: tensor[:1, :_TOKENS] for name, tensor in batch.items()}
     return batch

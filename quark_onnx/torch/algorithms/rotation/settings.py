@@ -2,10 +2,10 @@
 
 After QuaRot (Ashkboos 2024) and SpinQuant (Liu 2024).
 
-A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back.
-That of the residual stream (R1 of SpinQuant) and that of the values of attention heads (R2) are
-folded into weights. In front of what else writes to the stream, as down projections do, each run
-computes one (R4).
+A rotation spreads an outlier over all channels, and its inverse in the next weight undoes it. The
+rotations of the residual stream (R1 of SpinQuant) and of the values of attention heads (R2) are
+folded into weights. Each run rotates the inputs of other layers that write to the stream, such as
+down projections (R4).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Rotation:
     Attributes:
         r1: rotate the residual stream.
         r2: rotate the values of attention heads.
-        r3: rotate queries and keys behind the rotary embedding; there, nothing is rounded, so that
-            it must be false.
-        r4: rotate, as the model runs, what down projections read; such a model has no checkpoint.
-        size: channels that are mixed, of R1 and R4; None mixes all.
+        r3: rotate queries and keys after the rotary embedding; must be false, since nothing is
+            rounded there.
+        r4: rotate the inputs of down projections in each run; such a model has no checkpoint.
+        size: number of channels that R1 and R4 mix; None mixes all.
         trained: learn R1 and R2 on the loss of the quantized model (SpinQuant).
-        steps: of learning.
-        seed: of the random signs, and of the order of samples.
+        steps: number of learning steps.
+        seed: the seed of the random signs, and of the order of samples.
     """
 
     name: ClassVar[str] = "rotation"
@@ -53,11 +53,11 @@ class Rotation:
 
     def __post_init__(self) -> None:
         require_flag(self, "r1", "r2", "r3", "r4", "trained")
-        least = {"seed": 0, "steps": 1}
+        bounds = {"seed": 0, "steps": 1}
         # A rotation of one channel mixes nothing.
         if self.size is not None:
-            least["size"] = 2
-        for name, bound in least.items():
+            bounds["size"] = 2
+        for name, bound in bounds.items():
             value = getattr(self, name)
             require(
                 is_whole(value, bound),
@@ -88,8 +88,8 @@ class Rotation:
         Weights are rotated in float64, at about twice the runtime of float32.
         """
         # The residual stream is the narrower side of most matrices.
-        width = min(map(min, shapes.layers.values()), default=0)
-        largest = max(map(prod, shapes.layers.values()), default=0)
+        width = min((min(shape) for shape in shapes.layers.values()), default=0)
+        largest = max((prod(shape) for shape in shapes.layers.values()), default=0)
         learned = 0.0
         if self.trained:
             # Forward and backward, three passes, over 8 samples per step.

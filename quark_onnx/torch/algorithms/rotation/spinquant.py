@@ -1,8 +1,8 @@
 """SpinQuant (Liu et al. 2024): rotations learned on the loss of the quantized model.
 
 Cayley SGD (Li, Fuxin and Todorovic 2020) moves on the orthogonal matrices: the gradient gives a
-skew-symmetric matrix W, and ``(I - W/2)^-1 (I + W/2)`` is orthogonal. Rounding passes gradients as
-if it were not there.
+skew-symmetric matrix W, and ``(I - W/2)^-1 (I + W/2)`` is orthogonal. Rounding passes gradients
+unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_fir
 
 #: The share of the last direction that is kept.
 _MOMENTUM = 0.9
-#: The loss of all data is computed so many times while it is learned.
+#: How many times the loss of all data is computed during the learning.
 _LOOKS = 10
 
 
@@ -36,11 +36,11 @@ class Training:
     """Settings of the learning of rotations.
 
     Attributes:
-        steps: of gradient descent.
-        rate: how far the first step turns, the root mean square over planes, in radians; it falls
-            to nothing.
-        batch: samples to a step.
-        seed: of the order of samples.
+        steps: number of steps of gradient descent.
+        rate: the angle of the first step in radians, the root mean square over planes. The angle
+            falls to nothing towards the last step.
+        batch: samples per step.
+        seed: the seed of the order of samples.
         centered: whether rotations of the residual stream keep the vector of ones.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
     """
@@ -58,8 +58,9 @@ class Learned:
     """Learned rotations.
 
     Attributes:
-        matrices: by name.
-        before, after: the mean loss of all data, with the first of the starts and with them.
+        matrices: the rotations, by name.
+        before, after: the mean loss of all data, with the first of the starts and with
+            ``matrices``.
     """
 
     matrices: dict[str, Any]
@@ -71,9 +72,9 @@ class Trainee:
     """A model with weights that are rotated and rounded in every run.
 
     Args:
-        model: the float model, as it is.
-        plan: what rotations make of it.
-        layers: those that are quantized, with their specs.
+        model: the float model, which stays unchanged.
+        plan: the rewrites of its parameters.
+        layers: the quantized layers, with their specs.
         fixed: rotations that are not learned.
     """
 
@@ -91,15 +92,11 @@ class Trainee:
         self.device = next(model.parameters()).device
         # In float32: rewrites of every step start from the original weights.
         self._floats = {
-            name: each.detach().float()
-            for name, each in model.named_parameters(remove_duplicate=False)
+            name: parameter.detach().float()
+            for name, parameter in model.named_parameters(remove_duplicate=False)
         }
 
-    def loss(
-        self,
-        matrices: Mapping[str, Any],
-        ids: torch.Tensor,
-    ) -> torch.Tensor:
+    def loss(self, matrices: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
         """Return the mean negative log likelihood of tokens, (samples, length), without the first.
 
         Args:
@@ -118,10 +115,9 @@ class Trainee:
                 weight = outputs_first(tensors[f"{name}.weight"], kind_of(module))
                 # Straight-through estimator: rounded values forward, the gradient of the identity
                 # backward.
-                left = quantize(weight.detach(), spec.weight, name).dequantize()
+                rounded = quantize(weight.detach(), spec.weight, name).dequantize()
                 tensors[f"{name}.weight"] = outputs_first(
-                    through(weight, left),
-                    kind_of(module),
+                    through(weight, rounded), kind_of(module)
                 )
         with self._rounding(rotations):
             logits = functional_call(
@@ -142,19 +138,13 @@ class Trainee:
         with ExitStack() as stack:
             for name, key in self._plan.online.items():
                 module = self._model.get_submodule(name)
-                stack.callback(
-                    module.register_forward_pre_hook(
-                        _changing(rotations[key].turn),
-                    ).remove,
-                )
+                hook = _changing(rotations[key].turn)
+                stack.callback(module.register_forward_pre_hook(hook).remove)
             for name, (_, spec) in self._layers.items():
                 if spec.input is not None:
                     module = self._model.get_submodule(name)
-                    stack.callback(
-                        module.register_forward_pre_hook(
-                            _changing(_rounded(spec.input)),
-                        ).remove,
-                    )
+                    hook = _changing(_rounded(spec.input))
+                    stack.callback(module.register_forward_pre_hook(hook).remove)
             yield
 
 
@@ -170,14 +160,14 @@ def learn(
         trainee: computes the loss.
         starts: orthogonal matrices by name, in float64.
         data: token ids, each of shape (samples, length), all of one length.
-        how: the steps.
+        how: the settings.
 
     Raises:
         DataError: there is no data.
     """
     rows = _rows(data).to(trainee.device)
     # All of the data for each start, as the choice must not depend on a batch.
-    losses = [_whole(trainee, start, rows, how.batch) for start in starts]
+    losses = [_mean_loss(trainee, start, rows, how.batch) for start in starts]
     before = losses[0]
     least = min(losses)
     best = dict(starts[losses.index(least)])
@@ -189,16 +179,16 @@ def learn(
             # (batch, length): each step draws anew.
             chosen = rows[torch.randperm(len(rows), generator=random)[: how.batch]]
             gradients = _gradients(trainee, now, chosen)
-            turned = how.rate * (1 - step / how.steps)
+            angle = how.rate * (1 - step / how.steps)
             for name, gradient in gradients.items():
                 now[name], moments[name] = cayley_step(
                     now[name],
                     moments[name] * _MOMENTUM - gradient,
-                    turned,
+                    angle,
                     how.centered and name == STREAM,
                 )
             if (step + 1) % max(how.steps // _LOOKS, 1) == 0:
-                loss = _whole(trainee, now, rows, how.batch)
+                loss = _mean_loss(trainee, now, rows, how.batch)
                 if loss < least:
                     least = loss
                     best = dict(now)
@@ -216,14 +206,15 @@ def cayley_step(
 
     Args:
         matrix: orthogonal, of shape (n, n).
-        direction: where to, of the same shape.
-        angle: how far, the root mean square over planes, in radians.
-        centered: whether the matrix keeps the vector of ones, in front of it, and goes on doing so.
+        direction: the direction of the step, of the same shape.
+        angle: the length of the step in radians, the root mean square over planes.
+        centered: whether the matrix keeps the vector of ones, multiplied from the left, and goes on
+            doing so.
     """
     size = len(matrix)
     # The tangent space at an orthogonal matrix M: W M with W skew-symmetric, W + W^T = 0.
-    left = direction @ matrix.T
-    skew = (left - left.T) / 2
+    product = direction @ matrix.T
+    skew = (product - product.T) / 2
     # Rows and columns of W sum up to 0, so that W maps the vector of ones to 0.
     if centered:
         skew = skew - skew.mean(0)
@@ -231,36 +222,26 @@ def cayley_step(
     tangent = skew @ matrix
     # The norm of a skew-symmetric matrix counts each plane twice.
     scale = angle * size**0.5 / skew.norm().clamp_min(1e-30)
-    one = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    identity = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
     half = scale * skew / 2
     # The Cayley transform is orthogonal for every step length.
-    return (
-        torch.linalg.solve(one - half, (one + half) @ matrix),
-        tangent,
-    )
+    return torch.linalg.solve(identity - half, (identity + half) @ matrix), tangent
 
 
 def _gradients(
-    trainee: Trainee,
-    matrices: Mapping[str, Any],
-    rows: Any,
+    trainee: Trainee, matrices: Mapping[str, Any], rows: Any
 ) -> dict[str, Any]:
     leaves = {
         name: matrix.clone().requires_grad_() for name, matrix in matrices.items()
     }
     with torch.enable_grad():
-        found = torch.autograd.grad(
-            trainee.loss(leaves, rows),
-            list(leaves.values()),
-        )
-    return dict(zip(leaves, found, strict=True))
+        loss = trainee.loss(leaves, rows)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+    return dict(zip(leaves, gradients, strict=True))
 
 
-def _whole(
-    trainee: Trainee,
-    matrices: Mapping[str, Any],
-    rows: Any,
-    batch: int,
+def _mean_loss(
+    trainee: Trainee, matrices: Mapping[str, Any], rows: Any, batch: int
 ) -> float:
     with torch.no_grad():
         # Weighted by samples: the last part may be smaller.
@@ -273,21 +254,17 @@ def _whole(
 
 def _rows(data: Sequence[Any]) -> Any:
     """Return the token ids of all samples, (samples, length)."""
-    ids = list(map(_ids, data))
-    tensors = [value for value in ids if isinstance(value, torch.Tensor)]
-    lengths = {each.shape[1:] for each in tensors}
+    ids = [
+        batch["input_ids"] if isinstance(batch, Mapping) else batch for batch in data
+    ]
+    tensors = [rows for rows in ids if isinstance(rows, torch.Tensor)]
+    lengths = {rows.shape[1:] for rows in tensors}
     if len(tensors) < len(ids) or len(lengths) != 1:
         raise DataError(
             "rotations are learned on token ids, all samples of one length; the data"
             " yields something else",
         )
     return torch.cat(tensors)
-
-
-def _ids(batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return batch["input_ids"]
-    return batch
 
 
 def _rounded(spec: TensorSpec) -> Any:

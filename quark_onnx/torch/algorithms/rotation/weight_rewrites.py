@@ -22,7 +22,7 @@ from quark_onnx.torch.models.quantized_layer import kind_of
 
 #: The rotation of the residual stream.
 STREAM = "stream"
-#: How the names of rotations of the values of attention heads start.
+#: Prefix of the names of rotations of the values of attention heads.
 HEADS = "heads of "
 
 
@@ -31,9 +31,9 @@ class Turn:
     """A rotation of a parameter along an axis.
 
     Attributes:
-        axis: of the parameter.
-        rotation: its name.
-        starts: of the parts that are turned; None for the whole axis, part by part.
+        axis: axis of the parameter.
+        rotation: name of the rotation.
+        starts: first channels of the parts that are rotated; None for the whole axis, part by part.
     """
 
     axis: int
@@ -45,13 +45,10 @@ class Turn:
         if self.starts is None:
             return turning.turn(x, self.axis)
         # (heads, size): the channels of each head along the axis.
-        place = torch.tensor(self.starts)[:, None] + torch.arange(turning.size)
-        place = place.flatten().to(x.device)
-        return x.index_copy(
-            self.axis,
-            place,
-            turning.turn(x.index_select(self.axis, place), self.axis),
-        )
+        channels = torch.tensor(self.starts)[:, None] + torch.arange(turning.size)
+        channels = channels.flatten().to(x.device)
+        turned = turning.turn(x.index_select(self.axis, channels), self.axis)
+        return x.index_copy(self.axis, channels, turned)
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,8 @@ class Gain:
     Attributes:
         weight: the name of the parameter.
         neutral: 1, or 0 where the norm multiplies by 1 + weight.
-        axis: of the parameter that the gain is folded into.
-        inverse: whether that is divided instead.
+        axis: axis of the parameter that the gain is folded into.
+        inverse: whether the parameter is divided by the gain instead.
     """
 
     weight: str
@@ -86,11 +83,11 @@ class Rewrite:
     """The steps that rewrite a parameter, in order.
 
     Attributes:
-        fill: a constant in its place; None keeps it.
+        fill: a constant in place of the parameter; None keeps the parameter.
         product: names of a weight and of a vector whose product is added, and the axis of the
             weight that is summed up.
-        gain: of a norm.
-        turns: rotations.
+        gain: the gain of a norm.
+        turns: the rotations.
     """
 
     fill: float | None = None
@@ -109,7 +106,7 @@ class Rewrite:
         Args:
             x: the float model's parameter.
             get: the other parameters of the float model, by name.
-            rotations: by name.
+            rotations: the rotations, by name.
         """
         # A constant needs no other step.
         if self.fill is not None:
@@ -130,9 +127,9 @@ class WeightRewrites:
     """The rewrites of a model, or of a part of a model.
 
     Attributes:
-        rewrites: of parameters, by name; all others stay.
-        online: layers that read what each run rotates, by name, with the names of the rotations.
-        sizes: of the rotations, by name.
+        rewrites: rewrites of parameters, by name; all others stay.
+        online: names of the online rotations, by the layer whose input is rotated.
+        sizes: sizes of the rotations, by name.
     """
 
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
@@ -143,13 +140,9 @@ class WeightRewrites:
         """Add the rewrites of another part."""
         # A parameter may belong to two parts, as a layer may write to the stream and read heads.
         for name, rewrite in other.rewrites.items():
+            steps = vars(rewrite).items()
             self.add(
-                name,
-                **{
-                    key: value
-                    for key, value in vars(rewrite).items()
-                    if value is not None
-                },
+                name, **{step: value for step, value in steps if value is not None}
             )
         self.online |= other.online
         self.sizes |= other.sizes
@@ -170,9 +163,9 @@ class WeightRewrites:
         """Return a parameter of the rotated model, computed in float64, in its type in the model.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             get: the parameters of the float model, by name.
-            rotations: by name.
+            rotations: the rotations, by name.
         """
         x = get(name)
         if name not in self.rewrites:
@@ -200,12 +193,10 @@ def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
                 gain=None if gain is None else replace(gain, axis=axis),
                 turns=(Turn(axis, STREAM),),
             )
-    # Their outputs, and thereby their biases, become rotated.
+    # Outputs of writers, and thereby their biases, become rotated.
     for name in stream.writers:
-        plan.add(
-            f"{name}.weight",
-            turns=(Turn(outputs_of(part.modules[name]), STREAM),),
-        )
+        axis = outputs_of(part.modules[name])
+        plan.add(f"{name}.weight", turns=(Turn(axis, STREAM),))
         if _has_bias(part.modules[name]):
             plan.add(f"{name}.bias", turns=(Turn(0, STREAM),))
     return plan
@@ -214,7 +205,8 @@ def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
 def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | None:
     """Neutralize a norm, and return the gain.
 
-    A bias goes into those of the readers, or stays, rotated, where they have none.
+    The bias of the norm is added to the biases of the readers, or stays, rotated, if a reader has
+    no bias.
     """
     if reading.norm is None:
         return None
@@ -230,17 +222,12 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
         if all(_has_bias(part.modules[name]) for name in reading.readers):
             plan.add(bias, fill=0.0)
             for name in reading.readers:
-                plan.add(
-                    f"{name}.bias",
-                    product=(f"{name}.weight", bias, inputs_of(part.modules[name])),
-                )
+                axis = inputs_of(part.modules[name])
+                plan.add(f"{name}.bias", product=(f"{name}.weight", bias, axis))
         else:
             # The gain moves into the readers, so that the bias is divided by it to stay the same.
-            plan.add(
-                bias,
-                gain=None if gain is None else replace(gain, inverse=True),
-                turns=(Turn(0, STREAM),),
-            )
+            inverse = None if gain is None else replace(gain, inverse=True)
+            plan.add(bias, gain=inverse, turns=(Turn(0, STREAM),))
     return gain
 
 
@@ -249,17 +236,13 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
     rotation = HEADS + heads.source
     plan = WeightRewrites(sizes={rotation: heads.size})
     source = part.modules[heads.source]
-    plan.add(
-        f"{heads.source}.weight",
-        # Only the channels of values are rotated; a fused projection has queries and keys, too.
-        turns=(Turn(outputs_of(source), rotation, heads.starts),),
-    )
+    # Only the channels of values are rotated; a fused projection has queries and keys, too.
+    turn = Turn(outputs_of(source), rotation, heads.starts)
+    plan.add(f"{heads.source}.weight", turns=(turn,))
     if _has_bias(source):
         plan.add(f"{heads.source}.bias", turns=(Turn(0, rotation, heads.starts),))
-    plan.add(
-        f"{heads.reader}.weight",
-        turns=(Turn(inputs_of(part.modules[heads.reader]), rotation),),
-    )
+    turn = Turn(inputs_of(part.modules[heads.reader]), rotation)
+    plan.add(f"{heads.reader}.weight", turns=(turn,))
     return plan
 
 

@@ -44,11 +44,8 @@ class MetaTensor(torch.Tensor):
     ) -> Any:
         """Return the meta result of a function with at least one meta argument."""
         kwargs = kwargs or {}
-        device = next(
-            each._device
-            for each in tree_leaves((args, kwargs))
-            if isinstance(each, MetaTensor)
-        )
+        leaves = tree_leaves((args, kwargs))
+        device = next(leaf._device for leaf in leaves if isinstance(leaf, MetaTensor))
         # Attributes arrive here as the getters of torch.Tensor.
         if func == torch.Tensor.device.__get__:
             return device
@@ -56,18 +53,15 @@ class MetaTensor(torch.Tensor):
             return device.type == "cuda"
         # A write into a real tensor would lose data without an error on the meta device.
         if any(
-            isinstance(each, torch.Tensor) and not isinstance(each, MetaTensor)
-            for each in _changed(func, args, kwargs)
+            isinstance(value, torch.Tensor) and not isinstance(value, MetaTensor)
+            for value in _changed(func, args, kwargs)
         ):
             raise MetaTensorError(f"{func.__name__} changes a tensor by a blank")
         if func == scaled_dot_product_attention:
             return cls.of(_attention(*args, **kwargs), device)
         # Without this context, the call would come back here.
         with torch._C.DisableTorchFunctionSubclass():
-            result = func(
-                *tree_map(_to_meta, args),
-                **tree_map(_to_meta, kwargs),
-            )
+            result = func(*tree_map(_to_meta, args), **tree_map(_to_meta, kwargs))
             return tree_map(
                 lambda value: (
                     cls.of(value, device) if isinstance(value, torch.Tensor) else value
@@ -77,34 +71,23 @@ class MetaTensor(torch.Tensor):
 
 
 def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: Any,
-    *others: Any,
-    **named: Any,
+    query: torch.Tensor, key: torch.Tensor, value: Any, *others: Any, **named: Any
 ) -> Any:
     """Return the output of attention on the meta device.
 
     torch decomposes attention on that device, which takes milliseconds.
     """
     # (..., heads, tokens, features): axes before the heads broadcast.
-    batch = torch.broadcast_shapes(*(each.shape[:-3] for each in (query, key, value)))
+    shapes = [query.shape, key.shape, value.shape]
+    batch = torch.broadcast_shapes(*(shape[:-3] for shape in shapes))
     # queries may share keys and values
-    heads = max(each.shape[-3:-2] for each in (query, key, value))
-    return torch.empty(
-        *batch,
-        *heads,
-        query.shape[-2],
-        value.shape[-1],
-        dtype=query.dtype,
-        device="meta",
-    )
+    heads = max(shape[-3:-2] for shape in shapes)
+    size = (*batch, *heads, query.shape[-2], value.shape[-1])
+    return torch.empty(size, dtype=query.dtype, device="meta")
 
 
 def _changed(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Any]:
     """Return the tensors that a function changes: ``out``, and the first argument of ``f_``."""
     name = func.__name__.split(".")[0]
@@ -115,11 +98,10 @@ def _changed(
         or name == "__setitem__"
         or (name.endswith("_") and not name.endswith("__"))
     )
+    changed = [kwargs.get("out")]
     if changes:
-        first = [args[0] if args else next(iter(kwargs.values()), None)]
-    else:
-        first = []
-    leaves: list[Any] = tree_leaves([*first, kwargs.get("out")])
+        changed.append(args[0] if args else next(iter(kwargs.values()), None))
+    leaves: list[Any] = tree_leaves(changed)
     return leaves
 
 

@@ -11,13 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.cost import Shapes
 from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
@@ -94,12 +91,7 @@ class Replay:
         # Dequantized weights of earlier stages are large, and needed during runs alone.
         self.decoded = dict[str, Any]()
 
-    def run(
-        self,
-        index: int,
-        call: Call,
-        run: Callable[[Call], Any],
-    ) -> Any:
+    def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
         """Run the block on a sample.
 
         Args:
@@ -122,17 +114,14 @@ class Replay:
         with self._replaced_layers(kept, new):
             try:
                 result = run(call)
-            except (
-                Exception
-            ):  # a meta tensor was read; any other error comes again below
+            # A meta tensor was read; any other error comes again below.
+            except Exception:
                 result = None
-        reads = result
-        if isinstance(result, torch.Tensor | None):
-            reads = {"": [result]}
-        read = list(chain.from_iterable(reads.values()))
-        # None: the run has raised an error.
-        if any(isinstance(each, MetaTensor | None) for each in read):
-            return self._whole(call, run)  # a meta tensor reached the result
+        reads = {"": [result]} if isinstance(result, torch.Tensor | None) else result
+        tensors = [tensor for runs in reads.values() for tensor in runs]
+        # None: the run has raised an error. A meta tensor has reached the result.
+        if any(isinstance(tensor, MetaTensor | None) for tensor in tensors):
+            return self._whole(call, run)
         unchanged = all(
             result._version == versions.get(name, 0)
             for name, result in new.results.items()
@@ -140,25 +129,23 @@ class Replay:
         # Nothing to store after the last stage. A sample that does not fit is run as a whole next
         # time.
         if self.limit and self._stage < len(self._stages) and unchanged:
-            new.reads = {name: parts[0] for name, parts in reads.items()}
-            if new.size + sum(each.size for each in self._kept.values()) <= self.limit:
+            new.reads = {name: runs[0] for name, runs in reads.items()}
+            stored = sum(sample.size for sample in self._kept.values())
+            if new.size + stored <= self.limit:
                 self._kept[index] = new
         return result
 
     def result(self, index: int, call: Call) -> Any:
         """Return the hidden states of a sample after the block, with all layers quantized."""
         # Layers that no stage covers, such as convolutions, run with their codes as well.
-        groups = list(chain.from_iterable(map(attrgetter("groups"), self._stages)))
-        unstaged = excluding(self._job.layers, list(chain.from_iterable(groups)))
+        groups = [group for stage in self._stages for group in stage.groups]
+        staged = {name for group in groups for name in group}
+        unstaged = [name for name in self._job.layers if name not in staged]
         with self._job.put(self._layers(unstaged)):
-            return self.run(
-                index,
-                call,
-                lambda call: call.run(self._job.block),
-            )
+            return self.run(index, call, lambda call: call.run(self._job.block))
 
     def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
-        names = map(itemgetter(2), self._before())
+        names = [name for _, _, name in self._before()]
         with self._job.put(self._layers(names)):
             return run(call)
 
@@ -190,12 +177,8 @@ class Replay:
             until = self._stages[index].until[name]
             keep = until > self._stage
             if index == self._stage - 1:
-                forwards[name] = self._computing(
-                    name,
-                    kept.reads.get(leader),
-                    new,
-                    keep=keep,
-                )
+                x = kept.reads.get(leader)
+                forwards[name] = self._computing(name, x, new, keep=keep)
             elif name in kept.results:
                 forwards[name] = _returning(kept.results[name])
                 if keep:
@@ -203,29 +186,16 @@ class Replay:
                 else:
                     new.blanks[name] = kept.results[name].to("meta")
             elif name in kept.blanks:
-                forwards[name] = _returning(
-                    MetaTensor.of(kept.blanks[name], module.weight.device),
-                )
+                blank = MetaTensor.of(kept.blanks[name], module.weight.device)
+                forwards[name] = _returning(blank)
             else:
                 # earlier runs have stopped before this layer, although the layers of its stage do
                 # not depend on the layers between
-                forwards[name] = self._computing(
-                    name,
-                    None,
-                    new,
-                    keep=keep,
-                )
+                forwards[name] = self._computing(name, None, new, keep=keep)
         with replaced_forwards(modules, forwards):
             yield
 
-    def _computing(
-        self,
-        name: str,
-        x: Any,
-        new: _Kept,
-        *,
-        keep: bool,
-    ) -> Any:
+    def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
         """Return a forward that computes with the codes of a layer, and stores the result.
 
         Args:
@@ -262,7 +232,7 @@ def replayed(shapes: Shapes, models: int = 1) -> tuple[int, float]:
         shapes: sizes of the model and the data.
         models: 2 if the float model runs as well; its tensors are not stored.
     """
-    widths = list(map(itemgetter(1), shapes.layers.values())) or [0]
+    widths = [inputs for _, inputs in shapes.layers.values()] or [0]
     number_bytes = shapes.block * max(1, shapes.blocks) / max(1, shapes.weights)
     # Per token, the widest and the narrowest input of layers; the bytes of a number are those of
     # the model's weights.

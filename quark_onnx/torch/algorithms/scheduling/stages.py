@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -36,11 +34,7 @@ class Stage:
     until: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
 
-def stages_of(
-    block: nn.Module,
-    layers: Layers,
-    call: Call,
-) -> list[Stage]:
+def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
     """Return the layers of a block in the order of their dependencies.
 
     Args:
@@ -64,20 +58,18 @@ def stages_of(
         trace,
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: None,
-            lambda tensor: tensor,
+            lambda tensor: None, lambda tensor: tensor
         ),
     ):
         # The hidden states require gradients, so that each operation on them leaves a node in the
         # graph.
-        result = Call(
-            call.hidden.detach().clone().requires_grad_(),
-            call.args,
-            call.kwargs,
-        ).run(block)
+        hidden = call.hidden.detach().clone().requires_grad_()
+        result = Call(hidden, call.args, call.kwargs).run(block)
     levels = trace.levels()
     until = trace.until(levels, result.grad_fn)
-    for name in [layer for layer in layers if layer not in levels]:
+    for name in layers:
+        if name in levels:
+            continue
         # The level of the first twin that runs; the first stage if there is none.
         twins = (other for other in levels if _twins(name, other))
         levels[name] = levels.get(next(twins, name), 0)
@@ -92,17 +84,15 @@ def stages_of(
     tokens = call.hidden.shape[:-1].numel()
     stages = []
     for level in sorted(groups_of_level):
-        groups_here = tuple(map(tuple, groups_of_level[level].values()))
-        names = list(chain.from_iterable(groups_here))
+        stage_groups = tuple(tuple(group) for group in groups_of_level[level].values())
+        names = [name for group in stage_groups for name in group]
         # A run may stop after the last layer only if each of them runs exactly once.
         last = None
         if all(name in order and trace.once(name, tokens) for name in names):
-            leaders = map(itemgetter(0), groups_here)
+            leaders = [group[0] for group in stage_groups]
             last = max(leaders, key=order.__getitem__)
-        ends = dict.fromkeys(names, level) | {
-            name: until[name] for name in names if name in until
-        }
-        stages.append(Stage(groups_here, last, ends))
+        ends = {name: until.get(name, level) for name in names}
+        stages.append(Stage(stage_groups, last, ends))
     # the samples of other ranks may reach other experts
     return list(distributed.from_first(stages))
 
@@ -112,43 +102,38 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
     layers = {name: job.layers[name] for name in names if name in job.layers}
     # Blocks with the same class, and layers of the same names, shapes and specs, have the same
     # stages.
-    keys = list[Any]()
-    for name, (layer, spec) in layers.items():
-        keys.append((job.local(name), layer.weight.shape, spec))
-    alike = (type(job.block), *keys)
-    if alike not in job.known:
+    traits = [
+        (job.local(name), layer.weight.shape, spec)
+        for name, (layer, spec) in layers.items()
+    ]
+    key = (type(job.block), *traits)
+    if key not in job.known:
         traced = stages_of(job.block, layers, job.calls[0])
         # each block chooses other experts
         if not all(stage.last for stage in traced):
             return traced
-        job.known[alike] = (job.name, traced)
-    traced_name, stages = job.known[alike]
+        job.known[key] = (job.name, traced)
+    traced_name, stages = job.known[key]
 
-    def here(other: str) -> str:
-        return job.name + other.removeprefix(traced_name)
+    def here(name: str) -> str:
+        return job.name + name.removeprefix(traced_name)
 
     return [_renamed(stage, here) for stage in stages]
 
 
 def _renamed(stage: Stage, here: Callable[[str], str]) -> Stage:
-    """Return the stage of an equal block.
-
-    Args:
-        stage: the stage of the block that was traced.
-        here: maps the name of a layer to the name in the other block.
-    """
-    groups = tuple(tuple(map(here, group)) for group in stage.groups)
-    until = dict(zip(map(here, stage.until), stage.until.values(), strict=True))
+    """Return the stage of an equal block, whose names ``here`` returns."""
+    groups = tuple(tuple(here(name) for name in group) for group in stage.groups)
+    until = {here(name): index for name, index in stage.until.items()}
     return Stage(groups, stage.last and here(stage.last), until)
 
 
 def _twins(name: str, other: str) -> bool:
     """Return whether names differ only in numbers, as those of experts do."""
-    parts = name.split(".")
-    others = other.split(".")
-    return len(parts) == len(others) and all(
+    parts, other_parts = name.split("."), other.split(".")
+    return len(parts) == len(other_parts) and all(
         a == b or (a.isdigit() and b.isdigit())
-        for a, b in zip(parts, others, strict=True)
+        for a, b in zip(parts, other_parts, strict=True)
     )
 
 
@@ -166,9 +151,8 @@ class _Trace:
 
     def __enter__(self) -> _Trace:
         for name, layer in self._layers.items():
-            self._hooks.append(
-                layer.register_forward_hook(self._hook(name), with_kwargs=True),
-            )
+            handle = layer.register_forward_hook(self._hook(name), with_kwargs=True)
+            self._hooks.append(handle)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -186,16 +170,12 @@ class _Trace:
             self._alive.append(x)
             # The last run counts for layers that run several times.
             self._inputs[name] = x.grad_fn
-            self.read[name] = (
-                *self.read.get(name, ()),
-                (x.data_ptr(), x.shape),
-            )
-            # clone() adds a node to the graph that belongs to this layer alone
+            self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
             # The output of a layer without gradients, such as an embedding of indices.
             if output.grad_fn is None:
-                output = output.detach().requires_grad_().clone()
-            else:
-                output = output.clone()
+                output = output.detach().requires_grad_()
+            # clone() adds a node to the graph that belongs to this layer alone
+            output = output.clone()
             self._layer_of[output.grad_fn] = name
             return output
 
@@ -212,17 +192,11 @@ class _Trace:
         # in the order of execution: the producers of an input have a level already
         for name in self._inputs:
             nearest = self._nearest_layers(self._inputs[name])
-            before = [
-                levels[key] for key in [value for value in nearest if value in levels]
-            ]
+            before = [levels[layer] for layer in nearest if layer in levels]
             levels[name] = 1 + max(before, default=-1)
         return levels
 
-    def until(
-        self,
-        levels: Mapping[str, int],
-        result: Node | None,
-    ) -> dict[str, int]:
+    def until(self, levels: Mapping[str, int], result: Node | None) -> dict[str, int]:
         """Return the greatest level that reads each layer's output; the result comes last."""
         until = dict[str, int]()
         # Pairs of a node and the level that reads it.

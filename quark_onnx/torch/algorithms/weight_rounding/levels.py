@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -80,13 +79,7 @@ class TensorLevels:
         if quantized.zero is not None:
             zero = _per_row(quantized.zero, rows)
         scale = _per_row(quantized.scale, rows)
-        return cls(
-            scale,
-            zero,
-            grid.qmin,
-            grid.qmax,
-            size=size,
-        )
+        return cls(scale, zero, grid.qmin, grid.qmax, size=size)
 
     @classmethod
     def _of_small_floats(cls, quantized: Quantized, size: int) -> TensorLevels | None:
@@ -106,48 +99,28 @@ class TensorLevels:
                 element = E2M1
             elif element is None:
                 # MXINT8: 8-bit integers with 6 fraction bits
-                return cls(
-                    _per_row(scale, rows) / 64,
-                    None,
-                    -128,
-                    127,
-                    size=size,
-                )
+                return cls(_per_row(scale, rows) / 64, None, -128, 127, size=size)
         if element is None:
             return None
-        return cls(
-            _per_row(scale, rows),
-            None,
-            -element.largest,
-            element.largest,
-            element,
-            size,
-        )
+        scale = _per_row(scale, rows)
+        return cls(scale, None, -element.largest, element.largest, element, size)
 
     @classmethod
     def stacked(cls, parts: Sequence[TensorLevels]) -> TensorLevels:
         """Concatenate the rows of weights with equal columns and levels."""
-        scales = list(map(attrgetter("scale"), parts))
-        zeros = list(map(attrgetter("zero"), parts))
-        return replace(parts[0], scale=joined(scales), zero=joined(zeros))
+        scale = joined([part.scale for part in parts])
+        zero = joined([part.zero for part in parts])
+        return replace(parts[0], scale=scale, zero=zero)
 
     @property
     def levels_of(self) -> tuple[float, float, MiniFloat | None, bool]:
         """A key of the levels: equal keys mean equal levels, whatever the scales."""
-        return (
-            self.least,
-            self.greatest,
-            self.element,
-            self.zero is not None,
-        )
+        return self.least, self.greatest, self.element, self.zero is not None
 
     def part(self, rows: slice | torch.Tensor) -> TensorLevels:
         """Return the levels of some rows, a slice or an index tensor."""
-        return replace(
-            self,
-            scale=self.scale[rows],
-            zero=None if self.zero is None else self.zero[rows],
-        )
+        zero = None if self.zero is None else self.zero[rows]
+        return replace(self, scale=self.scale[rows], zero=zero)
 
     def merged(self, other: TensorLevels, wins: torch.Tensor) -> TensorLevels:
         """Replace rows.
@@ -162,11 +135,8 @@ class TensorLevels:
         if self.zero is not None:
             assert other.zero is not None  # an equal key
             zero = torch.where(mask, other.zero, self.zero)
-        return replace(
-            self,
-            scale=torch.where(mask, other.scale, self.scale),
-            zero=zero,
-        )
+        scale = torch.where(mask, other.scale, self.scale)
+        return replace(self, scale=scale, zero=zero)
 
     def columns(self) -> list[TensorLevels]:
         """Return the levels of a column of each group."""
@@ -174,10 +144,10 @@ class TensorLevels:
         zeros: Any = [None] * len(scales)
         if self.zero is not None:
             zeros = self.zero.t().contiguous()
-        found = list[TensorLevels]()
-        for scale, zero in zip(scales, zeros, strict=True):
-            found.append(replace(self, scale=scale, zero=zero, size=1))
-        return found
+        return [
+            replace(self, scale=scale, zero=zero, size=1)
+            for scale, zero in zip(scales, zeros, strict=True)
+        ]
 
     def levels(self, values: torch.Tensor) -> torch.Tensor:
         """Return the levels nearest to values, (rows, columns)."""
@@ -213,12 +183,12 @@ class TensorLevels:
             units = levels - self._per_column(self.zero, levels)
         return units * self._per_column(self.scale, levels)
 
-    def _per_column(self, part: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _per_column(self, groups: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Repeat a parameter of groups for the columns of ``values``."""
-        if self.size == 1 or part.shape[1] == 1:
-            return part
+        if self.size == 1 or groups.shape[1] == 1:
+            return groups
         # (rows, groups) to (rows, columns); the last group may be shorter.
-        return part.repeat_interleave(self.size, 1)[:, : values.shape[1]]
+        return groups.repeat_interleave(self.size, 1)[:, : values.shape[1]]
 
     def put(self, quantized: Quantized, values: torch.Tensor) -> Quantized:
         """Replace the codes of a weight.
@@ -235,12 +205,7 @@ class TensorLevels:
             codes[start : start + count, : values.shape[1]] = part
         return replace(quantized, codes=codes.reshape(quantized.codes.shape))
 
-    def _codes(
-        self,
-        quantized: Quantized,
-        values: torch.Tensor,
-        start: int,
-    ) -> Any:
+    def _codes(self, quantized: Quantized, values: torch.Tensor, start: int) -> Any:
         levels = self.part(slice(start, start + len(values))).levels(values)
         if self.element is None:
             # code_type knows scaled formats alone; MXINT8 is stored as int8, too.

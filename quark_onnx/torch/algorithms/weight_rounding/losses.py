@@ -15,10 +15,7 @@ from quark_onnx.torch.runtime.reductions import total
 #: Random sums of outputs that estimate the power of many outputs.
 _SUMS = 128
 #: torch.where (torch 2.13) knows no float8; integers of the same size are selected instead.
-_BITS = {
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-}
+_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -100,10 +97,7 @@ def better(
         return best, error
     # Not where errors are NaN: the present codes stay.
     wins = new_error < error
-    return (
-        merged(best, new, wins),
-        torch.where(wins, new_error, error),
-    )
+    return merged(best, new, wins), torch.where(wins, new_error, error)
 
 
 def merged(first: Quantized, second: Quantized, wins: torch.Tensor) -> Quantized:
@@ -114,17 +108,13 @@ def merged(first: Quantized, second: Quantized, wins: torch.Tensor) -> Quantized
         second: a weight of the same format.
         wins: (rows,) bool, the rows to take from ``second``.
     """
-    parts = dict[str, Any]()
+    tensors = dict[str, Any]()
     for name in ("codes", "scale", "zero"):
-        old = getattr(first, name)
+        old, new = getattr(first, name), getattr(second, name)
         if old is not None:
             bits = _BITS.get(old.dtype, old.dtype)
             # (rows, 1) or (rows, 1, 1), as codes of blocks have three axes.
             mask = wins.reshape(-1, *[1] * (old.ndim - 1))
-            selected = torch.where(
-                mask,
-                getattr(second, name).view(bits),
-                old.view(bits),
-            )
-            parts[name] = selected.view(old.dtype)
-    return replace(first, **parts)
+            selected = torch.where(mask, new.view(bits), old.view(bits))
+            tensors[name] = selected.view(old.dtype)
+    return replace(first, **tensors)

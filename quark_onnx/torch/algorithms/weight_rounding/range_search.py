@@ -78,7 +78,7 @@ def fitted(
     params = Params(*map(joined, zip(*parts, strict=True)))
     if not spec.group:
         # (outputs, 1) to (outputs,), as per-channel scales are stored.
-        params = params.each(lambda part: part.squeeze(-1))
+        params = params.each(lambda tensor: tensor.squeeze(-1))
     # In the type of the float weight, which decides in what type codes are computed.
     return quantize(weight.to(start.dtype), spec, params=params)
 
@@ -114,7 +114,7 @@ class _RangeSearch:
 
     def _error(self, low: Any, high: Any) -> Any:
         """Return the weighted squared error of each group, (rows, groups)."""
-        params = self._params(low, high).each(lambda part: part[..., None].float())
+        params = self._params(low, high).each(lambda tensor: tensor[..., None].float())
         error = affine.rounded(self._view, params, self._spec).sub_(self._view)
         if self._importance.ndim == 2:
             return (error.square_() * self._importance).sum(-1)
@@ -132,8 +132,7 @@ class _RangeSearch:
         if apart:
             passes += [("high",), ("low",)]
         for ends in passes:
-            start_low = low
-            start_high = high
+            start_low, start_high = low, high
             for indices in _share_indices(best, len(shares)):
                 share = table[indices]
                 trial_low = share if "low" in ends else start_low
