@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quark_onnx.common.containers import by_name as by_name
-from quark_onnx.common.containers import present_values as present_values
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.common.errors import nearest as nearest
 from quark_onnx.config.checks import require_known
 from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
@@ -23,8 +20,8 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = {
-    value.name: value
-    for value in (
+    layout.name: layout
+    for layout in (
         QuarkLayout,
         CompressedTensorsLayout,
         AwqLayout,
@@ -87,17 +84,9 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
 
 
 def _supporting(refusal: Callable[[Layout], str]) -> list[str]:
-    """Return the names of the layouts without a refusal.
-
-    Args:
-        refusal: function that returns why a layout does not support a setting; empty if it does.
-    """
-    names = list[str]()
-    for name, layout in LAYOUTS.items():
-        # Each layout is asked with its usual settings.
-        if not refusal(layout()):
-            names.append(name)
-    return names
+    """Return the names of the layouts without a refusal, which is a text, or empty."""
+    # Each layout is asked with its usual settings.
+    return [name for name, layout in LAYOUTS.items() if not refusal(layout())]
 
 
 def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
@@ -105,7 +94,6 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
 
     Args:
         place: the specification's place in the configuration, for errors.
-        spec: how the layer is quantized.
     """
     if spec.weight is None and spec.weight_only:
         return  # stays float
@@ -113,10 +101,7 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
         others = _supporting(lambda other: other.refusal(spec))
         tensors = {"weight": spec.weight, "input": spec.input, "output": spec.output}
         parts = [
-            f"{name} {part}"
-            for name, part in {
-                key: value for key, value in tensors.items() if value is not None
-            }.items()
+            f"{name} {tensor}" for name, tensor in tensors.items() if tensor is not None
         ]
         no_place = _no_place(layout, reason, others)
         raise ConfigError(f"{place}, {', '.join(parts)}, {no_place}")
@@ -150,8 +135,7 @@ def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
     """Return the end of a message, with the names of suitable layouts.
 
     Args:
-        layout: the layout that does not.
-        reason: what that layout supports.
+        reason: what the layout supports.
         others: names of the layouts that support the setting.
     """
     if others:
@@ -178,5 +162,5 @@ def read_layout(found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         # those of finegrained-fp8.
         if layout.method == method:
             return layout.read(found)
-    known = dict.fromkeys(layout.method for layout in LAYOUTS.values())
-    raise ConfigError(f"quant_method is {method!r}; this reads {', '.join(known)}")
+    methods = dict.fromkeys(layout.method for layout in LAYOUTS.values())
+    raise ConfigError(f"quant_method is {method!r}; this reads {', '.join(methods)}")
