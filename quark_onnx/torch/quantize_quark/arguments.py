@@ -53,7 +53,7 @@ class Argument:
 
 
 def _names(text: str) -> list[str]:
-    return list(filter(None, text.split(",")))
+    return [name for name in text.split(",") if name]
 
 
 def _batch(text: str) -> int | str:
