@@ -211,8 +211,6 @@ def _written(
 
     Args:
         model: the float model, whose file name is kept.
-        parameters: the parameters of the pass, with those for external data.
-        output: Olive's output path.
         write: writes the quantized model to a path.
     """
     path = resolve_onnx_path(output, Path(model.model_path).name)

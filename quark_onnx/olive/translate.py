@@ -283,10 +283,7 @@ def _choice(parameters: Parameters, name: str, choices: Sequence[str]) -> str:
 
 
 def _member(kind: Any, parameters: Parameters, name: str) -> Any:
-    """Return the member of an enumeration of onnxruntime.
-
-    Olive's default replaces a missing parameter.
-    """
+    """Return the member of an enumeration of onnxruntime, by default Olive's."""
     # Empty texts count as missing, as None does.
     given = {name: parameters.get(name) or _REPLACED[name]}
     return kind[_choice(given, name, list(kind.__members__))]

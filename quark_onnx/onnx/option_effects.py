@@ -145,19 +145,19 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     {'input': (1, 3, 224, 224), 'mask': (1,)}
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, text.split(";")):
+    for entry in filter(None, text.split(";")):
         # The last colon: names of tensors may have colons, as "input:0" of TensorFlow.
-        name, colon, sizes = part.strip().rpartition(":")
+        name, colon, sizes = entry.strip().rpartition(":")
         try:
             shapes[name] = tuple(
                 int(size) for size in sizes.strip("[] ").split(",") if size.strip()
             )
         except ValueError as error:
             raise ConfigError(
-                f"{part!r} is no shape; write name:[1,3,224,224]",
+                f"{entry!r} is no shape; write name:[1,3,224,224]",
             ) from error
         if not colon or not name:
-            raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]")
+            raise ConfigError(f"{entry!r} is no shape; write name:[1,3,224,224]")
     return shapes
 
 

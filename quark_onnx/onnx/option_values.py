@@ -143,7 +143,9 @@ NUMBERS = Kind(
 PARAMETERS = Kind(_is_dictionary, "a dictionary by parameter names")
 BY_TENSOR = Kind(_is_dictionary, "a dictionary by tensor names")
 TENSORS_BY_TYPE = Kind(
-    lambda value: isinstance(value, Mapping) and all(map(_is_names, value.values())),
+    lambda value: (
+        isinstance(value, Mapping) and all(_is_names(names) for names in value.values())
+    ),
     "a dictionary by types, with lists of tensor names",
 )
 SHAPES = Kind(

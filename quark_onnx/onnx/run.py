@@ -198,13 +198,13 @@ class _Names:
         # An empty list means all nodes, for which the graph need not be read.
         if not nodes:
             return ()
-        known = known_nodes(self.graph, nodes, "nodes_to_quantize")
-        if not known:
+        existing = known_nodes(self.graph, nodes, "nodes_to_quantize")
+        if not existing:
             raise ConfigError(
                 f"nodes_to_quantize is {list(nodes)}: nothing would be quantized, as"
                 " the model has no such node",
             )
-        return known
+        return existing
 
     def known_types(self, op_types: Sequence[str], setting: str) -> tuple[str, ...]:
         """Return the operator types that are in the model and have a rule.
@@ -220,7 +220,7 @@ class _Names:
             return ()
         # Bodies of If, Loop and Scan count, as their nodes are quantized, too.
         in_model = kinds_of(every_node(self.graph))
-        known = tuple(sorted(ruled_kinds(op_types) & in_model))
+        existing = tuple(sorted(ruled_kinds(op_types) & in_model))
         for op_type in op_types:
             if ruled_kinds([op_type]).isdisjoint(in_model):
                 logger.warning(
@@ -228,12 +228,12 @@ class _Names:
                     setting,
                     op_type,
                 )
-        if not known:
+        if not existing:
             raise ConfigError(
                 f"{setting} is {list(op_types)}: nothing would be quantized, as the"
                 " model has no such operator, or there is no rule for it",
             )
-        return known
+        return existing
 
     def known_override(self, override: Override) -> Override | None:
         """Return the matching part of an override; None without a match."""

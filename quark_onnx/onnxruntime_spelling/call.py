@@ -75,9 +75,10 @@ def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     # The second positional argument is this package's configuration, which may be a YAML file, or
     # onnxruntime's output path.
     second = positional[1] if len(positional) > 1 else None
-    is_path = isinstance(second, str | Path)
-    is_output = is_path and Path(second).suffix.lower() not in ("", ".yaml", ".yml")
-    return is_output or any(name in _DYNAMIC.parameters for name in keywords)
+    suffix = Path(second).suffix.lower() if isinstance(second, str | Path) else ""
+    if suffix not in ("", ".yaml", ".yml"):
+        return True
+    return any(name in _DYNAMIC.parameters for name in keywords)
 
 
 def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:

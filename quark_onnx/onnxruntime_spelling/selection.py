@@ -72,9 +72,9 @@ def choose(request: Request) -> None:
         # Sorted, as a set of strings has another order in each process.
         request.changes["op_types"] = tuple(sorted(ruled_kinds(DEFAULT_TYPES)))
     if nodes:
-        known = known_nodes(request.graph, nodes, "nodes_to_quantize")
-        if known:
-            request.changes |= {"nodes": known, "safe": False}
+        existing = known_nodes(request.graph, nodes, "nodes_to_quantize")
+        if existing:
+            request.changes |= {"nodes": existing, "safe": False}
         else:
             # An empty list of nodes would mean all nodes: nothing is written as an exclusion of
             # all.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -134,10 +134,12 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         for name, waiting in self._waiting.items():
             # transformers distributes what it sees over devices: the stand-in, not the float layer
             set_module(model, name, waiting)
-        # the tensors of the removed layers would be reported as unexpected
+        # The tensors of the removed layers would be reported as unexpected. Files of a base model
+        # have no "model." in front of names, so that any prefix matches.
         ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        removed = {rf"(^|\.){re.escape(name)}\." for name in self._waiting}
         model._keys_to_ignore_on_load_unexpected = _Patterns(
-            {*ignored, *_patterns(self._waiting), _OF_ATTENTION},
+            {*ignored, *removed, _OF_ATTENTION}
         )
         return model
 
@@ -305,9 +307,6 @@ def _compute_buffers(module: Any, model: Any) -> None:
     """Compute the buffers of a module on the device "meta".
 
     Checkpoints lack these buffers, and transformers did not initialize them.
-
-    Args:
-        model: the model, which can initialize the module.
     """
     owners = [
         owner
@@ -331,13 +330,7 @@ def _compute_buffers(module: Any, model: Any) -> None:
 
 
 def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
-    """Set the weight and the bias of a float layer to those of a quantized one.
-
-    The weight is dequantized.
-
-    Args:
-        module: a float layer on the device "meta".
-    """
+    """Set the float weight and bias of a module to those of a layer, dequantized."""
     # Conv1D of GPT-2 has its weight as (in, out)
     weight = layer.weight.t() if layer.origin == "Conv1D" else layer.weight
     for name, tensor in (("weight", weight), ("bias", layer.bias)):
@@ -375,12 +368,6 @@ def _folder_of(files: Any, model: Any) -> Path:
         )
     # all files of a checkpoint are in one folder, also in the cache of the hub
     return Path(names[0]).parent
-
-
-def _patterns(names: Iterable[str]) -> set[str]:
-    """Return regular expressions of tensors in modules, for any prefix in a file."""
-    # files of a base model have no "model." in front of names
-    return {rf"(^|\.){re.escape(name)}\." for name in names}
 
 
 def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:

@@ -237,14 +237,14 @@ def _subgraphs(text: str) -> list[Any]:
     """
     pairs: list[Any] = []
     # Semicolons separate subgraphs, commas separate nodes.
-    for part in filter(None, text.split(";")):
+    for subgraph in filter(None, text.split(";")):
         ends = [
             [name.strip() for name in end.split(",")]
-            for end in part.strip().strip("[]").split("],[")
+            for end in subgraph.strip().strip("[]").split("],[")
         ]
         if len(ends) != 2:
             raise ConfigError(
-                f"{part!r} is no subgraph; write [start nodes],[end nodes]",
+                f"{subgraph!r} is no subgraph; write [start nodes],[end nodes]",
             )
         pairs.append((ends[0], ends[1]))
     return pairs
@@ -255,7 +255,11 @@ def _without_initializers(options: argparse.Namespace) -> None:
     source, target = _models(options)
     model = onnx.load(source)
     constants = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in constants]
+    kept = [
+        value_info
+        for value_info in model.graph.input
+        if value_info.name not in constants
+    ]
     del model.graph.input[:]
     model.graph.input.extend(kept)
     # Before IR version 4, every initializer had to be an input.

@@ -146,16 +146,12 @@ def _decoded(  # noqa: PLR0913
     dtype: torch.dtype,
     decode: Callable[[dict[str, Any]], Any],
 ) -> tuple[DecodedTensor, tuple[str, ...]]:
-    """Return a tensor that is decoded from stored parts, with the names of the parts.
+    """Return a tensor that is decoded from stored parts, and the names of the parts.
 
-    Nothing is read before the tensor is.
+    Nothing is read before the tensor is. The tensor replaces its parts in the reader.
 
     Args:
         parts: names of the stored tensors, by the keys of ``decode``'s argument.
-        decode: function that computes the tensor from its parts.
-
-    Returns:
-        The tensor, and the names of the stored tensors that it replaces in the reader.
     """
     # Looked up now, since the reader loses its parts after decoding is prepared.
     stored = _stored(reader, parts)
@@ -465,7 +461,6 @@ def _quark_weight(  # noqa: PLR0913
     """Return the decoded weight of a layer, with the names of its parts.
 
     Args:
-        module: the float layer with an empty weight.
         parts: names of the stored tensors of its weight, by the layout's parts.
     """
     name, kind = parts["weight"], kind_of(module)

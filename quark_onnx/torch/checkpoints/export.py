@@ -208,12 +208,7 @@ def _layer_entries(
     names: DiskNames,
     quantized: Mapping[str, LayerSpec],
 ) -> tuple[tuple[str, LayerSpec], ...]:
-    """Return the entries of single layers for the configuration of a checkpoint.
-
-    Args:
-        names: names of tensors in files.
-        quantized: specifications of the quantized layers, by name.
-    """
+    """Return the entries of single layers for the configuration of a checkpoint."""
     modules = dict(model.named_modules())
     deviating = dict[str, LayerSpec]()
     own_specs = dict[str, LayerSpec]()
@@ -255,7 +250,6 @@ def _of_rounded(
 
     Args:
         own_specs: specifications of layers without the rounding for attention.
-        names: names of tensors in files.
     """
     given = dict(config.layers)
     for glob in config.rounded:

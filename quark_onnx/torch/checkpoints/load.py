@@ -60,8 +60,8 @@ def load_checkpoint(
     """
     folder = Path(folder)
     check_links(folder)
-    found = read_json(folder / "config.json").get("quantization_config")
-    quantized, layout = (None, None) if found is None else read_layout(found)
+    settings = read_json(folder / "config.json").get("quantization_config")
+    quantized, layout = (None, None) if settings is None else read_layout(settings)
     config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
     kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
@@ -225,10 +225,10 @@ def check_count(weight: Quantized) -> None:
     """Raise ModelError if the number of codes is not the padded size of the weight."""
     columns, group = prod(weight.shape[1:]), weight.spec.group or 1
     # Codes per output, with the padding of the last block.
-    held = weight.codes.numel() // max(weight.shape[0], 1)
-    if held != -(-columns // group) * group:
+    count = weight.codes.numel() // max(weight.shape[0], 1)
+    if count != -(-columns // group) * group:
         raise ModelError(
-            f"{held} codes are stored for each output, and {columns} are needed",
+            f"{count} codes are stored for each output, and {columns} are needed",
         )
 
 

@@ -82,9 +82,9 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConf
             quantized already.
         MissingDependency: transformers is not installed.
     """
-    found = read_json(folder / "config.json").get("quantization_config")
-    if found is not None:
-        method = found.get("quant_method") if isinstance(found, dict) else None
+    settings = read_json(folder / "config.json").get("quantization_config")
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
         raise ModelError(
             f"{folder} is quantized already ({method}); give the folder of the float"
             " model",

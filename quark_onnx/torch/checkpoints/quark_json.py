@@ -165,12 +165,7 @@ def _set_values(entries: Mapping[str, Any]) -> dict[str, Any]:
 def _set_outputs(
     layers: _Entries, globs: Iterable[str], output: dict[str, Any]
 ) -> None:
-    """Change the outputs of the entries whose names match a glob, in place.
-
-    Args:
-        layers: the entries by glob or name.
-        output: the new value under its key.
-    """
+    """Change the outputs of the entries whose names match a glob, in place."""
     for name, entry in layers.items():
         if matches(name, globs):
             layers[name] = entry | output
@@ -309,10 +304,14 @@ def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> At
 
 def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
     """Return the entry of a layer."""
-    dynamic = spec.input is not None and _by_each_run(spec.input)
+    read = spec.input
+    dynamic = False
+    if read is not None:
+        # Block scales of NVFP4 are dynamic, although its global scale is measured.
+        dynamic = not read.measured or isinstance(read.dtype, TwoLevel)
     return {
         "bias": None,
-        "input_tensors": _spec(spec.input, dynamic=dynamic),
+        "input_tensors": _spec(read, dynamic=dynamic),
         "output_tensors": _spec(spec.output),
         "target_device": None,
         "weight": _spec(spec.weight),
@@ -323,11 +322,6 @@ def _unscaled(spec: TensorSpec) -> dict[str, Any]:
     """Return the entry of a tensor of attention, whose type of scales is not stored."""
     entry: dict[str, Any] = _spec(spec)
     return entry | {"scale_type": None}
-
-
-def _by_each_run(spec: TensorSpec) -> bool:
-    """Return whether the scales of an activation, or its block scales, are dynamic."""
-    return not spec.measured or isinstance(spec.dtype, TwoLevel)
 
 
 def _mode(spec: TensorSpec, dynamic: bool) -> str:

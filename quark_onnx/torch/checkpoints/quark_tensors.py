@@ -158,7 +158,9 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     zero = affine.explicit_zero(weight.zero, scale).to(affine.code_type(spec))
     if spec.group:
         # amd-quark stores groups as (inputs, outputs).
-        codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
+        codes, scale, zero = (
+            tensor.t().contiguous() for tensor in (codes, scale, zero)
+        )
     # amd-quark has the single scale of 8-bit integers in float32.
     elif not spec.per_channel and spec.dtype.bits == 8:
         scale = scale.float()
@@ -257,11 +259,7 @@ def _integers_back(
 
 
 def _unpacked(codes: torch.Tensor, spec: TensorSpec, count: int, method: str) -> Any:
-    """Return the codes or zero points of ``_packed``.
-
-    Args:
-        count: number of codes in a row.
-    """
+    """Return the codes or zero points of ``_packed``, ``count`` in a row."""
     bits, signed = spec.dtype.bits, spec.grid.qmin < 0
     if bits == 4:
         return unpack_nibbles(codes, count, method, signed)

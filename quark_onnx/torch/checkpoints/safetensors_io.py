@@ -165,8 +165,6 @@ def _listed(
     For a tensor in several files, the file of its entry has priority.
 
     Args:
-        folder: the checkpoint.
-        index_name: name of the index.
         heads: function that returns the tensors of a file; None for safetensors files.
     """
     index = folder / index_name

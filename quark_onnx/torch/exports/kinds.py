@@ -115,11 +115,9 @@ def _write(
     output: Path,
     notes: list[str],
 ) -> None:
-    """Write the formats other than the checkpoint.
+    """Write the formats other than the checkpoint into the output folder.
 
     Args:
-        checkpoint: the folder of the quantized model.
-        output: the folder of the files.
         notes: list to which notes for the user are appended.
     """
     if set(kinds) <= {"hf_format"}:

@@ -328,7 +328,6 @@ def _compared(
     Args:
         prompts: token ids of shape (prompts, tokens).
         generated: tokens of onnxruntime-genai and logits of the first of them, per prompt.
-        new_tokens: maximum number of generated tokens per prompt.
         scales: scales by which transformers rounds keys and values; None for a float cache.
 
     Returns:

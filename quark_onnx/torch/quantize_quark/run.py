@@ -305,10 +305,9 @@ def _quantize_in_memory(
     evaluation: Evaluation,
     results: Results,
 ) -> None:
-    """Quantize without writing a checkpoint, and evaluate before and after.
+    """Quantize the loaded model without a checkpoint, and evaluate before and after.
 
     Args:
-        source: the float model, which is loaded as a whole.
         results: receives metrics, notes and the headline.
     """
     trusted = source.trust_code

@@ -76,8 +76,8 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
         places[f"layers {glob!r}"] = spec
     for name, spec in config.types:
         places[f"types {name!r}"] = spec
-    for place, spec in places.items():
-        _check_spec(layout, place, spec)
+    for where, spec in places.items():
+        _check_spec(layout, where, spec)
     if config.kv_cache is not None:
         _check_cache(layout, config.kv_cache)
     _check_attention(layout, config)
@@ -90,11 +90,7 @@ def _supporting(refusal: Callable[[Layout], str]) -> list[str]:
 
 
 def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
-    """Raise ConfigError if a layout does not support a layer.
-
-    Args:
-        place: the specification's place in the configuration, for errors.
-    """
+    """Raise ConfigError, which names the place, if a layout does not support a layer."""
     if spec.weight is None and spec.weight_only:
         return  # stays float
     if reason := layout.refusal(spec):
@@ -132,12 +128,7 @@ def _check_attention(layout: Layout, config: TorchConfig) -> None:
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
-    """Return the end of a message, with the names of suitable layouts.
-
-    Args:
-        reason: what the layout supports.
-        others: names of the layouts that support the setting.
-    """
+    """Return the end of a message, with the names of the other, suitable layouts."""
     if others:
         hint = f"these have one: {', '.join(others)}"
     else:

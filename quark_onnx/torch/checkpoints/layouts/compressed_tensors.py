@@ -101,11 +101,7 @@ _INPUTS: dict[str, Callable[[TensorSpec, TensorSpec], bool]] = {
 
 
 def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
-    """Return the name of the format of integer weights; empty if unsupported by vLLM.
-
-    Args:
-        read: how the input is quantized; None if it is not.
-    """
+    """Return the name of the format of integer weights; empty if unsupported by vLLM."""
     if weight.dtype.bits > 8:
         return ""
     if read is None:
@@ -568,7 +564,7 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
     """Return the quantization arguments of a tensor, as in compressed-tensors.
 
     Args:
-        form: name of the format, for weights.
+        form: name of the format of a weight; empty for activations.
     """
     if spec is None:
         return None
@@ -596,11 +592,7 @@ _SCALE_DTYPES = {
 
 
 def _strategy(spec: TensorSpec, form: str) -> str:
-    """Return the name of the granularity of scales.
-
-    Args:
-        form: name of the format of a weight; empty for activations.
-    """
+    """Return the name of the granularity of scales; ``form`` is empty for activations."""
     if is_two_level(spec):
         return "tensor_group"
     if spec.group:

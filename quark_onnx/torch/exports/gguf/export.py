@@ -165,7 +165,6 @@ def _part(
     """Return a tensor with its type, the order of its rows and the constant of norms.
 
     Args:
-        given: codes or floats by names of the checkpoint.
         kinds: types of the weights in blocks, and of embeddings.
     """
     kind, reason = typed(target, given, *kinds)
@@ -226,10 +225,10 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
     embeddings = embeddings or ("f32" if kind.lower() == "f32" else "f16")
     for option, value in (("kind", kind), ("embeddings", embeddings)):
         if value.upper() not in TYPES:
-            known = [name.lower() for name in TYPES]
+            names = [name.lower() for name in TYPES]
             raise ConfigError(
-                f"{option} is {value!r}{nearest(value, known)}; it must be one of:"
-                f" {', '.join(known)}",
+                f"{option} is {value!r}{nearest(value, names)}; it must be one of:"
+                f" {', '.join(names)}",
             )
     if output.suffix != ".gguf":
         raise ConfigError(
@@ -241,12 +240,7 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
 def _untied_head(
     weights: Mapping[str, Any], source: Path, config: PreTrainedConfig
 ) -> list[Target]:
-    """Return the head that weights separate from the embedding, as rotations do, or nothing.
-
-    Args:
-        weights: codes or floats by names of the checkpoint.
-        source: the folder of the checkpoint, which has no such tensor.
-    """
+    """Return the head that weights separate from the embedding, as rotations do, or nothing."""
     if not config.tie_word_embeddings or _HEAD not in weights:
         return []
     # llama.cpp takes the embedding for the head only if the file has no head

@@ -102,14 +102,7 @@ def _node(
     dtype: torch.dtype,
     shape: Sequence[Any],
 ) -> Any:
-    """Return the output of a placeholder node.
-
-    Args:
-        kind: operator of the node.
-        inputs: tensors that the node reads.
-        attributes: the layer and the side.
-        shape: shape of the output; sizes may be symbolic.
-    """
+    """Return the output of a placeholder node; sizes of its shape may be symbolic."""
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::{kind}",
         inputs,

@@ -112,11 +112,11 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
     return from_codes(codes, np.ascontiguousarray(scale), points, bits, k)
 
 
-def _by_block(part: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
+def _by_block(values: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
     """Repeat scales or zero points of a tensor or of rows to (rows, blocks)."""
-    if part.ndim != 2:
-        part = part.reshape(-1, 1)
-    return np.broadcast_to(part, (rows, blocks))
+    if values.ndim != 2:
+        values = values.reshape(-1, 1)
+    return np.broadcast_to(values, (rows, blocks))
 
 
 def _scales(quantized: Quantized) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

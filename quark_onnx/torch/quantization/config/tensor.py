@@ -149,13 +149,17 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
         )
     for stage in stages:
         _check(stage, where)
-    first = stages[0]
+    first_stage = stages[0]
     # Without a format of scales these elements have no meaning that a kernel knows.
-    has_shared_exponents = first.scale_format in ("e8m0", "e5m3")
-    if len(stages) == 1 and first.dtype in _IN_BLOCKS and not has_shared_exponents:
+    has_shared_exponents = first_stage.scale_format in ("e8m0", "e5m3")
+    if (
+        len(stages) == 1
+        and first_stage.dtype in _IN_BLOCKS
+        and not has_shared_exponents
+    ):
         raise ConfigError(
-            f"{where}: scale_format is {first.scale_format!r}; blocks of"
-            f" {_name(first.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
+            f"{where}: scale_format is {first_stage.scale_format!r}; blocks of"
+            f" {_name(first_stage.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
             " stages (ScaleQuantSpec)",
         )
     try:
@@ -165,7 +169,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
         raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
     assert spec is not None
     _check_symmetry(stages, spec, where)
-    return _observed(spec, first.observer_cls, where)
+    return _observed(spec, first_stage.observer_cls, where)
 
 
 def _check_symmetry(
@@ -189,14 +193,9 @@ def _check_symmetry(
 
 
 def _observed(spec: TensorSpec, observer: Any, where: str) -> TensorSpec:
-    """Return a spec with the calibration method and the scales of an observer.
+    """Return a spec with the calibration method and the scales of an observer, or None.
 
     The entry of a checkpoint has no observer, as its scales are known already.
-
-    Args:
-        spec: spec without an observer.
-        observer: class of the observer, or None.
-        where: the name of the settings in errors.
 
     Raises:
         ConfigError: the observer needs data, and scales are computed at run time.
