@@ -108,7 +108,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         progress=progress_of(options),
     )
     seconds = perf_counter() - start
-    # Their commands would change one configuration, while --accuracy has tried several.
+    # Commands of next steps would change one configuration, while --accuracy has tried several.
     report = _without_steps(result.result.report)
     if options.html is not None:
         names = f"{options.model.name} → {options.output.name}"

@@ -116,7 +116,7 @@ def _check_options(parser: Parser) -> None:
 def _check(options: Namespace) -> Answer:
     model, notes = options.model, tuple[str, ...]()
     if options.fix is not None:
-        # The repaired copy is what is checked then.
+        # The repaired copy is checked.
         model = options.fix
         notes = npu.legalize(options.model, options.target, output=model).notes
     result = npu.check(model, options.target)

@@ -41,7 +41,7 @@ class Option:
         text: the effect, the reason why it is not needed, or the alternative.
         harmless: values that agree with the actual behaviour.
         apply: function that changes the draft; None without an effect.
-        kind: accepted values of an option with an effect; None, as well, which means not set.
+        kind: accepted values of an option with an effect, besides None, which means not set.
     """
 
     name: str

@@ -100,7 +100,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     if draft.dynamic:
         config = QConfig.of("DYNAMIC")
     else:
-        # The preset brings what AMD has no setting for; all that AMD has is set below.
+        # The preset has the settings that AMD Quark lacks; all others are set below.
         config = QConfig.of("XINT8" if has_powers_of_two(draft.activation) else "A8W8")
     # The sort is stable; AMD Quark ignores the order of algo_config.
     algorithms = sorted(
@@ -129,7 +129,8 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         names.known_override(override) for override in draft.overrides
     ]
     overrides = [override for override in matching_overrides if override is not None]
-    # Last what stays float: for AMD Quark, no configuration of a layer quantizes it.
+    # Overrides that keep nodes float come last: for AMD Quark, no configuration of a layer
+    # quantizes such nodes.
     overrides.sort(key=lambda override: override.keep)
     singles = translation.single_names(draft.exclude)
     patterns = [translation.pattern(name) for name in singles]

@@ -228,8 +228,8 @@ def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
     """
     weight_type = format_of(a["weight_type"])
     symmetric = not weight_type.startswith("u")
-    # onnxruntime's scale for 4 bits spans half a code more than there is, which clips the
-    # greatest weights and rounds the others less; the search finds the best such scale
+    # onnxruntime's scale for 4 bits spans half a code more than the grid has. It clips the greatest
+    # weights and rounds the others less. The search finds the best such scale.
     few = weight_type.endswith("int4")
     return QuantizationSpec(
         weight_type,

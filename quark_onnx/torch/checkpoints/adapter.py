@@ -191,7 +191,7 @@ def _number(
 
 
 def _merged(base: StoredTensor, pair: _Pair, layer: str, module: Any) -> DecodedTensor:
-    """Return the weight of a layer with its factors merged; values are read when it is."""
+    """Return the weight of a layer with its factors merged; its values are read on demand."""
     kind = kind_of(module)
     weight_shape = tuple(outputs_first(module.weight, kind).shape)
     if weight_shape != (pair.b.shape[0], pair.a.shape[1]):

@@ -129,8 +129,8 @@ def _layer_entries(config: TorchConfig) -> tuple[_Entries, _Entries, _Entries]:
     """Return the entries of layers by glob.
 
     Returns:
-        The entries of layers, of those whose outputs are rounded for attention, and of those whose
-        outputs are cached, which are among the second.
+        The entries of layers, of layers with outputs rounded for attention, and of layers with
+        cached outputs, which are part of the second.
     """
     kv, attention = config.kv_cache, config.attention
     queries = attention.queries if attention else None

@@ -240,7 +240,7 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
 def _untied_head(
     weights: Mapping[str, Any], source: Path, config: PreTrainedConfig
 ) -> list[Target]:
-    """Return the head that weights separate from the embedding, as rotations do, or nothing."""
+    """Return the head if weights separate it from the embedding, as rotations do; else nothing."""
     if not config.tie_word_embeddings or _HEAD not in weights:
         return []
     # llama.cpp takes the embedding for the head only if the file has no head

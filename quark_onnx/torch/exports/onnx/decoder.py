@@ -63,7 +63,7 @@ class _Decoder(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: Any
     ) -> Any:
         """Return logits, present keys and present values by output name."""
-        # The attention function of transformers has no parameter for them.
+        # The attention function of transformers has no parameter for past keys and values.
         keys = self._keys
         keys.past = {
             layer: (past[_past(layer, "key")], past[_past(layer, "value")])

@@ -129,7 +129,7 @@ def _check_has_nodes(name: str, spec: LayerSpec) -> None:
 
 
 def _moved_tensors(module: nn.Module, dtype: torch.dtype) -> dict[int, torch.Tensor]:
-    """Return a module's own tensors on the CPU, in a dtype unless they are codes, by identity."""
+    """Return a module's own tensors by id, on the CPU, cast to a dtype unless they are codes."""
     moved = dict[int, torch.Tensor]()
     parameters = dict(module.named_parameters(recurse=False))
     for parameter in parameters.values():
