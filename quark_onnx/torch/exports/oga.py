@@ -367,9 +367,12 @@ def _before_end(tokens: list[int], model: Any) -> list[int]:
 
 def _agreeing(expected: list[int], tokens: list[int]) -> int:
     """Return the length of the common prefix of two token lists."""
-    pairs = list(zip(expected, tokens, strict=False))
-    differing = (index for index, (one, other) in enumerate(pairs) if one != other)
-    return next(differing, len(pairs))
+    count = 0
+    for wanted, token in zip(expected, tokens, strict=False):
+        if wanted != token:
+            return count
+        count += 1
+    return count
 
 
 def generated_tokens(
