@@ -42,7 +42,9 @@ def _is_endless(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
             return False
         name = body.output[0].name
         makers = makers_of(body.node)
-        while name in makers and _is_identity(makers[name]):
+        passed = set[str]()  # a damaged body may have a cycle
+        while name in makers and _is_identity(makers[name]) and name not in passed:
+            passed.add(name)
             name = makers[name].input[0]
         tensors = {tensor.name: tensor for tensor in body.initializer}
         for inner in body.node:

@@ -97,7 +97,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         raise UsageError("--accuracy tries configurations itself; leave out --advice")
     start = perf_counter()
     data = data_of(options)
-    found = quantize_to_accuracy(
+    result = quantize_to_accuracy(
         options.model,
         data,
         options.accuracy,
@@ -108,8 +108,8 @@ def run_to_accuracy(options: Namespace) -> Answer:
         progress=progress_of(options),
     )
     seconds = perf_counter() - start
-    # Their commands would change one configuration, while --accuracy has tried several.
-    report = _without_steps(found.result.report)
+    # Commands of next steps would change one configuration, while --accuracy has tried several.
+    report = _without_steps(result.result.report)
     if options.html is not None:
         names = f"{options.model.name} → {options.output.name}"
         report.write_page(options.html, "Quantization", names)
@@ -117,15 +117,15 @@ def run_to_accuracy(options: Namespace) -> Answer:
     latency = quantized_latency(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
-        entry("target", [str(found.target)]),
-        entry("samples", [_samples(found)]),
-        entry("recipe", [f"{found.choice.recipe.name}: {found.choice.reason}"]),
-        columns([("tried", "SQNR dB", "loss", "seconds", ""), *_rows(found)]),
+        entry("target", [str(result.target)]),
+        entry("samples", [_samples(result)]),
+        entry("recipe", [f"{result.choice.recipe.name}: {result.choice.reason}"]),
+        columns([("tried", "SQNR dB", "loss", "seconds", ""), *_rows(result)]),
     ]
-    if found.left:
-        lines.append(entry("left", ["did not fit into --budget:", *found.left]))
+    if result.left:
+        lines.append(entry("left", ["did not fit into --budget:", *result.left]))
     lines += [
-        entry("config", [found.best.name, *str(found.best.config).splitlines()]),
+        entry("config", [result.best.name, *str(result.best.config).splitlines()]),
         *latency_lines(latency),
         str(report),
     ]
@@ -135,31 +135,31 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "model": options.model,
         "output": options.output,
         "seconds": round(seconds, 3),
-        "accuracy": found.to_dict(),
+        "accuracy": result.to_dict(),
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
-        "config": to_dict(found.best.config),
+        "config": to_dict(result.best.config),
         "latency": latency_document(latency),
     }
-    return Answer("\n".join(lines), document, _missed(found, options))
+    return Answer("\n".join(lines), document, _missed(result, options))
 
 
-def _samples(found: AccuracyResult) -> str:
-    text = f"{found.judged} judge, and calibrate nothing"
+def _samples(result: AccuracyResult) -> str:
+    text = f"{result.judged} judge, and calibrate nothing"
     # 64 samples cannot tell a loss of 1 % from none: a single sample is 1.6 %.
-    if found.target.percent and found.resolution > found.target.value:
-        text += f"; they resolve losses of {found.resolution:.2g} % at best"
+    if result.target.percent and result.resolution > result.target.value:
+        text += f"; they resolve losses of {result.resolution:.2g} % at best"
     return text
 
 
-def _rows(found: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
-    for each in found.attempts:
+def _rows(result: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
+    for attempt in result.attempts:
         yield (
-            each.name,
-            cell(each.sqnr, "{:.2f}", "failed"),
-            cell(each.loss, "{:.2f} %"),
-            f"{each.seconds:.1f}",
-            each.error or ("met" if each.met else "missed"),
+            attempt.name,
+            cell(attempt.sqnr, "{:.2f}", "failed"),
+            cell(attempt.loss, "{:.2f} %"),
+            f"{attempt.seconds:.1f}",
+            attempt.error or ("met" if attempt.met else "missed"),
         )
 
 
@@ -170,29 +170,27 @@ def _without_steps(report: Report) -> Report:
     return replace(report, verdict=replace(report.verdict, next_steps=()))
 
 
-def _missed(found: AccuracyResult, options: Namespace) -> AccuracyError | None:
-    if found.reached:
+def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:
+    if result.reached:
         return None
-    best = found.best
+    best = result.best
     reached = f"{best.sqnr:.2f} dB"
     # The unit of the target; a loss exists for figures that are shares.
     if best.loss is not None:
         reached = f"a loss of {best.loss:.2f} %"
+    analysis = analysis_step(options.model, options.output, options)
     return AccuracyError(
-        f"no configuration reaches {found.target}; the nearest, {best.name}, has"
+        f"no configuration reaches {result.target}; the nearest, {best.name}, has"
         f" {reached} and was written",
-        [
-            *_more_time(found, options),
-            analysis_step(options.model, options.output, options),
-        ],
+        [*_more_time(result, options), analysis],
     )
 
 
-def _more_time(found: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
-    if found.left and options.budget is not None:
+def _more_time(result: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
+    if result.left and options.budget is not None:
         # Later configurations take longer than those that filled the budget.
         more = counted(
-            len(found.left), "more configuration is", "more configurations are"
+            len(result.left), "more configuration is", "more configurations are"
         )
         budget = f"{math.ceil(4 * options.budget)}s"
         yield NextStep(

@@ -84,7 +84,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    found = analysis.analyze(
+    result = analysis.analyze(
         options.reference,
         options.other,
         data_of(options),
@@ -92,37 +92,37 @@ def run(options: Namespace) -> Answer:
         budget=options.budget,
         progress=progress_of(options),
     )
-    if found.verdict is not None:
-        found = replace(found, verdict=requantized(found.verdict, options))
+    if result.verdict is not None:
+        result = replace(result, verdict=requantized(result.verdict, options))
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
-        found.write_page(options.html, "Quantization analysis", names)
+        result.write_page(options.html, "Quantization analysis", names)
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
-        entry("size", [size_change(found.bytes_before, found.bytes_after)]),
-        entry("error", [f"on {counted(found.samples, 'sample')}; {_outputs(found)}"]),
-        *_steps(found),
-        entry("compared", _compared(found, verbose=options.verbose)),
-        *_ranking(found, options.top),
+        entry("size", [size_change(result.bytes_before, result.bytes_after)]),
+        entry("error", [f"on {counted(result.samples, 'sample')}; {_outputs(result)}"]),
+        *_steps(result),
+        entry("compared", _compared(result, verbose=options.verbose)),
+        *_ranking(result, options.top),
     ]
     if options.html is not None:
         lines.append(entry("page", [str(options.html)]))
-    if found.warnings:
-        lines.append(entry("warning", found.warnings))
-    if found.verdict is not None:
-        lines += verdict_lines(found.verdict)
+    if result.warnings:
+        lines.append(entry("warning", result.warnings))
+    if result.verdict is not None:
+        lines += verdict_lines(result.verdict)
     document = {
         "command": NAME,
         "reference": options.reference,
         "other": options.other,
-        **found.to_dict(),
+        **result.to_dict(),
     }
     return Answer("\n".join(lines), document)
 
 
-def _outputs(found: Analysis) -> str:
-    shown = first_of(list(map(_output, found.outputs)), _SHOWN)
-    return f"output{'s' * (len(found.outputs) > 1)} {shown}"
+def _outputs(result: Analysis) -> str:
+    shown = first_of([_output(output) for output in result.outputs], _SHOWN)
+    return f"output{'s' * (len(result.outputs) > 1)} {shown}"
 
 
 def _output(output: OutputError) -> str:
@@ -131,17 +131,17 @@ def _output(output: OutputError) -> str:
     return f"{output.name} {decibels(output.sqnr)} dB"
 
 
-def _steps(found: Analysis) -> Iterator[str]:
+def _steps(result: Analysis) -> Iterator[str]:
     """Yield steps and errors of outputs in their own units, such as pixels of a box."""
     # The range of values tells whether a step is coarse: 4 pixels are much for a box of 20.
     ranges = {
         tensor.name: f", values from {tensor.lo:.4g} to {tensor.hi:.4g}"
-        for tensor in found.tensors
+        for tensor in result.tensors
     }
     lines = list[str]()
-    for output in found.outputs:
+    for output in result.outputs:
         if output.max_error is not None:
-            step = found.steps.get(output.name)
+            step = result.steps.get(output.name)
             # An output without a uniform grid has no step.
             form = cell(step, "steps of {:.3g}", "float")
             lines.append(
@@ -154,58 +154,50 @@ def _steps(found: Analysis) -> Iterator[str]:
         yield entry("in units", lines)
 
 
-def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
-    how = Counter(tensor.matched_by for tensor in found.tensors)
+def _compared(result: Analysis, *, verbose: bool) -> Iterator[str]:
+    how = Counter(tensor.matched_by for tensor in result.tensors)
     words = ", ".join(f"{number} by {name}" for name, number in how.items())
-    roles = Counter(weight.role for weight in found.weights)
+    roles = Counter(weight.role for weight in result.weights)
     # For example "12 quantized weights, 12 quantized biases".
     constants = ", ".join(
         counted(number, f"quantized {role}") for role, number in roles.items()
     )
     tensors = (
-        f"{counted(len(found.tensors), 'tensor')} ({words})" if words else "no tensor"
+        f"{counted(len(result.tensors), 'tensor')} ({words})" if words else "no tensor"
     )
     yield ", ".join(filter(None, (tensors, constants)))
     # Booleans count as 0 and 1.
-    if rescaled := sum(tensor.rescaled for tensor in found.tensors):
+    if rescaled := sum(tensor.rescaled for tensor in result.tensors):
         yield (
             f"{counted(rescaled, 'of them has', 'of them have')} channels on other scales,"
             " as equalization leaves them; these were taken out"
         )
-    if found.unmatched:
-        yield f"not compared: {len(found.unmatched)}"
-        yield from _uncompared(found.unmatched, verbose=verbose)
+    if result.unmatched:
+        yield f"not compared: {len(result.unmatched)}"
+        yield from _uncompared(result.unmatched, verbose=verbose)
 
 
 def _uncompared(unmatched: Sequence[Unmatched], *, verbose: bool) -> Iterator[str]:
     """Yield tensors without a comparison, with the reasons; the first three unless verbose."""
     shown = unmatched if verbose else unmatched[:3]
-    for each in shown:
-        yield f"  {each.name}: {each.reason}"
+    for tensor in shown:
+        yield f"  {tensor.name}: {tensor.reason}"
     more = len(unmatched) - len(shown)
     if more:
         yield f"  ... and {more} more; --verbose has them all"
 
 
-def _ranking(found: Analysis, top: int) -> Iterator[str]:
-    worst = found.ranking[:top]
+def _ranking(result: Analysis, top: int) -> Iterator[str]:
+    worst = result.ranking[:top]
     if not worst:
         yield entry("worst", ["no tensor differs from the float model's"])
         return
-    yield entry(
-        "worst",
-        [
-            (
-                "by the noise that they add; 'alone' is the error if all before them"
-                " were float:"
-            ),
-        ],
-    )
+    order = "by the noise that they add; 'alone' is the error if all before them were float:"
+    yield entry("worst", [order])
     # All rows are aligned together, then split, to put the causes between them.
     header = ("#", "tensor", "operator", "SQNR dB", "inputs", "alone", "format")
-    table = columns(
-        [header, *(_row(place, tensor) for place, tensor in enumerate(worst, 1))],
-    ).splitlines()
+    rows = [_row(rank, tensor) for rank, tensor in enumerate(worst, 1)]
+    table = columns([header, *rows]).splitlines()
     yield table[0]
     for line, tensor in zip(table[1:], worst, strict=True):
         yield line
@@ -214,10 +206,10 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
             yield printable(f"         -> {cause.remedy}")
 
 
-def _row(place: int, tensor: TensorError) -> tuple[str, ...]:
+def _row(rank: int, tensor: TensorError) -> tuple[str, ...]:
     ratios = (tensor.sqnr, tensor.sqnr_inputs, tensor.sqnr_local)
     return (
-        str(place),
+        str(rank),
         tensor.name,
         tensor.op_type,
         *map(_decibels, ratios),

@@ -98,7 +98,7 @@ def run(options: Namespace) -> Answer:
     data = data_of(options)
     start = perf_counter()
     with workers(options.workers) as executor:
-        found = api.calibrate(
+        ranges = api.calibrate(
             options.model,
             data,
             options.output,
@@ -112,21 +112,20 @@ def run(options: Namespace) -> Answer:
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
         entry(
             "ranges",
-            [f"{counted(len(found), 'tensor')}, {counted(found.samples, 'sample')}"],
+            [f"{counted(len(ranges), 'tensor')}, {counted(ranges.samples, 'sample')}"],
         ),
-        entry("next", [shell_line(_next_words(options))]),
     ]
-    if options.format != "quark":
-        # A file in another program's format is for that program.
-        del lines[-1]
+    # A file in another program's format is for that program.
+    if options.format == "quark":
+        lines.append(entry("next", [shell_line(_next_words(options))]))
     document = {
         "command": NAME,
         "model": options.model,
         "output": options.output,
         "format": options.format,
         "seconds": round(seconds, 3),
-        "samples": found.samples,
-        "tensors": len(found),
+        "samples": ranges.samples,
+        "tensors": len(ranges),
     }
     return Answer("\n".join(lines), document)
 

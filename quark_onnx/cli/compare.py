@@ -69,7 +69,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    found = analysis.compare(
+    comparison = analysis.compare(
         options.reference,
         options.other,
         data_of(options),
@@ -79,27 +79,25 @@ def run(options: Namespace) -> Answer:
         threads=options.threads,
     )
     # The verdict proposes changes in general terms; the commands repeat this model and this data.
-    verdict = compared_with_commands(found.verdict, options)
+    verdict = compared_with_commands(comparison.verdict, options)
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
-        replace(found, verdict=verdict).write_page(options.html, "Comparison", names)
+        replace(comparison, verdict=verdict).write_page(
+            options.html, "Comparison", names
+        )
+    header = ("output", "SQNR dB", "cosine", "largest error")
     lines: list[str | Table] = [
         entry("models", [f"{options.reference}, {options.other}"]),
-        entry("size", [size_change(found.bytes_before, found.bytes_after)]),
-        entry("error", [f"on {counted(found.samples, 'sample')}:"]),
+        entry("size", [size_change(comparison.bytes_before, comparison.bytes_after)]),
+        entry("error", [f"on {counted(comparison.samples, 'sample')}:"]),
         # Tables stay objects here: a terminal draws them, a pipe gets plain columns.
-        Table(
-            [
-                ("output", "SQNR dB", "cosine", "largest error"),
-                *map(_row, found.outputs),
-            ],
-        ),
-        *latency_lines(found.latency),
+        Table([header, *(_row(output) for output in comparison.outputs)]),
+        *latency_lines(comparison.latency),
     ]
-    if found.scores:
-        lines.append(entry("labels", found.score_lines))
-    if found.warnings:
-        lines.append(entry("warning", found.warnings))
+    if comparison.scores:
+        lines.append(entry("labels", comparison.score_lines))
+    if comparison.warnings:
+        lines.append(entry("warning", comparison.warnings))
     if verdict:
         lines += verdict_lines(verdict)
     document = {
@@ -107,9 +105,9 @@ def run(options: Namespace) -> Answer:
         "reference": options.reference,
         "other": options.other,
         # The commands belong into the JSON document, too.
-        **replace(found, verdict=verdict).to_dict(),
+        **replace(comparison, verdict=verdict).to_dict(),
     }
-    return Answer(lines, document, _missed(found.outputs, options))
+    return Answer(lines, document, _missed(comparison.outputs, options))
 
 
 def score_document(found: Comparison) -> dict[str, Any]:
@@ -120,26 +118,18 @@ def score_document(found: Comparison) -> dict[str, Any]:
     """
     return {
         "labelled": found.labelled,
-        "scores": list(map(asdict, found.scores)),
+        "scores": [asdict(score) for score in found.scores],
     }
 
 
 def _row(output: OutputError) -> tuple[str, str, str, str]:
     # An error against a random reference means nothing, so no number is shown.
     if output.random:
-        return (
-            output.name,
-            "-",
-            "-",
-            "random: another value each time the float model runs",
-        )
+        error = "random: another value each time the float model runs"
+        return output.name, "-", "-", error
     if output.sqnr is None:
-        return (
-            output.name,
-            "-",
-            "-",
-            f"{percentage(output.agreement or 0.0)} of the values agree",
-        )
+        error = f"{percentage(output.agreement or 0.0)} of the values agree"
+        return output.name, "-", "-", error
     return (
         output.name,
         decibels(output.sqnr),

@@ -69,7 +69,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    done = quark_onnx.convert(
+    result = quark_onnx.convert(
         options.model,
         options.to,
         options.output,
@@ -79,27 +79,24 @@ def run(options: Namespace) -> Answer:
     )
     lines: list[str | Table] = [
         entry("model", [f"{options.model} -> {options.output}"]),
-        entry("size", [f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"]),
+        entry("size", [f"{result.bytes_before:,} -> {result.bytes_after:,} bytes"]),
     ]
     # In the order of --to: each conversion works on the result of the one before.
-    for step in done.steps:
+    for step in result.steps:
         lines.append(
             f"{step.name}: {'; '.join(step.notes) or 'there was nothing to convert'}",
         )
         # Only conversions that change the function have an error to show.
         if step.outputs:
-            lines.append(
-                Table(
-                    [("output", "SQNR dB", "largest change"), *map(_row, step.outputs)],
-                ),
-            )
+            rows = [_row(output) for output in step.outputs]
+            lines.append(Table([("output", "SQNR dB", "largest change"), *rows]))
     document = {
         "command": NAME,
         "model": options.model,
         "output": options.output,
-        "bytes_before": done.bytes_before,
-        "bytes_after": done.bytes_after,
-        "steps": list(map(asdict, done.steps)),
+        "bytes_before": result.bytes_before,
+        "bytes_after": result.bytes_after,
+        "steps": [asdict(step) for step in result.steps],
     }
     return Answer(lines, document)
 

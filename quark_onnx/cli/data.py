@@ -147,10 +147,8 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     _check(options, given)
     if options.data is None:
         # A function, and not a reader: the inputs of the model are known only after it is loaded.
-        return partial(
-            open_reader,
-            RandomData(options.random_data, dims=dict(options.dim or ())),
-        )
+        random = RandomData(options.random_data, dims=dict(options.dim or ()))
+        return partial(open_reader, random)
     images = None
     if given:
         images = ImageSpec(**given)
@@ -180,18 +178,18 @@ def _frozen(value: Any) -> Any:
 
 def _check(options: Namespace, images: dict[str, Any]) -> None:
     given = {
-        **dict.fromkeys(map(_flag, images), True),
+        **{_flag(name): True for name in images},
         "--limit": options.limit,
         "--input-layout": options.input_layout,
     }
     # The first given option stands for all in the messages.
-    first = next(filter(given.get, given), "")
+    first_flag = next((flag for flag, value in given.items() if value), "")
     # The default way of resizing is not among the given options, and needs none of the two.
     resize = images.get("resize")
     contradictions = (
         (
-            options.data is None and first,
-            f"{first} does not go with --random-data",
+            options.data is None and first_flag,
+            f"{first_flag} does not go with --random-data",
         ),
         (
             options.data is not None and options.dim,
@@ -199,7 +197,7 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
         ),
         (
             images and "size" not in images,
-            f"{first} needs --image-size, which is what makes --data a folder of images",
+            f"{first_flag} needs --image-size, which is what makes --data a folder of images",
         ),
         (
             images and options.input_layout,
@@ -225,7 +223,7 @@ def in_flags(message: str, options: Namespace) -> str:
         message: the message.
         options: the options of the command.
     """
-    message = re.sub(r"ImageSpec\.(\w+)", lambda found: _flag(found[1]), message)
+    message = re.sub(r"ImageSpec\.(\w+)", lambda match: _flag(match[1]), message)
     # Errors are translated for all commands; some have no image options.
     if getattr(options, "image_size", None):
         # The hint of the readers is to transpose; for images, the other layout does it.

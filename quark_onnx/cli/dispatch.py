@@ -109,12 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         (module.NAME for module in COMMANDS if arguments[:1] == [module.NAME]),
         None,
     )
-    # Errors of the parser are reported by these, so that _fail always has its attributes.
-    options = Namespace(
-        json=STDOUT if wants_json else None,
-        verbose=False,
-        command=command,
-    )  # until they are parsed
+    # Errors of the parser are reported by these, until they are parsed.
+    json = STDOUT if wants_json else None
+    options = Namespace(json=json, verbose=False, command=command)
     # Before any file is opened, which would take the number of a closed stream.
     _occupy_standard_streams()
     for warning in deprecated:
@@ -239,11 +236,11 @@ def parse(arguments: list[str]) -> Namespace:
         raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
     words = join_image_size(arguments)
     # parse_args would end with its own message about the rest, without a hint.
-    options, rest = parser.parse_known_args(words)
+    options, unknown = parser.parse_known_args(words)
     # Commands that are printed as advice repeat these words.
     options.words = words
-    if rest:
-        name = rest[0].partition("=")[0]
+    if unknown:
+        name = unknown[0].partition("=")[0]
         hint = ""
         if name.startswith("--"):
             # A mistyped option: the nearest one of this command.
@@ -315,22 +312,18 @@ def _fail(error: Exception, options: Namespace) -> int:
         reason, findings = error.reason, error.findings
     kind, message = type(error).__name__, printable(" ".join(reason.split()))
     steps = list[NextStep]()
+    is_bad_input = isinstance(error, QuarkError | CalibrationError)
     if isinstance(error, AccuracyError):
         reason, steps = _reason_and_steps(error, options)
         # An accuracy error without a result: the gate refused to write.
         code, message = GATE, printable(" ".join(reason.split()))
     # A PlanError is an inconsistency inside this package, and no bad input.
-    elif isinstance(error, QuarkError | CalibrationError) and not isinstance(
-        error,
-        PlanError,
-    ):
+    elif is_bad_input and not isinstance(error, PlanError):
         code, message = BAD_INPUT, in_flags(message, options)
     # numpy's MemoryError names the size that it could not allocate.
     elif isinstance(error, MemoryError):
-        code, message = (
-            BAD_INPUT,
-            f"the memory does not suffice: {message}".removesuffix(": "),
-        )
+        code = BAD_INPUT
+        message = f"the memory does not suffice: {message}".removesuffix(": ")
     elif isinstance(error, OSError):
         code = BAD_INPUT
         # str(OSError) begins with "[Errno 2]", which says nothing to most readers.
@@ -344,11 +337,8 @@ def _fail(error: Exception, options: Namespace) -> int:
             message += "; this is a defect; run with --verbose for the traceback"
     _complain_with_steps(message, steps, findings)
     try:
-        whole = "\n".join([message, *findings])
-        _deliver(
-            {"command": options.command, **error_document(kind, whole, steps)},
-            options.json,
-        )
+        document = error_document(kind, "\n".join([message, *findings]), steps)
+        _deliver({"command": options.command, **document}, options.json)
     # The file for JSON may be what could not be written.
     except OSError as unwritable:
         _complain(f"error: {options.json}: {unwritable.strerror}")
@@ -370,10 +360,8 @@ def _occupy_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR),
-                True,
-            )  # the new file gets this number, the least free one
+            # The new file gets this number, the least free one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 @contextmanager
@@ -387,11 +375,9 @@ def _signals_raise() -> Iterator[None]:
     received = list[BaseException]()
 
     def stop(number: int, _: FrameType | None) -> None:
-        for each in taken:
-            signal.signal(
-                each,
-                signal.SIG_IGN,
-            )  # do not interrupt the clean-up that follows
+        # Further signals do not interrupt the clean-up that follows.
+        for handled in taken:
+            signal.signal(handled, signal.SIG_IGN)
         received.append(Stopped(number))
         raise received[0]
 
@@ -403,18 +389,19 @@ def _signals_raise() -> Iterator[None]:
     every = [
         getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
     ]
-    free = (
-        threading.current_thread() is threading.main_thread()
-    )  # only the main thread may set handlers
+    # Only the main thread may set handlers.
+    free = threading.current_thread() is threading.main_thread()
     # A handler that the caller has set (a service, a test runner) stays.
     taken = [
-        each for each in every if free and signal.getsignal(each) is signal.SIG_DFL
+        available
+        for available in every
+        if free and signal.getsignal(available) is signal.SIG_DFL
     ]
     interruptible = (
         free and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
-    for each in taken:
-        signal.signal(each, stop)
+    for handled in taken:
+        signal.signal(handled, stop)
     if interruptible:
         signal.signal(signal.SIGINT, interrupt)
     try:
@@ -425,8 +412,8 @@ def _signals_raise() -> Iterator[None]:
             raise received[0] from error
         raise
     finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
+        for handled in taken:
+            signal.signal(handled, signal.SIG_DFL)
         if interruptible:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -436,7 +423,7 @@ def _diagnostics(verbose: bool) -> Iterator[None]:
     """Send warnings and log messages of the library to stderr, formatted as errors."""
     # The library logs, and configures no handlers; the command line shows the messages.
     handler = _ToStderr(logging.INFO if verbose else logging.WARNING)
-    loggers = list(map(logging.getLogger, ("quark_onnx", "calibrators")))
+    loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)

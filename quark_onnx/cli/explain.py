@@ -64,14 +64,12 @@ def run(options: Namespace) -> Answer:
     plans = [plan, *all_plans(insides)]
     # Operator type -> (number of quantized nodes, number of nodes).
     operators, kept, _ = summarize(*plans)
-    done = 0
-    total = 0
-    shares = list[str]()
-    for kind, (quantized, count) in operators.items():
-        done += quantized
-        total += count
-        shares.append(f"{kind} {quantized}/{count}")
-    summary = f"{done} of {counted(total, 'node')} would be quantized"
+    quantized_nodes = sum(quantized for quantized, _ in operators.values())
+    total = sum(count for _, count in operators.values())
+    shares = [
+        f"{kind} {quantized}/{count}" for kind, (quantized, count) in operators.items()
+    ]
+    summary = f"{quantized_nodes} of {counted(total, 'node')} would be quantized"
     if shares:
         summary += f": {', '.join(shares)}"
     lines = [
@@ -89,10 +87,12 @@ def run(options: Namespace) -> Answer:
         "command": NAME,
         "model": options.model,
         "config": to_dict(config),
-        "quantized_nodes": done,
+        "quantized_nodes": quantized_nodes,
         "operators": operators,
         "kept_nodes": kept,
-        "nodes": [_node(each, node) for each in plans for node in each.graph.nodes],
+        "nodes": [
+            _node(planned, node) for planned in plans for node in planned.graph.nodes
+        ],
     }
     if options.html is not None:
         _write_page(options, summary, plans, str(config))
@@ -130,10 +130,10 @@ def _formats(plan: Plan, node: Node) -> Iterator[str]:
     """Yield the tensors that a node computes, with their decisions."""
     for tensor in node.outputs:
         if tensor:
-            found = _tensor(plan, Use(tensor))
+            entry_of_tensor = _tensor(plan, Use(tensor))
             # The reasons of float tensors have a section of their own.
-            known = "float" if found["decision"] == "float" else found["detail"]
-            yield f"{tensor}: {known}"
+            is_float = entry_of_tensor["decision"] == "float"
+            yield f"{tensor}: {'float' if is_float else entry_of_tensor['detail']}"
 
 
 def _bodies(insides: Sequence[SubgraphPlan]) -> Iterator[str]:

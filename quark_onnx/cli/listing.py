@@ -111,16 +111,9 @@ def _operators() -> list[Row]:
         # The file is where a reader finds the rule; JSON keeps the module's name.
         module = rule.__module__.removeprefix("quark_onnx.")
         file = module.replace(".", "/") + ".py"
-        rows.append(
-            (
-                (operator, file, _about(rule)),
-                {
-                    "name": operator,
-                    "rule": rule.__module__,
-                    "description": _about(rule),
-                },
-            ),
-        )
+        about = _about(rule)
+        item = {"name": operator, "rule": rule.__module__, "description": about}
+        rows.append(((operator, file, about), item))
     return rows
 
 
@@ -131,15 +124,12 @@ def _formats() -> list[Row]:
 def _matrix() -> list[Row]:
     """Return the uses of each format; the test of formats runs every cell."""
     rows: list[Row] = []
-    for row in map(DTYPES.__getitem__, DTYPES):
+    for name in DTYPES:
+        dtype = DTYPES[name]
         # A way without a configuration for the format does not support the format.
-        offered = {way.name: way.config(row) is not None for way in WAYS}
-        rows.append(
-            (
-                (row.name, *("yes" if yes else "-" for yes in offered.values())),
-                {"name": row.name, "ways": offered},
-            ),
-        )
+        offered = {way.name: way.config(dtype) is not None for way in WAYS}
+        cells = (dtype.name, *(_YES_NO[is_offered] for is_offered in offered.values()))
+        rows.append((cells, {"name": dtype.name, "ways": offered}))
     return rows
 
 
@@ -164,30 +154,25 @@ def _format(row: DType) -> Row:
     return (row.name, family, str(row.bits), codes, str(row.min_opset)), item
 
 
-def _classes(found: Registry[type[Any]]) -> list[Row]:
+def _classes(registry: Registry[type[Any]]) -> list[Row]:
     """Return rows of frozen dataclasses, whose fields are the settings."""
     rows: list[Row] = []
-    for name in sorted(found):
-        cls = found[name]
+    for name in sorted(registry):
+        cls = registry[name]
         settings = {field.name: field.default for field in dataclasses.fields(cls)}
         text = ",".join(f"{key}={value}" for key, value in settings.items())
-        rows.append(
-            (
-                (name, text, _about(cls)),
-                {"name": name, "settings": settings, "description": _about(cls)},
-            ),
-        )
+        about = _about(cls)
+        item = {"name": name, "settings": settings, "description": about}
+        rows.append(((name, text, about), item))
     return rows
 
 
 def _algorithms() -> list[Row]:
     """Return rows of the algorithms for language models, if torch is installed."""
-    torch_side(
-        "quark_onnx.torch.algorithms.registered",
-    )  # an error that names the extra, where torch is missing
+    # Raises an error that names the extra, where torch is missing.
+    torch_side("quark_onnx.torch.algorithms.registered")
     rows: list[Row] = []
-    for cells, item in _classes(ALGORITHMS):
-        name, settings, about = cells
+    for (name, settings, about), item in _classes(ALGORITHMS):
         data = getattr(ALGORITHMS[name], "needs_data", False)
         # Read from the class: a property depends on the settings of an instance.
         needs = "if trained" if isinstance(data, property) else _YES_NO[bool(data)]
@@ -225,28 +210,17 @@ def _schemes() -> list[Row]:
 
 def _targets() -> list[Row]:
     rows: list[Row] = []
-    for target in map(TARGETS.__getitem__, TARGETS):
-        item = dataclasses.asdict(target)
-        rows.append(
-            (
-                (target.name, target.summary, " ".join(target.presets), target.source),
-                item,
-            ),
-        )
+    for name in TARGETS:
+        target = TARGETS[name]
+        cells = (target.name, target.summary, " ".join(target.presets), target.source)
+        rows.append((cells, dataclasses.asdict(target)))
     return rows
-
-
-def _recipes() -> list[Row]:
-    return _rows_of_recipes(RECIPES)
-
-
-def _npu_recipes() -> list[Row]:
-    return _rows_of_recipes(NPU_RECIPES)
 
 
 def _rows_of_recipes(registry: Registry[Any]) -> list[Row]:
     rows: list[Row] = []
-    for recipe in map(registry.__getitem__, registry):
+    for name in registry:
+        recipe = registry[name]
         item = dataclasses.asdict(recipe)
         how = " ".join([recipe.preset, *recipe.optimizers])
         rows.append(((recipe.name, recipe.models, how, recipe.advice), item))
@@ -255,23 +229,22 @@ def _rows_of_recipes(registry: Registry[Any]) -> list[Row]:
 
 def _conversions() -> list[Row]:
     rows: list[Row] = []
-    for each in map(CONVERSIONS.__getitem__, CONVERSIONS):
+    for name in CONVERSIONS:
+        conversion = CONVERSIONS[name]
         item = {
-            "name": each.name,
-            "keeps_function": each.keeps,
-            "description": each.summary,
+            "name": conversion.name,
+            "keeps_function": conversion.keeps,
+            "description": conversion.summary,
         }
-        rows.append(((each.name, each.keeps, each.summary), item))
+        rows.append(((conversion.name, conversion.keeps, conversion.summary), item))
     return rows
 
 
 def _about(thing: object) -> str:
     """Return the first paragraph of a docstring, without its markup."""
     # getdoc takes the docstring of a base class where a class has none.
-    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()).replace(
-        "``",
-        "",
-    )
+    paragraph = (inspect.getdoc(thing) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split()).replace("``", "")
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
@@ -281,7 +254,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     ),
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
-    "matrix": (("format", *[value.name for value in WAYS]), _matrix),
+    "matrix": (("format", *(way.name for way in WAYS)), _matrix),
     "calibrators": (
         ("name", "settings", "what it does"),
         lambda: _classes(CALIBRATORS),
@@ -299,7 +272,13 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
         _algorithms,
     ),
     "targets": (("name", "processors", "presets", "source"), _targets),
-    "recipes": (("name", "models", "configuration", "advice"), _recipes),
-    "npu-recipes": (("name", "models", "configuration", "advice"), _npu_recipes),
+    "recipes": (
+        ("name", "models", "configuration", "advice"),
+        lambda: _rows_of_recipes(RECIPES),
+    ),
+    "npu-recipes": (
+        ("name", "models", "configuration", "advice"),
+        lambda: _rows_of_recipes(NPU_RECIPES),
+    ),
     "conversions": (("name", "function kept", "what it does"), _conversions),
 }

@@ -131,10 +131,8 @@ def _validate(options: Namespace) -> Answer:
     head, mended = list[str](), {}
     if options.fix:
         result = validate.repair(options.model, options.client, _output(options))
-        verdict, mended = (
-            result.verdict,
-            {"output": result.folder, "mended": list(result.notes)},
-        )
+        verdict = result.verdict
+        mended = {"output": result.folder, "mended": list(result.notes)}
         head = prefixed("repaired: ", result.notes)
         if result.folder:
             head.append(f"written: {result.folder}")

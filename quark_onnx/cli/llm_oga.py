@@ -113,7 +113,7 @@ def oga(options: Namespace) -> Answer:
     # The temporary checkpoint of a float model lives until the result is written.
     with ExitStack() as stack:
         checkpoint = _checkpoint(options, stack)
-        found = exports.write_oga(
+        built = exports.write_oga(
             checkpoint,
             options.output,
             new_tokens=options.tokens,
@@ -122,24 +122,24 @@ def oga(options: Namespace) -> Answer:
             trust_code=options.trust_code,
         )
     lines = [
-        f"{found.folder}: {found.bytes / 2**20:.1f} MiB; {found}",
-        f"to run it: onnxruntime_genai.Model({str(found.folder)!r})",
+        f"{built.folder}: {built.bytes / 2**20:.1f} MiB; {built}",
+        f"to run it: onnxruntime_genai.Model({str(built.folder)!r})",
         (
             f"for the NPU, or NPU and GPU, of Ryzen AI: the commands in"
-            f" {found.folder / exports.FLOWS}, on Windows"
+            f" {built.folder / exports.FLOWS}, on Windows"
         ),
     ]
     document = {
         "model": options.model,
         "output": options.output,
-        "bytes": found.bytes,
-        "tokens": found.tokens,
-        "equal_tokens": found.equal,
-        "logit_difference": found.difference,
-        "kv_cache": found.kv_cache,
-        "cache_difference": found.cache_difference,
-        "float_cache_tokens": found.float_cache_tokens,
-        "float_cache_equal_tokens": found.float_cache_equal,
+        "bytes": built.bytes,
+        "tokens": built.tokens,
+        "equal_tokens": built.equal,
+        "logit_difference": built.difference,
+        "kv_cache": built.kv_cache,
+        "cache_difference": built.cache_difference,
+        "float_cache_tokens": built.float_cache_tokens,
+        "float_cache_equal_tokens": built.float_cache_equal,
     }
     return Answer("\n".join(lines), document)
 
@@ -159,16 +159,16 @@ def _check_scheme(name: str) -> None:
         ConfigError: the scheme is unknown or not supported.
     """
     scheme(name)
-    known = [
-        each
-        for each, clients in SCHEME_CLIENTS.items()
+    schemes = [
+        scheme_name
+        for scheme_name, clients in SCHEME_CLIENTS.items()
         # Client -> layouts in which it loads the scheme.
         if "oga" in clients.get("onnxruntime-genai", ())
     ]
-    if name not in known:
+    if name not in schemes:
         raise ConfigError(
             f"--scheme {name}: the model builder of onnxruntime-genai reads"
-            f" {', '.join(known)}",
+            f" {', '.join(schemes)}",
         )
 
 
@@ -186,20 +186,17 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
             )
         return model
     flow = torch_side("quark_onnx.torch.pipelines.ptq")
-    source = torch_side(
-        "quark_onnx.torch.checkpoints.float_checkpoint",
-    ).FloatCheckpoint(model, trust_code=options.trust_code)
-    config = config_for(
-        options.scheme or _SCHEME,
-        exclude=source.usually_float(),
-    ).with_(algorithms=tuple(options.algorithm))
+    checkpoints = torch_side("quark_onnx.torch.checkpoints.float_checkpoint")
+    source = checkpoints.FloatCheckpoint(model, trust_code=options.trust_code)
+    config = config_for(options.scheme or _SCHEME, exclude=source.usually_float())
+    config = config.with_(algorithms=tuple(options.algorithm))
     if config.needs_data and options.data is None:
         raise UsageError(
             f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
         )
     # The temporary folder lies beside the output, on the same disk.
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    place = stack.enter_context(
+    scratch = stack.enter_context(
         ScratchFolder(options.output.parent, f"{options.output.name}-checkpoint"),
     )
     try:
@@ -208,7 +205,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
             _text(options),
             config,
             # ptq() makes the folder itself.
-            place / "checkpoint",
+            scratch / "checkpoint",
             writing=flow.Writing(layout="oga", trust_code=options.trust_code),
             progress=progress_of(options),
         )
@@ -218,7 +215,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
             f"{error}. With further options, quantize by '{ptq_command(options)}', and"
             " give its output to 'llm oga'",
         ) from error
-    return place / "checkpoint"
+    return scratch / "checkpoint"
 
 
 def ptq_command(options: Namespace) -> str:

@@ -99,12 +99,11 @@ def search(options: Namespace) -> Answer:
     flow = torch_side("quark_onnx.torch.pipelines.ptq")
     # Before the search: an output that is not empty would fail only after hours.
     torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
-    source = torch_side(
-        "quark_onnx.torch.checkpoints.float_checkpoint",
-    ).FloatCheckpoint(options.model)
+    checkpoints = torch_side("quark_onnx.torch.checkpoints.float_checkpoint")
+    source = checkpoints.FloatCheckpoint(options.model)
     _refuse_earlier(options.journal / "search.json")
     options.journal.mkdir(parents=True, exist_ok=True)
-    found = module.search_schemes(
+    result = module.search_schemes(
         source,
         module.candidates_for(options.client),
         flow.Text(options.data, options.samples, options.length),
@@ -116,8 +115,8 @@ def search(options: Namespace) -> Answer:
     )
     # Written before the verdict: the page also shows a search that found nothing.
     names = f"{options.model} for {options.client}"
-    found.write_page(options.journal / "search.html", "Search", names)
-    return _answer(options, found, source, flow)
+    result.write_page(options.journal / "search.html", "Search", names)
+    return _answer(options, result, source, flow)
 
 
 def _refuse_earlier(path: Path) -> None:
@@ -138,45 +137,39 @@ def _figures(trial: Any) -> str:
     return f"{trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
 
 
-def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
-    """Return the answer of ``llm search``, and write the best checkpoint.
-
-    Args:
-        found: result of the search.
-        source: the float model.
-        flow: the module of the pipeline.
-    """
+def _answer(options: Namespace, result: Any, source: Any, flow: Any) -> Answer:
+    """Return the answer of ``llm search``, and write the best checkpoint."""
     page = options.journal / "search.html"
-    lines = found.lines()
-    if found.untried:
+    lines = result.lines()
+    if result.untried:
         lines.append(
-            f"{counted(len(found.untried), 'candidate was', 'candidates were')} not tried;"
+            f"{counted(len(result.untried), 'candidate was', 'candidates were')} not tried;"
             " the same command goes on"
         )
     document = {
         "model": options.model,
         "output": options.output,
-        **found.to_dict(),
+        **result.to_dict(),
     }
-    if found.best is None:
+    if result.best is None:
         # A failed trial has no divergence.
-        sizes = [trial.bits for trial in found.trials if trial.divergence is not None]
-        if found.trials and not sizes:
+        sizes = [trial.bits for trial in result.trials if trial.divergence is not None]
+        if result.trials and not sizes:
             raise ConfigError(
-                f"all trials failed; the first: {_figures(found.trials[0])}"
+                f"all trials failed; the first: {_figures(result.trials[0])}"
             )
         message = "no candidate was tried within --budget"
         if sizes:
             message = (
-                f"none of {counted(len(found.trials), 'trial')} has at most"
+                f"none of {counted(len(result.trials), 'trial')} has at most"
                 f" {options.bits:g} bits a weight; the smallest has {min(sizes):.2f}."
                 " Layers that stay float count, too"
             )
         # The measurements are shown, and no checkpoint is written.
         failure = AccuracyError(message)
         return Answer("\n".join(lines), document, failure)
-    _write_best(options, found.best, source, flow)
-    lines.append(f"{options.output}: {found.best.name}; {page} has the plot")
+    _write_best(options, result.best, source, flow)
+    lines.append(f"{options.output}: {result.best.name}; {page} has the plot")
     return Answer("\n".join(lines), document)
 
 

@@ -104,18 +104,18 @@ def next_words(
         first: whether the changes come before the earlier options, for options that collect values
             of which the first match wins.
     """
-    parts, rest = _split(words, parser)
+    parts, trailing = _split(words, parser)
     changed, _ = _split(changes, parser)
     # By identity: actions of argparse define no equality, and one action has several names.
     unwanted = {id(parser.options[name]) for name in without}
     for part in changed:
-        unwanted |= set(map(id, _replaced(part.action, parser)))
+        unwanted |= {id(action) for action in _replaced(part.action, parser)}
     kept = [part for part in parts if id(part.action) not in unwanted]
     ordered = [*changed, *kept] if first else [*kept, *changed]
     # positional arguments first: an option of several values would take them
     ordered.sort(key=lambda part: part.action is not None)
     result = [word for part in ordered for word in part.words]
-    return [*result, *rest]
+    return [*result, *trailing]
 
 
 def analysis_step(reference: Path, other: Path, options: Namespace) -> NextStep:
@@ -152,8 +152,8 @@ def data_words(options: Namespace) -> list[str]:
 
 def changes_data(step: NextStep) -> bool:
     """Return whether a step changes how the data is read."""
-    first = next(iter(shlex.split(step.options)), "")
-    return first in (*_SCALING, "--color", "--layout")
+    first_option = next(iter(shlex.split(step.options)), "")
+    return first_option in (*_SCALING, "--color", "--layout")
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -200,11 +200,7 @@ def _with_command(step: NextStep, options: Namespace) -> NextStep:
 def _changes_of_images(
     changes: Sequence[str], options: Namespace
 ) -> tuple[list[str], list[str]]:
-    """Return the options to set, and those to leave out, for another reading of images.
-
-    Args:
-        changes: the proposed options with their values.
-    """
+    """Return the options to set, and those to leave out, for another reading of images."""
     changes = list(changes)
     # The advice knows that the channels look swapped, and not their present order.
     if changes[-1] == "swapped":
@@ -233,31 +229,27 @@ def _doubtful(changes: Sequence[str], options: Namespace) -> list[str]:
     if getattr(options, "calibrator", None) is not None:
         doubtful.append("--calibrator")
     # compare has no options of a configuration.
-    return [value for value in doubtful if value in options.parser.options]
+    return [name for name in doubtful if name in options.parser.options]
 
 
 def _split(words: Sequence[str], parser: Parser) -> tuple[list[_Part], list[str]]:
     """Return options and positional arguments, and the words from ``--`` on."""
-    parts, place = list[_Part](), 0
+    parts, index = list[_Part](), 0
     # After "--" every word is positional.
-    while place < len(words) and words[place] != "--":
-        action, attached = parser.option_of(words[place])
-        end = place + 1
+    while index < len(words) and words[index] != "--":
+        action, attached = parser.option_of(words[index])
+        end = index + 1
         if action is not None and not attached:
             end = _values_end(words, end, action, parser)
-        parts.append(_Part(tuple(words[place:end]), action))
-        place = end
-    return parts, list(words[place:])
+        parts.append(_Part(tuple(words[index:end]), action))
+        index = end
+    return parts, list(words[index:])
 
 
 def _values_end(
     words: Sequence[str], start: int, action: Action, parser: Parser
 ) -> int:
-    """Return the place after the values of an option.
-
-    Args:
-        words: the words of the command line.
-    """
+    """Return the index after the values of an option."""
     # One value. A number as nargs: as many; "?", "*" and "+": up to the next option.
     if action.nargs is None:
         return start + 1

@@ -116,16 +116,14 @@ def _check_options(parser: Parser) -> None:
 def _check(options: Namespace) -> Answer:
     model, notes = options.model, tuple[str, ...]()
     if options.fix is not None:
-        model, notes = (
-            options.fix,
-            # The repaired copy is what is checked then.
-            npu.legalize(options.model, options.target, output=options.fix).notes,
-        )
-    found = npu.check(model, options.target)
+        # The repaired copy is checked.
+        model = options.fix
+        notes = npu.legalize(options.model, options.target, output=model).notes
+    result = npu.check(model, options.target)
     document = {
-        "target": found.target.name,
-        "kind": found.kind,
-        "errors": found.errors,
+        "target": result.target.name,
+        "kind": result.kind,
+        "errors": result.errors,
         "mended": list(notes),
         "findings": [
             {
@@ -133,20 +131,17 @@ def _check(options: Namespace) -> Answer:
                 "severity": finding.severity,
                 **asdict(npu.RULES[finding.rule]),
             }
-            for finding in found.findings
+            for finding in result.findings
         ],
     }
     # Warnings do not fail a check; the command has an exit code for scripts.
     failure = None
-    if found.errors:
+    if result.errors:
         failure = ConstraintError(
-            f"the model breaks {counted(found.errors, 'rule')} of {found.target.name}"
+            f"the model breaks {counted(result.errors, 'rule')} of {result.target.name}"
         )
-    return Answer(
-        "\n".join([*prefixed("repaired: ", notes), str(found)]),
-        document,
-        failure,
-    )
+    lines = [*prefixed("repaired: ", notes), str(result)]
+    return Answer("\n".join(lines), document, failure)
 
 
 def _legalize_options(parser: Parser) -> None:
@@ -161,14 +156,14 @@ def _legalize_options(parser: Parser) -> None:
 
 
 def _legalize(options: Namespace) -> Answer:
-    found = npu.legalize(
+    result = npu.legalize(
         options.model,
         options.target,
         shapes=dict(options.shape),
         output=options.output,
         nhwc=options.nhwc,
     )
-    return Answer(str(found), {"output": options.output, "notes": list(found.notes)})
+    return Answer(str(result), {"output": options.output, "notes": list(result.notes)})
 
 
 def _preflight_options(parser: Parser) -> None:
@@ -202,7 +197,7 @@ def _preflight(options: Namespace) -> Answer:
         release=options.release,
         shapes=dict(options.shape),
     )
-    found, text = both.best, str(both)
+    forecast, text = both.best, str(both)
     # A float model has two forecasts: as it is, and as deploy would legalize it.
     document = {**_forecast(both.as_is), "problem": both.problem or None}
     if both.legalized is not None:
@@ -212,21 +207,21 @@ def _preflight(options: Namespace) -> Answer:
         # The model as it is, since that is what the run of the report has seen.
         text, document = f"{text}\n{scored}", {**document, "reported": asdict(scored)}
     if options.html is not None:
-        write_page(found, options.html, options.model.name)
+        write_page(forecast, options.html, options.model.name)
     return Answer(text, document)
 
 
-def _forecast(found: npu.Preflight) -> dict[str, Any]:
-    rows = zip(found.placements, found.operations, found.pieces, strict=True)
+def _forecast(forecast: npu.Preflight) -> dict[str, Any]:
+    rows = zip(forecast.placements, forecast.operations, forecast.pieces, strict=True)
     return {
-        "target": found.target.name,
-        "kind": found.kind,
-        "release": found.release,
-        "counts": found.counts,
-        "subgraphs": found.subgraphs,
-        "share": found.share,
-        "least_share": found.least_share,
-        "doubts": list(map(str, found.doubts)),
+        "target": forecast.target.name,
+        "kind": forecast.kind,
+        "release": forecast.release,
+        "counts": forecast.counts,
+        "subgraphs": forecast.subgraphs,
+        "share": forecast.share,
+        "least_share": forecast.least_share,
+        "doubts": [str(doubt) for doubt in forecast.doubts],
         "nodes": [
             {**asdict(placement), "operations": count, "piece": piece}
             for placement, count, piece in rows
@@ -256,14 +251,14 @@ def _cut_options(parser: Parser) -> None:
 
 def _cut(options: Namespace) -> Answer:
     first, second = options.output
-    found = npu.cut(options.model, options.at, first=first, second=second)
+    parts = npu.cut(options.model, options.at, first=first, second=second)
     document = {
         "first": first,
         "second": second,
-        "tensors": list(found.tensors),
-        "verified": found.verified,
+        "tensors": list(parts.tensors),
+        "verified": parts.verified,
     }
-    return Answer(str(found), document)
+    return Answer(str(parts), document)
 
 
 def _deploy_options(parser: Parser) -> None:
@@ -326,7 +321,7 @@ def _deploy(options: Namespace) -> Answer:
     elif options.postprocess is not None:
         # No cut tensors, and not verified: the two models were separate before.
         model = npu.Parts(load(options.model), load(options.postprocess), (), False)
-    found = npu.deploy(
+    bundle = npu.deploy(
         model,
         # BF16 has no ranges to measure, and needs no data.
         data_of(options, needed=config.measures),
@@ -338,29 +333,29 @@ def _deploy(options: Namespace) -> Answer:
         min_sqnr=_GATE,
         progress=progress_of(options),
     )
-    if found.report is not None:
-        found = replace(found, report=report_with_commands(found.report, options))
-    steps = tuple(with_commands(found.next_steps, options))
-    found = replace(found, next_steps=steps)
+    if bundle.report is not None:
+        bundle = replace(bundle, report=report_with_commands(bundle.report, options))
+    steps = tuple(with_commands(bundle.next_steps, options))
+    bundle = replace(bundle, next_steps=steps)
     if options.html is not None:
-        write_bundle_page(found, options.html, options.model.name)
-    text = str(found)
+        write_bundle_page(bundle, options.html, options.model.name)
+    text = str(bundle)
     recipe = {}
     if choice is not None:
-        text = f"{choice}\n{found}"
+        text = f"{choice}\n{bundle}"
         recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
     document = {
-        "output": found.folder,
-        "kind": found.kind,
+        "output": bundle.folder,
+        "kind": bundle.kind,
         **recipe,
-        "notes": list(found.notes),
-        "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
-        "verdict": _verdict(found),
-        "next_steps": list(map(asdict, steps)),
-        "warnings": list(map(str, found.check.findings)),
+        "notes": list(bundle.notes),
+        "worst_sqnr": None if bundle.report is None else bundle.report.worst_sqnr,
+        "verdict": _verdict(bundle),
+        "next_steps": [asdict(step) for step in steps],
+        "warnings": [str(finding) for finding in bundle.check.findings],
         **{
             name: value
-            for name, value in _forecast(found.forecast).items()
+            for name, value in _forecast(bundle.forecast).items()
             # The list of nodes is long; npu preflight has it.
             if name != "nodes"
         },
@@ -368,10 +363,10 @@ def _deploy(options: Namespace) -> Answer:
     return Answer(text, document)
 
 
-def _verdict(found: npu.Bundle) -> dict[str, Any] | None:
-    if found.report is None or found.report.verdict is None:
+def _verdict(bundle: npu.Bundle) -> dict[str, Any] | None:
+    if bundle.report is None or bundle.report.verdict is None:
         return None
-    return asdict(found.report.verdict)
+    return asdict(bundle.report.verdict)
 
 
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]

@@ -83,7 +83,7 @@ def error_document(
     """
     error: dict[str, Any] = {"kind": kind, "message": message}
     if steps:
-        error["next_steps"] = list(map(asdict, steps))
+        error["next_steps"] = [asdict(step) for step in steps]
     return {"error": error}
 
 
@@ -99,7 +99,7 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
       uint16  16
     """
     # Control characters in names of tensors are escaped before their width is measured.
-    rows = [list(map(printable, row)) for row in rows]
+    rows = [[printable(text) for text in row] for row in rows]
     # strict: a row with a missing cell would shift the columns after it.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (

@@ -95,7 +95,7 @@ def check_paths(options: argparse.Namespace, parser: Parser) -> None:
 def _paths_of(value: object) -> list[Path]:
     """Return the paths in the value of an option."""
     if isinstance(value, list | tuple):
-        return [path for each in value for path in _paths_of(each)]
+        return [path for item in value for path in _paths_of(item)]
     if isinstance(value, str | Path) and value != STDOUT:
         return [Path(value)]
     return []
@@ -196,11 +196,8 @@ class Parser(argparse.ArgumentParser):
     @property
     def flags(self) -> list[str]:
         """Return the long options."""
-        return sorted(
-            set(
-                re.findall(r"--[a-z][a-z-]*", self.format_usage() + self.format_help())
-            ),
-        )
+        text = self.format_usage() + self.format_help()
+        return sorted(set(re.findall(r"--[a-z][a-z-]*", text)))
 
     @property
     def options(self) -> dict[str, argparse.Action]:
@@ -259,10 +256,10 @@ def complete(action: argparse.Action, names: Iterable[str]) -> None:
         action: the option.
         names: the values.
     """
-    known = list(names)
+    values = list(names)
 
     def completer(**_: object) -> list[str]:
-        return known
+        return values
 
     setattr(action, "completer", completer)  # noqa: B010  (argparse does not declare it)
 
@@ -324,9 +321,7 @@ def progress_of(options: argparse.Namespace) -> bool | None:
         options: the options of the command, with ``add_common_options``.
     """
     # None: the progress bar decides by the terminal.
-    if options.quiet:
-        return False
-    return None
+    return False if options.quiet else None
 
 
 def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:

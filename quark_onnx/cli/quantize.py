@@ -217,8 +217,6 @@ def _advised(
 
     Args:
         data: the calibration data; None for none.
-        result: the result of the run.
-        config: the configuration of the run.
         seconds: runtime of the run, the default budget.
     """
     report = result.report
@@ -288,16 +286,8 @@ def _described(choice: Choice) -> str:
 def _complete(report: Report) -> Iterator[str]:
     """Yield the full lists of entries that the report counts or shortens."""
     sections = [
-        (
-            "node stayed float",
-            "nodes stayed float",
-            labelled(report.kept_nodes),
-        ),
-        (
-            "tensor stayed float",
-            "tensors stayed float",
-            labelled(report.kept_tensors),
-        ),
+        ("node stayed float", "nodes stayed float", labelled(report.kept_nodes)),
+        ("tensor stayed float", "tensors stayed float", labelled(report.kept_tensors)),
         ("note", "notes", report.notes),
     ]
     yield ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import filterfalse
 from pathlib import Path
 
 from quark_onnx.cli.data import add_data_options
@@ -68,18 +67,15 @@ def requantized(verdict: Verdict, options: Namespace) -> Verdict:
         verdict: the verdict on a quantized model.
         options: the options of a command with a float and a quantized model.
     """
-    steps = [*_data_steps(verdict, options), *_quantize_steps(verdict, options)]
-    return replace(verdict, next_steps=tuple(steps))
-
-
-def _data_steps(verdict: Verdict, options: Namespace) -> list[NextStep]:
-    steps = list(filter(changes_data, verdict.next_steps))
-    return with_commands(steps, options)
+    data_steps = [step for step in verdict.next_steps if changes_data(step)]
+    commands = with_commands(data_steps, options)
+    steps = (*commands, *_quantize_steps(verdict, options))
+    return replace(verdict, next_steps=steps)
 
 
 def _quantize_steps(verdict: Verdict, options: Namespace) -> Iterator[NextStep]:
     """Yield changes of the quantization, as commands with the data of the comparison."""
-    steps = list(filterfalse(changes_data, verdict.next_steps))
+    steps = [step for step in verdict.next_steps if not changes_data(step)]
     # Without real data there is nothing to calibrate on: the steps stay words.
     words = _words(options) if steps and options.data is not None else None
     if words is None:
@@ -131,7 +127,11 @@ def _changes(config: QConfig, preset: str) -> Iterator[str]:
     usual = QConfig.of(preset)
     if config.target:
         yield from ("--target", config.target)
-    optimizers = [each for each in config.optimizers if each not in usual.optimizers]
+    optimizers = [
+        optimizer
+        for optimizer in config.optimizers
+        if optimizer not in usual.optimizers
+    ]
     if optimizers:
         yield from ("--optimize", *map(format_call, optimizers))
     activation, weight = config.activation, config.weight

@@ -161,8 +161,10 @@ def run(options: Namespace) -> Answer:
     _take_decibels(options)
     space = _space_of(options)
     data = data_of(options)
-    # Before the search, which may take hours.
-    _check_files(options)
+    # Before the search, which may take hours, and for the errors alone: the output must replace
+    # neither the input nor its weights.
+    if options.output is not None:
+        keeps_weights_beside(options.model, destination(options.model, options.output))
     with Search(
         options.model,
         data,
@@ -174,53 +176,54 @@ def run(options: Namespace) -> Answer:
         task=options.task,
         progress=progress_of(options),
     ) as running:
-        found = running.run()
+        result = running.run()
         # Inside the context: the samples, which a repeated quantization reads, are deleted at its
         # end.
         if options.output is not None:
-            running.write(found.best, options.output)
+            running.write(result.best, options.output)
     if options.html is not None:
-        found.write_page(options.html, "Search for a configuration", options.model.name)
-    failed = [each for each in found.candidates if each.error]
+        result.write_page(
+            options.html, "Search for a configuration", options.model.name
+        )
+    failed = [candidate for candidate in result.candidates if candidate.error]
     models = str(options.model)
     if options.output:
         models += f" -> {options.output}"
+    header = ("configuration", "SQNR dB", "runtime", "bytes", "seconds", "")
     lines: list[str | Table] = [
         entry("model", [models]),
         entry(
             "samples",
-            [f"{found.calibrated} to calibrate on, {found.judged} to judge by"],
+            [f"{result.calibrated} to calibrate on, {result.judged} to judge by"],
         ),
         entry(
             "tried",
-            [f"{len(found.candidates)} of {counted(found.total, 'configuration')}"],
+            [f"{len(result.candidates)} of {counted(result.total, 'configuration')}"],
         ),
-        Table(
-            [
-                ("configuration", "SQNR dB", "runtime", "bytes", "seconds", ""),
-                *_rows(found),
-            ]
-        ),
+        Table([header, *_rows(result)]),
         entry("runtime", ["relative to the float model, on this processor"]),
         entry("front", ["* none of the others is better, and no larger or slower"]),
-        *_left_out(found),
+        *_left_out(result),
     ]
     if failed:
         lines.append(
-            entry("failed", [f"{each.name}: {each.error}" for each in failed]),
+            entry(
+                "failed",
+                [f"{candidate.name}: {candidate.error}" for candidate in failed],
+            ),
         )
     lines.append(
-        entry("best", [found.best.name, *str(found.best.config).splitlines()]),
+        entry("best", [result.best.name, *str(result.best.config).splitlines()]),
     )
-    if found.verdict is not None:
-        lines += verdict_lines(found.verdict)
+    if result.verdict is not None:
+        lines += verdict_lines(result.verdict)
     document = {
         "command": NAME,
         "model": options.model,
         "output": options.output,
-        **found.to_dict(),
+        **result.to_dict(),
     }
-    return Answer(lines, document, _missed(found, options.min_sqnr))
+    return Answer(lines, document, _missed(result, options.min_sqnr))
 
 
 def _take_decibels(options: Namespace) -> None:
@@ -245,7 +248,9 @@ def _space_of(options: Namespace) -> Space:
             # None keeps the default of Space; () is an empty axis.
             settings[name] = () if words == ["none"] else words
     if options.granularity:
-        settings["per_channel"] = [_GRANULARITIES[key] for key in options.granularity]
+        settings["per_channel"] = [
+            _GRANULARITIES[granularity] for granularity in options.granularity
+        ]
     try:
         return Space(**settings)
     except ConfigError as error:
@@ -261,24 +266,16 @@ def _in_options(message: str) -> str:
     return f"{_OPTIONS.get(setting, f'--{setting}')}{colon}{text}"
 
 
-def _check_files(options: Namespace) -> None:
-    """Check that outputs can be written, before a long search."""
-    if options.output is None:
-        return
-    # Called for its errors: the output would replace the input or its weights.
-    keeps_weights_beside(options.model, destination(options.model, options.output))
-
-
-def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str, str]]:
-    front = found.front
-    for each in found.candidates:
+def _rows(result: SearchResult) -> Iterator[tuple[str, str, str, str, str, str]]:
+    front = result.front
+    for candidate in result.candidates:
         yield (
-            each.name,
-            _score(each),
-            cell(each.runtime, "{:.2f}"),
-            _size(each),
-            f"{each.seconds:.1f}",
-            _remark(each, front),
+            candidate.name,
+            cell(candidate.score, "{:.2f}", "failed"),
+            cell(candidate.runtime, "{:.2f}"),
+            cell(candidate.bytes, "{:,}"),
+            f"{candidate.seconds:.1f}",
+            _remark(candidate, front),
         )
 
 
@@ -288,34 +285,26 @@ def _remark(candidate: Candidate, front: list[Candidate]) -> str:
     return "*" if candidate in front else ""
 
 
-def _left_out(found: SearchResult) -> Iterator[str]:
+def _left_out(result: SearchResult) -> Iterator[str]:
     """Yield the names of candidates that did not fit into the budget."""
-    if not found.left:
+    if not result.left:
         return
-    count = len(found.left)
+    count = len(result.left)
     shown = [
         f"{counted(count, 'candidate')} did not fit into --budget:",
-        *found.left[:_SHOWN],
+        *result.left[:_SHOWN],
     ]
     if count > _SHOWN:
         shown.append(f"and {count - _SHOWN} more")
     yield entry("left", shown)
 
 
-def _score(candidate: Candidate) -> str:
-    return cell(candidate.score, "{:.2f}", "failed")
-
-
-def _size(candidate: Candidate) -> str:
-    return cell(candidate.bytes, "{:,}")
-
-
-def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:
-    if found.reached or target is None:
+def _missed(result: SearchResult, target: float | None) -> AccuracyError | None:
+    if result.reached or target is None:
         return None
     # Does not round up to the bound that was missed.
-    score = decibels(found.best.score or 0.0, below=target)
+    score = decibels(result.best.score or 0.0, below=target)
     return AccuracyError(
-        f"the best candidate, {found.best.name}, has {score} dB: below --min-sqnr"
+        f"the best candidate, {result.best.name}, has {score} dB: below --min-sqnr"
         f" {target:g}",
     )

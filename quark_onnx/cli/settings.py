@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from calibrators import CALIBRATORS
@@ -338,16 +337,12 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     # A recipe is a base of its own, in place of --preset and --config.
     config = QConfig.of(config_base(options)) if base is None else base
     # None stands for options that were not given, or that the command lacks.
-    changes = {
-        key: value
-        for key, value in {
-            name: getattr(options, name, None) for name in _VALUES
-        }.items()
-        if value is not None
-    }
+    given = {name: getattr(options, name, None) for name in _VALUES}
+    changes = {name: value for name, value in given.items() if value is not None}
     # Every command with these options has all of them.
-    switched = filter(partial(getattr, options), SWITCHES)
-    changes |= {SWITCHES[name][0]: SWITCHES[name][1] for name in switched}
+    for name, (setting, value) in SWITCHES.items():
+        if getattr(options, name):
+            changes[setting] = value
     if options.tensor_calibrator:
         changes["tensors"] = (*config.tensors, *options.tensor_calibrator)
     if options.exclude:

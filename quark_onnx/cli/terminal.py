@@ -90,9 +90,9 @@ def _styled(text: str) -> Text:
     from rich.text import Text
 
     styled = Text()
-    for place, line in enumerate(text.split("\n")):
+    for index, line in enumerate(text.split("\n")):
         # A newline between the lines, none after the last.
-        styled.append_text(Text("\n" if place else ""))
+        styled.append_text(Text("\n" if index else ""))
         styled.append_text(_styled_line(line))
     return styled
 
@@ -123,10 +123,10 @@ def _table(table: Table) -> RichTable:
 
     header, *rows = table.rows
     drawn = RichTable(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
-    for place, title in enumerate(header):
-        cells = [row[place] for row in rows]
+    for index, title in enumerate(header):
+        cells = [row[index] for row in rows]
         # Numbers are aligned at the right; "-", "inf" and "failed" stand for numbers.
-        numeric = bool(cells) and all(map(_NUMBER.match, cells))
+        numeric = bool(cells) and all(_NUMBER.match(cell) for cell in cells)
         drawn.add_column(
             Text(printable(title)),
             justify="right" if numeric else "left",

@@ -30,7 +30,7 @@ def torch_side(name: str) -> Any:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read when torch is imported
     try:
         return import_module(name)
-    # Also of packages that the module imports, such as transformers.
+    # The missing package may be one that the module imports, such as transformers.
     except ImportError as error:
         raise MissingDependency(
             f"{error.name or error} is not installed; language models need it:"

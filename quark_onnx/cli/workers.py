@@ -56,8 +56,7 @@ def workers(number: int) -> Iterator[Executor | None]:
 def _start_worker(ended: connection.Connection) -> None:
     """Ignore Ctrl-C, which the parent process handles, and end with the parent.
 
-    Args:
-        ended: connection that reports an end of file when the parent needs no results any more.
+    An end of file on ``ended`` says that the parent needs no results any more.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A thread, because the worker itself is busy with onnxruntime; daemon, so that it never delays

@@ -28,8 +28,8 @@ def mirror(
 
     def names() -> list[str]:
         # Only now imported: a script that lists no names never loads the module.
-        found = vars(importlib.import_module(theirs))
-        return sorted(name for name in found if not name.startswith("_"))
+        attributes = vars(importlib.import_module(theirs))
+        return sorted(name for name in attributes if not name.startswith("_"))
 
     def get(name: str) -> Any:
         # ``from ... import *`` takes the names of the module alone, without this list.

@@ -25,10 +25,10 @@ def _like(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a function with the signature of the installed onnxruntime."""
 
-    def decorate(own: Callable[..., None]) -> Callable[..., None]:
+    def decorate(replacement: Callable[..., None]) -> Callable[..., None]:
         # help() and inspect then show the parameters of the installed version.
-        own.__signature__ = signature(function)  # type: ignore[attr-defined]
-        return own
+        replacement.__signature__ = signature(function)  # type: ignore[attr-defined]
+        return replacement
 
     return decorate
 

@@ -67,11 +67,8 @@ class QDQQuantizer(_Quantizer):
         # Positional arguments by the order of onnxruntime's parameters.
         given = dict(zip(_QDQ, arguments, strict=False)) | keywords
         model, ranges = given.pop("model"), given.pop("tensors_range", None)
-        super().__init__(
-            model,
-            _settings(given) | {"quant_format": QuantFormat.QDQ},
-            ranges,
-        )
+        settings = _settings(given) | {"quant_format": QuantFormat.QDQ}
+        super().__init__(model, settings, ranges)
 
 
 class ONNXQuantizer(_Quantizer):
@@ -80,10 +77,8 @@ class ONNXQuantizer(_Quantizer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_OPERATORS, arguments, strict=False)) | keywords
         # ``static`` follows from the mode, and from whether ranges are given.
-        mode, _ = (
-            given.pop("mode", QuantizationMode.QLinearOps),
-            given.pop("static", None),
-        )
+        given.pop("static", None)
+        mode = given.pop("mode", QuantizationMode.QLinearOps)
         model, ranges = given.pop("model"), given.pop("tensors_range", None)
         settings = _settings(given)
         if mode == QuantizationMode.IntegerOps:
@@ -98,9 +93,9 @@ class ONNXQuantizer(_Quantizer):
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """Translate arguments of a quantizer to arguments of a call."""
     settings = {
-        key: value
-        for key, value in given.items()
-        if key not in ("weight_qType", "activation_qType")
+        name: value
+        for name, value in given.items()
+        if name not in ("weight_qType", "activation_qType")
     }
     for name in ("weight", "activation"):
         settings[f"{name}_type"] = given.get(f"{name}_qType", QuantType.QInt8)

@@ -63,7 +63,9 @@ class MatMulNBitsQuantizer:
         if settings["algo_config"] is None:
             apart = ("nodes_to_exclude", "nodes_to_include", "algo_config")
             self.algo_config = _theirs.DefaultWeightOnlyQuantConfig(
-                **{key: value for key, value in settings.items() if key not in apart},
+                **{
+                    name: value for name, value in settings.items() if name not in apart
+                },
             )
         self._settings = settings
 
@@ -89,15 +91,13 @@ class MatMulNBitsQuantizer:
         overrides = tuple(
             TensorOverride(
                 node.input[1],
-                dtype=f"{'int' if weight.symmetric else 'uint'}{customized[node.name]['bits']}",
+                dtype=_dtype(customized[node.name]["bits"], weight.symmetric),
             )
             for node in nodes
             if node.name in customized and "bits" in customized[node.name]
         )
-        named, present = (
-            settings["nodes_to_include"] or (),
-            {node.name for node in nodes},
-        )
+        named = settings["nodes_to_include"] or ()
+        present = {node.name for node in nodes}
         # QConfig excludes nodes only: a list of included nodes excludes all the others.
         excluded = set(settings["nodes_to_exclude"] or ())
         # Sorted, as a set has a different order in each run.
@@ -132,22 +132,15 @@ def _weight(
     bits = getattr(algo, "bits", settings["bits"])
     block_size = getattr(algo, "block_size", settings["block_size"])
     symmetric = bool(getattr(algo, "is_symmetric", settings["is_symmetric"]))
+    dtype = _dtype(bits, symmetric)
     # One scale per output channel instead of blocks.
     if getattr(algo, "channel_wised_quantize", settings["channel_wised_quantize"]):
         return (
-            QuantizationSpec(
-                _dtype(bits, symmetric),
-                symmetric=symmetric,
-                per_channel=True,
-            ),
+            QuantizationSpec(dtype, symmetric=symmetric, per_channel=True),
             (),
             None,
         )
-    spec = QuantizationSpec(
-        _dtype(bits, symmetric),
-        symmetric=symmetric,
-        block_size=block_size,
-    )
+    spec = QuantizationSpec(dtype, symmetric=symmetric, block_size=block_size)
     if name in ("DEFAULT", "RTN", "k_quant"):
         # k_quant has a solver of its own in onnxruntime, which this package lacks.
         if name == "k_quant":
@@ -157,21 +150,15 @@ def _weight(
         return spec, (), None
     if name == "HQQ":
         # HQQ optimizes the zero points, which symmetric weights do not have.
-        return (
-            spec.with_(dtype=_dtype(bits, False), symmetric=False, solver="hqq"),
-            (),
-            None,
-        )
+        dtype = _dtype(bits, False)
+        return spec.with_(dtype=dtype, symmetric=False, solver="hqq"), (), None
     if name == "GPTQ":
         if algo.calibration_data_reader is None:
             raise CallError("GPTQ needs a calibration_data_reader")
-        return (
-            spec,
-            # percdamp: damping as a share of the mean diagonal of the Hessian; actorder: columns
-            # in the order of its diagonal.
-            (GPTQ(damping=algo.percdamp, act_order=bool(algo.actorder)),),
-            algo.calibration_data_reader,
-        )
+        # percdamp: damping as a share of the mean diagonal of the Hessian; actorder: columns in the
+        # order of its diagonal.
+        gptq = GPTQ(damping=algo.percdamp, act_order=bool(algo.actorder))
+        return spec, (gptq,), algo.calibration_data_reader
     raise CallError(
         f"the algorithm {name!r} is not known; known: DEFAULT, RTN, k_quant, HQQ, GPTQ",
     )

@@ -84,22 +84,13 @@ class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
 
         def write(output: str) -> None:
             if parameters["quark_config"] is not None:
-                quantize(
-                    model.model_path,
-                    reader,
-                    native_config(parameters, model.model_path),
-                    output,
-                )
+                settings = native_config(parameters, model.model_path)
+                quantize(model.model_path, reader, settings, output)
             else:
-                qnn = (
-                    self.accelerator_spec.execution_provider
-                    == ExecutionProvider.QNNExecutionProvider
-                )
+                provider = self.accelerator_spec.execution_provider
+                qnn = provider == ExecutionProvider.QNNExecutionProvider
                 arguments = static_arguments(
-                    parameters,
-                    model.model_path,
-                    reader,
-                    qnn=qnn,
+                    parameters, model.model_path, reader, qnn=qnn
                 )
                 quantize_static(**arguments, model_output=output)
 
@@ -121,11 +112,8 @@ class QuarkOnnxDynamicQuantization(OnnxDynamicQuantization):
 
         def write(output: str) -> None:
             if parameters["quark_config"] is not None:
-                quantize_dynamic(
-                    model.model_path,
-                    native_config(parameters, model.model_path),
-                    output,
-                )
+                settings = native_config(parameters, model.model_path)
+                quantize_dynamic(model.model_path, settings, output)
             else:
                 arguments = dynamic_arguments(parameters, model.model_path)
                 quantize_dynamic(**arguments, model_output=output)
@@ -205,10 +193,8 @@ def _reader(parameters: Mapping[str, Any], model: Any) -> Any:
     if not parameters.get("data_config"):
         return None
     # A dictionary, or a DataConfig already.
-    container = validate_config(
-        parameters["data_config"],
-        DataConfig,
-    ).to_data_container()
+    config = validate_config(parameters["data_config"], DataConfig)
+    container = config.to_data_container()
     return container.create_calibration_dataloader(
         model_path=model.model_path,
         io_config=model.io_config,
@@ -225,8 +211,6 @@ def _written(
 
     Args:
         model: the float model, whose file name is kept.
-        parameters: the parameters of the pass, with those for external data.
-        output: Olive's output path.
         write: writes the quantized model to a path.
     """
     path = resolve_onnx_path(output, Path(model.model_path).name)

@@ -16,7 +16,6 @@ import onnx
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.common.containers import differing
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.compat_onnxruntime import get_qdq_config
@@ -92,10 +91,8 @@ def static_arguments(
     }
     options = _extra_options(parameters, dynamic=False)
     quant_format = _member(QuantFormat, parameters, "quant_format")
-    if quant_format is not QuantFormat.QDQ or not parameters.get(
-        "prepare_qdq_config",
-        True,
-    ):
+    is_prepared = parameters.get("prepare_qdq_config", True)
+    if quant_format is not QuantFormat.QDQ or not is_prepared:
         reduce_range = bool(parameters.get("reduce_range"))
         static = {
             "calibration_data_reader": reader,
@@ -157,10 +154,13 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
         ConfigError: a setting is unknown.
     """
     config = QConfig.of(parameters["quark_config"])
-    for name, value in differing(parameters, _REPLACED).items():
-        logger.warning(
-            "parameter %s=%r has no effect: quark_config decides it", name, value
-        )
+    for name, usual in _REPLACED.items():
+        if name in parameters and parameters[name] != usual:
+            logger.warning(
+                "parameter %s=%r has no effect: quark_config decides it",
+                name,
+                parameters[name],
+            )
     types = parameters.get("op_types_to_quantize") or ()
     # Olive ignores op_types_to_exclude where op_types_to_quantize is given.
     excluded = () if types else _present(parameters.get("op_types_to_exclude"), model)
@@ -198,19 +198,17 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
         _layers(parameters, "specific_layer_config"),
         _layers(parameters, "layer_type_config"),
         exclude=parameters.get("exclude"),
-        algo_config=list(map(_algorithm, parameters.get("algo_config") or ())),
+        algo_config=[
+            _algorithm(settings) for settings in parameters.get("algo_config") or ()
+        ],
         extra_options=options,
     )
     # quant_mode and quant_format have no field in AMD's QConfig, and are set on the draft.
     draft = config.draft()
-    draft.dynamic = (
-        _choice(parameters, "quant_mode", ("static", "dynamic")) == "dynamic"
-    )
-    draft.form = (
-        "operators"
-        if _choice(parameters, "quant_format", ("QDQ", "QOperator")) == "QOperator"
-        else "qdq"
-    )
+    mode = _choice(parameters, "quant_mode", ("static", "dynamic"))
+    quant_format = _choice(parameters, "quant_format", ("QDQ", "QOperator"))
+    draft.dynamic = mode == "dynamic"
+    draft.form = "operators" if quant_format == "QOperator" else "qdq"
     return draft
 
 
@@ -285,28 +283,17 @@ def _choice(parameters: Parameters, name: str, choices: Sequence[str]) -> str:
 
 
 def _member(kind: Any, parameters: Parameters, name: str) -> Any:
-    """Return the member of an enumeration of onnxruntime.
-
-    Olive's default replaces a missing parameter.
-    """
-    return kind[
-        _choice(
-            # Empty texts count as missing, as None does.
-            {name: parameters.get(name) or _REPLACED[name]},
-            name,
-            list(kind.__members__),
-        )
-    ]
+    """Return the member of an enumeration of onnxruntime, by default Olive's."""
+    # Empty texts count as missing, as None does.
+    given = {name: parameters.get(name) or _REPLACED[name]}
+    return kind[_choice(given, name, list(kind.__members__))]
 
 
 def _type(parameters: Parameters, name: str) -> Any:
     """Return onnxruntime's type for a precision of Olive, an enumeration of strings."""
     value = parameters.get(name) or _REPLACED[name]
-    return QuantType[
-        _WEIGHT_TYPES[
-            _choice({name: getattr(value, "value", value)}, name, list(_WEIGHT_TYPES))
-        ]
-    ]
+    given = {name: getattr(value, "value", value)}
+    return QuantType[_WEIGHT_TYPES[_choice(given, name, list(_WEIGHT_TYPES))]]
 
 
 def _layer(given: Mapping[str, Any]) -> QLayerConfig:
@@ -330,9 +317,9 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Rewrite a tensor configuration in the form of QTensorConfig.to_dict."""
     if given is None:
         return None
-    known = ("symmetric", "data_type", *_ENUMERATIONS)
+    names = ("symmetric", "data_type", *_ENUMERATIONS)
     for name in given:
-        require_known(name, known, "a tensor configuration has no")
+        require_known(name, names, "a tensor configuration has no")
     # Text as ``QTensorConfig.from_dict`` reads it, such as "ScaleType.Float32".
     members = {
         name: f"{kind}.{given.get(name, default)}"
@@ -348,13 +335,13 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _layers(parameters: Parameters, name: str) -> dict[Any, list[str]]:
     """Return the names of layers by configuration."""
     layers: dict[Any, list[str]] = {}
-    for item in parameters.get(name) or ():
-        if not isinstance(item, list | tuple) or len(item) != 2:
+    for entry in parameters.get(name) or ():
+        if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise ConfigError(
-                f"{name} holds {item!r}; it must be a pair: a layer configuration and a"
+                f"{name} holds {entry!r}; it must be a pair: a layer configuration and a"
                 " list of names",
             )
-        config, names = item
+        config, names = entry
         layers[None if config is None else _layer(config)] = list(names)
     return layers
 

@@ -68,7 +68,7 @@ def generate_all_configs(search_space: SearchSpace) -> list[dict[str, Any]]:
 
 def _combinations(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # Every parent is tried with every group: a condition only saves trials.
-    names = [value for value in space if value not in _CONDITIONS]
+    names = [name for name in space if name not in _CONDITIONS]
     # The last name varies fastest, as in AMD's ``generate_all_configs``.
     for values in itertools.product(*(_values(space[name]) for name in names)):
         yield dict(zip(names, values, strict=True))
@@ -164,9 +164,7 @@ class AutoSearch:
         )
         self.auto_search_config = auto_search_config or AutoSearchConfig()
         self.data = choose_data(
-            model_input,
-            calibration_data_reader,
-            calibration_data_path,
+            model_input, calibration_data_reader, calibration_data_path
         )
         self.all_configs: list[QuantizationConfig] = []
         self.result: SearchResult | None = None
@@ -206,12 +204,8 @@ class AutoSearch:
         drafts = [config.draft() for config in self.all_configs]
         # The data is read by the search, and again by the quantization of the best candidate.
         data = _kept(self.data)
-        self.result, best = _search(
-            self.model_input,
-            drafts,
-            data,
-            _metric(settings.get("search_evaluator"), 1.0),
-        )
+        metric = _metric(settings.get("search_evaluator"), 1.0)
+        self.result, best = _search(self.model_input, drafts, data, metric)
         folder = Path(settings.get("search_output_dir") or ".")
         folder.mkdir(parents=True, exist_ok=True)
         path = str(folder / f"iter_{best}.onnx")
@@ -220,12 +214,8 @@ class AutoSearch:
         run(drafts[best], self.model_input, data, path)
         # AMD's number is a difference, which falls with accuracy.
         score = self.result.best.score
-        found = {
-            "config_index": best,
-            "difference": None if score is None else -score,
-            "model_path": path,
-        }
-        return [found]
+        difference = None if score is None else -score
+        return [{"config_index": best, "difference": difference, "model_path": path}]
 
 
 class AutoSearchPro:
@@ -240,7 +230,7 @@ class AutoSearchPro:
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        missing = [value for value in _NEEDED if value not in config]
+        missing = [name for name in _NEEDED if name not in config]
         if missing:
             raise ConfigError(f"the configuration of a search has no {missing[0]}")
         self.config = config
@@ -336,8 +326,8 @@ def _search(
     configs: list[Native] = [native(draft, model) for draft in drafts]
     # Empty lists: the search tries the given configurations, without variations of its own.
     space = {"presets": configs, "calibrators": [], "optimizers": []}
-    found = search(model, data, space=space, metric=metric, trials=trials)
-    return found, configs.index(found.best.config)
+    result = search(model, data, space=space, metric=metric, trials=trials)
+    return result, configs.index(result.best.config)
 
 
 def _metric(
@@ -383,17 +373,14 @@ def _changed(
 def _newer(values: Mapping[str, Any]) -> QConfig:
     """Return the configuration for a combination of a newer space."""
     # Names that are no part of a QConfig are extra options.
-    options = {key: value for key, value in values.items() if key not in _PARTS}
-    layer = specs.QLayerConfig(
-        input_tensors=_tensor(
-            values.get("activation", "Int8Spec"),
-            values.get("activation_params") or {},
-        ),
-        weight=_tensor(
-            values.get("weight", "Int8Spec"),
-            values.get("weight_params") or {},
-        ),
+    options = {name: value for name, value in values.items() if name not in _PARTS}
+    activation = _tensor(
+        values.get("activation", "Int8Spec"), values.get("activation_params") or {}
     )
+    weight = _tensor(
+        values.get("weight", "Int8Spec"), values.get("weight_params") or {}
+    )
+    layer = specs.QLayerConfig(input_tensors=activation, weight=weight)
     names = ["cle"] if values.get("cle_algo") else []
     # An entry of the space is a name, or a list of names.
     chosen = values.get("algorithms") or []

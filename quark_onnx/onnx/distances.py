@@ -170,10 +170,12 @@ def _only(index: int, outputs: Outputs) -> list[list[Any]]:
 def _pairs(expected: Outputs, found: Outputs) -> Iterator[tuple[Floats, Floats]]:
     """Yield the values of outputs by sample, in both models."""
     for wanted, given in zip(expected, found, strict=True):
-        for pair in zip(wanted, given, strict=True):
+        for reference, output in zip(wanted, given, strict=True):
             # float64, as sums of squares of float16 overflow at 65504.
-            first, second = (np.asarray(each, np.float64).ravel() for each in pair)
-            yield first, second
+            yield (
+                np.asarray(reference, np.float64).ravel(),
+                np.asarray(output, np.float64).ravel(),
+            )
 
 
 def _distribution(values: Floats) -> Floats:

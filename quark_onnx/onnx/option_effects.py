@@ -11,9 +11,6 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
-from quark_onnx.common.containers import (
-    differing,
-)
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require_one_of
@@ -123,10 +120,9 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
 
     def apply(draft: Draft, value: object) -> None:
         # The algorithms are copies that belong to the draft: presets stay unchanged.
-        for algorithm in [
-            algorithm for algorithm in draft.algorithms if isinstance(algorithm, kind)
-        ]:
-            setattr(algorithm, parameter, value)
+        for algorithm in draft.algorithms:
+            if isinstance(algorithm, kind):
+                setattr(algorithm, parameter, value)
 
     return apply
 
@@ -149,19 +145,19 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     {'input': (1, 3, 224, 224), 'mask': (1,)}
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, text.split(";")):
+    for entry in filter(None, text.split(";")):
         # The last colon: names of tensors may have colons, as "input:0" of TensorFlow.
-        name, colon, sizes = part.strip().rpartition(":")
+        name, colon, sizes = entry.strip().rpartition(":")
         try:
             shapes[name] = tuple(
                 int(size) for size in sizes.strip("[] ").split(",") if size.strip()
             )
         except ValueError as error:
             raise ConfigError(
-                f"{part!r} is no shape; write name:[1,3,224,224]",
+                f"{entry!r} is no shape; write name:[1,3,224,224]",
             ) from error
         if not colon or not name:
-            raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]")
+            raise ConfigError(f"{entry!r} is no shape; write name:[1,3,224,224]")
     return shapes
 
 
@@ -176,8 +172,8 @@ def input_shapes(
         model: the model with these inputs and outputs.
     """
     # AMD's scripts list shapes of outputs as well; shape inference finds them.
-    outputs = {value.name for value in load(model).graph.output}
-    return {key: value for key, value in shapes.items() if key not in outputs}
+    outputs = {output.name for output in load(model).graph.output}
+    return {name: shape for name, shape in shapes.items() if name not in outputs}
 
 
 def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
@@ -185,11 +181,8 @@ def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
     spec = draft.activation
     if spec is not None and isinstance(spec.calibrator, LayerwisePercentile):
         # The calibrator tries a geometric series between both ends, as many values as are given.
-        chosen = LayerwisePercentile(
-            min(candidates),
-            max(candidates),
-            max(len(candidates), 2),
-        )
+        count = max(len(candidates), 2)
+        chosen = LayerwisePercentile(min(candidates), max(candidates), count)
         draft.activation = spec.with_(calibrator=chosen)
 
 
@@ -251,15 +244,14 @@ def matmul_nbits(draft: Draft, wanted: object) -> None:
 
 def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
     """Set the parameters of block-wise weights, for UseMatMulNBits."""
-    known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
-    _check_parameters("MatMulNBitsParams", parameters, known)
+    names = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
+    _check_parameters("MatMulNBitsParams", parameters, names)
     # Without UseMatMulNBits the parameters describe an operator that is not written.
     if draft.form != "operators" or draft.weight is None:
         return
     algorithm = str(parameters.get("Algorithm", "DEFAULT")).upper()
-    symmetric = (
-        bool(parameters.get("Symmetric", True)) and algorithm != "HQQ"
-    )  # HQQ optimizes the zero points
+    # HQQ optimizes the zero points.
+    symmetric = bool(parameters.get("Symmetric", True)) and algorithm != "HQQ"
     bits = parameters.get("Bits", 4)
     draft.weight = QuantizationSpec(
         # Codes with a zero point are unsigned, as MatMulNBits stores them.
@@ -324,13 +316,13 @@ def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
     require_one_of("OptimAlgorithm", chosen, kinds)
     given = {
-        key: value for key, value in parameters.items() if key not in ["OptimAlgorithm"]
+        name: value for name, value in parameters.items() if name != "OptimAlgorithm"
     }
     _check_parameters("FastFinetune", given, names)
     # The flag include_fast_ft adds AdaRound, with its defaults; the parameters may choose AdaQuant.
-    for place, algorithm in enumerate(draft.algorithms):
+    for index, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AdaRoundConfig | AdaQuantConfig):
-            draft.algorithms[place] = kinds[chosen](
+            draft.algorithms[index] = kinds[chosen](
                 **{names[name]: value for name, value in given.items()},
             )
 
@@ -344,9 +336,9 @@ def auto_mixed(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names |= {"NoInputQDQShared": "no_input_qdq_shared"}
     _check_parameters("AutoMixprecision", parameters, names)
     # Without the flag include_auto_mp there is nothing to parametrize.
-    for place, algorithm in enumerate(draft.algorithms):
+    for index, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AutoMixprecisionConfig):
-            draft.algorithms[place] = AutoMixprecisionConfig(
+            draft.algorithms[index] = AutoMixprecisionConfig(
                 **{names[name]: value for name, value in parameters.items()},
             )
 
@@ -366,10 +358,13 @@ def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
     A warning names values that differ from AMD's defaults, which have no effect.
     """
     # Block size and element type belong to the format, which ``translation.dtype_of`` reads.
-    for name, value in differing(attributes, _BLOCK_DEFAULTS).items():
-        logger.warning(
-            "%s=%r has no effect here: blocks lie along the summed axis", name, value
-        )
+    for name, usual in _BLOCK_DEFAULTS.items():
+        if name in attributes and attributes[name] != usual:
+            logger.warning(
+                "%s=%r has no effect here: blocks lie along the summed axis",
+                name,
+                attributes[name],
+            )
 
 
 def float_results(draft: Draft, op_types: object) -> None:

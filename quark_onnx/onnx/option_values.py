@@ -69,11 +69,13 @@ def _is_names(value: object) -> bool:
     # A single name need not be put into a list.
     if isinstance(value, str):
         return True
-    return _list_of(value, lambda each: isinstance(each, str))
+    return _list_of(value, lambda name: isinstance(name, str))
 
 
 def _list_of(value: object, holds: Callable[[object], bool]) -> bool:
-    return _is_list(value) and all(map(holds, cast("Collection[object]", value)))
+    if not _is_list(value):
+        return False
+    return all(holds(item) for item in cast("Collection[object]", value))
 
 
 def _is_dictionary(value: object) -> bool:
@@ -87,7 +89,7 @@ def _is_lists_by_name(
     return (
         isinstance(value, Mapping)
         and all(isinstance(name, str) for name in value)
-        and all(map(holds, value.values()))
+        and all(holds(item) for item in value.values())
     )
 
 
@@ -141,7 +143,9 @@ NUMBERS = Kind(
 PARAMETERS = Kind(_is_dictionary, "a dictionary by parameter names")
 BY_TENSOR = Kind(_is_dictionary, "a dictionary by tensor names")
 TENSORS_BY_TYPE = Kind(
-    lambda value: isinstance(value, Mapping) and all(map(_is_names, value.values())),
+    lambda value: (
+        isinstance(value, Mapping) and all(_is_names(names) for names in value.values())
+    ),
     "a dictionary by types, with lists of tensor names",
 )
 SHAPES = Kind(

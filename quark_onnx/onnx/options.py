@@ -41,7 +41,7 @@ class Option:
         text: the effect, the reason why it is not needed, or the alternative.
         harmless: values that agree with the actual behaviour.
         apply: function that changes the draft; None without an effect.
-        kind: accepted values of an option with an effect; None, as well, which means not set.
+        kind: accepted values of an option with an effect, besides None, which means not set.
     """
 
     name: str
@@ -76,7 +76,7 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
         elif row.apply is not None and row.kind is not None:
             _apply(row.apply, row.kind, draft, name, value)
         # Identity first: a comparison of arrays is no boolean.
-        elif any(value is each or value == each for each in row.harmless):
+        elif any(value is usual or value == usual for usual in row.harmless):
             logger.debug("extra option %s asks for what happens anyway", name)
         elif row.support == "refused":
             raise ConfigError(
@@ -708,4 +708,4 @@ ROWS: tuple[Option, ...] = (
 )
 
 #: The rows by name.
-TABLE: dict[str, Option] = {value.name: value for value in ROWS}
+TABLE: dict[str, Option] = {row.name: row for row in ROWS}

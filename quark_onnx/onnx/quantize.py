@@ -45,7 +45,7 @@ def quantize_static(
         QuarkError: the model, the data or a setting is wrong; no file is written.
     """
     # Arguments of the function are the fields of the older configuration, one to one.
-    config = QuantizationConfig(**_known("quantize_static", settings))
+    config = QuantizationConfig(**_renamed("quantize_static", settings))
     data = choose_data(model_input, calibration_data_reader, calibration_data_path)
     result = run(config.draft(), model_input, data, model_output)
     return handed_back(result, model_output)
@@ -70,29 +70,25 @@ def quantize_dynamic(
         QuarkError: the model or a setting is wrong; no file is written.
     """
     # No data: scales of activations are computed by each run.
-    known = _known("quantize_dynamic", settings)
-    config = QuantizationConfig(**{**known, "use_dynamic_quant": True})
+    fields_by_name = _renamed("quantize_dynamic", settings)
+    config = QuantizationConfig(**{**fields_by_name, "use_dynamic_quant": True})
     result = run(config.draft(), model_input, None, model_output)
     return handed_back(result, model_output)
 
 
-def _known(function: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _renamed(function: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Rename settings with older names.
-
-    Args:
-        function: name of the called function, for the message.
-        settings: its keyword arguments.
 
     Raises:
         ConfigError: an argument is unknown.
     """
-    known = [field.name for field in fields(QuantizationConfig)]
+    names = [field.name for field in fields(QuantizationConfig)]
     result: dict[str, Any] = {}
     for name, value in settings.items():
-        today = _OLDER.get(name, name)
-        if today not in known:
+        current = _OLDER.get(name, name)
+        if current not in names:
             raise ConfigError(
-                f"{function} has no argument {name!r}{nearest(name, [*known, *_OLDER])}",
+                f"{function} has no argument {name!r}{nearest(name, [*names, *_OLDER])}",
             )
-        result[today] = value
+        result[current] = value
     return result

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +80,10 @@ def run(
     model = _converted(draft, model)
     config = native(draft, model)
     # Weights alone need no data, unless an optimizer or a search reads some.
-    if config.measures or config.rereads or config.search:
-        samples = _data(draft, data)
-    else:
-        samples = None
+    needs_data = config.measures or config.rereads or config.search
+    samples = _data(draft, data) if needs_data else None
     return quantize(
-        model,
-        samples,
-        config,
-        output,
-        external=draft.external,
-        resume=draft.resume,
+        model, samples, config, output, external=draft.external, resume=draft.resume
     )
 
 
@@ -108,12 +100,11 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     if draft.dynamic:
         config = QConfig.of("DYNAMIC")
     else:
-        # The preset brings what AMD has no setting for; all that AMD has is set below.
-        config = QConfig.of("XINT8" if _pow2(draft) else "A8W8")
+        # The preset has the settings that AMD Quark lacks; all others are set below.
+        config = QConfig.of("XINT8" if has_powers_of_two(draft.activation) else "A8W8")
     # The sort is stable; AMD Quark ignores the order of algo_config.
     algorithms = sorted(
-        draft.algorithms,
-        key=lambda algorithm: _ORDER.index(algorithm.name),
+        draft.algorithms, key=lambda algorithm: _ORDER.index(algorithm.name)
     )
     config = config.with_(
         # Runtime scales have one format, that of DynamicQuantizeLinear.
@@ -134,27 +125,21 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         optimizers=names.optimizers(algorithms),
         equalize=False,  # AMD Quark equalizes where include_cle says so
     )
-    # Last what stays float: for AMD Quark, no configuration of a layer quantizes it.
-    overrides = sorted(
-        [
-            override
-            for override in map(names.known_override, draft.overrides)
-            if override is not None
-        ],
-        key=attrgetter("keep"),
-    )
+    matching_overrides = [
+        names.known_override(override) for override in draft.overrides
+    ]
+    overrides = [override for override in matching_overrides if override is not None]
+    # Overrides that keep nodes float come last: for AMD Quark, no configuration of a layer
+    # quantizes such nodes.
+    overrides.sort(key=lambda override: override.keep)
+    singles = translation.single_names(draft.exclude)
+    patterns = [translation.pattern(name) for name in singles]
+    overrides += [Override(name, keep=True) for name in names.known(patterns)]
+    pairs = translation.pairs_of_ends(draft.exclude)
+    subgraphs = [names.known_ends(ends) for ends in pairs]
     overrides += [
-        Override(each, keep=True)
-        for each in names.known(
-            map(translation.pattern, translation.single_names(draft.exclude))
-        )
+        Override(between=ends, keep=True) for ends in subgraphs if ends is not None
     ]
-    subgraphs = [
-        end
-        for end in map(names.known_ends, translation.pairs_of_ends(draft.exclude))
-        if end is not None
-    ]
-    overrides += [Override(between=ends, keep=True) for ends in subgraphs]
     outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
     if draft.constant_matmul:
         outside += names.variable_products()
@@ -183,17 +168,16 @@ class _Names:
     def known(self, patterns: Iterable[str]) -> tuple[str, ...]:
         """Return the patterns with a matching node; warn otherwise."""
         return tuple(
-            each
-            for each in patterns
+            name
+            for name in patterns
             if self._warned(
-                each,
-                matching(self.graph, Override(each, keep=True), strict=False),
+                name, matching(self.graph, Override(name, keep=True), strict=False)
             )
         )
 
     def optimizers(self, algorithms: Sequence[AlgoConfig]) -> tuple[Any, ...]:
         """Translate algorithms into optimizers, with existing node names alone."""
-        found = list[Any]()
+        optimizers = list[Any]()
         for algorithm in algorithms:
             # None for an analysis that changes nothing, see AutoMixprecisionConfig.
             optimizer = algorithm.native()
@@ -203,8 +187,8 @@ class _Names:
                 exclude = self.known(optimizer.exclude)
                 optimizer = replace(optimizer, nodes=nodes, exclude=exclude)
             if optimizer is not None:
-                found.append(optimizer)
-        return tuple(found)
+                optimizers.append(optimizer)
+        return tuple(optimizers)
 
     def known_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes to quantize that are in the model.
@@ -215,13 +199,13 @@ class _Names:
         # An empty list means all nodes, for which the graph need not be read.
         if not nodes:
             return ()
-        found = known_nodes(self.graph, nodes, "nodes_to_quantize")
-        if not found:
+        existing = known_nodes(self.graph, nodes, "nodes_to_quantize")
+        if not existing:
             raise ConfigError(
                 f"nodes_to_quantize is {list(nodes)}: nothing would be quantized, as"
                 " the model has no such node",
             )
-        return found
+        return existing
 
     def known_types(self, op_types: Sequence[str], setting: str) -> tuple[str, ...]:
         """Return the operator types that are in the model and have a rule.
@@ -237,7 +221,7 @@ class _Names:
             return ()
         # Bodies of If, Loop and Scan count, as their nodes are quantized, too.
         in_model = kinds_of(every_node(self.graph))
-        found = tuple(sorted(ruled_kinds(op_types) & in_model))
+        existing = tuple(sorted(ruled_kinds(op_types) & in_model))
         for op_type in op_types:
             if ruled_kinds([op_type]).isdisjoint(in_model):
                 logger.warning(
@@ -245,12 +229,12 @@ class _Names:
                     setting,
                     op_type,
                 )
-        if not found:
+        if not existing:
             raise ConfigError(
                 f"{setting} is {list(op_types)}: nothing would be quantized, as the"
                 " model has no such operator, or there is no rule for it",
             )
-        return found
+        return existing
 
     def known_override(self, override: Override) -> Override | None:
         """Return the matching part of an override; None without a match."""
@@ -263,18 +247,13 @@ class _Names:
         nodes = self.known(override.nodes)
         kinds = kinds_of(self.graph.nodes)
         op_types = tuple(
-            each for each in override.op_types if self._warned(each, each in kinds)
+            op_type
+            for op_type in override.op_types
+            if self._warned(op_type, op_type in kinds)
         )
         if not nodes and not op_types:
             return None
-        return Override(
-            nodes,
-            op_types,
-            (),
-            override.keep,
-            override.activation,
-            override.weight,
-        )
+        return replace(override, nodes=nodes, op_types=op_types)
 
     def known_ends(
         self,
@@ -284,7 +263,7 @@ class _Names:
         # AMD's ends are nodes; tensors are accepted, too.
         names = self._tensors() | {node.name for node in self.graph.nodes}
         starts, stops = (
-            tuple(each for each in end if self._warned(each, each in names))
+            tuple(name for name in end if self._warned(name, name in names))
             for end in ends
         )
         between = Override(between=(starts, stops), keep=True)
@@ -296,9 +275,9 @@ class _Names:
 
     def _tensors(self) -> set[str]:
         """Return the names of all tensors that nodes read or compute."""
-        read = [value for node in self.graph.nodes for value in node.inputs]
-        computed = [output for node in self.graph.nodes for output in node.outputs]
-        return {*read, *computed}
+        return {
+            name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)
+        }
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
         """Return overrides of existing tensors, and overrides for float results."""
@@ -308,21 +287,16 @@ class _Names:
         # The model need not be read.
         if not draft.tensors and not draft.float_nodes:
             return tuple(everywhere)
-        known = self._tensors()
+        names = self._tensors()
         given = {
-            name: each
-            for name, each in draft.tensors.items()
-            if self._warned(name, name in known, known)
+            name: settings
+            for name, settings in draft.tensors.items()
+            if self._warned(name, name in names, names)
         }
-        found = tensor_overrides(
-            self.graph,
-            given,
-            partial(translation.dtype_of, options=draft.options),
-        )
+        formats = partial(translation.dtype_of, options=draft.options)
+        overrides = tensor_overrides(self.graph, given, formats)
         silent = known_nodes(
-            self.graph,
-            draft.float_nodes,
-            "NodesToExcludeOutputQuantization",
+            self.graph, draft.float_nodes, "NodesToExcludeOutputQuantization"
         )
         # ``results`` leaves out omitted optional outputs.
         results = [
@@ -332,26 +306,26 @@ class _Names:
             for result in node.results
         ]
         if results:
-            found.append(TensorOverride(results, keep=True))
-        return (*everywhere, *found)
+            overrides.append(TensorOverride(results, keep=True))
+        return (*everywhere, *overrides)
 
     def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
         """Return the nodes before the input nodes and after the output nodes."""
         # A dictionary as an ordered set: the order of the nodes reaches the configuration.
-        found: dict[Node, None] = {}
+        nodes: dict[Node, None] = {}
         if inputs:
             starts = self._nodes(inputs, "input_nodes")
-            found |= _beyond(starts, self.graph.leaders)
+            nodes |= _beyond(starts, self.graph.leaders)
         if outputs:
-            found |= _beyond(self._nodes(outputs, "output_nodes"), self.graph.followers)
-        return [value.name for value in found]
+            nodes |= _beyond(self._nodes(outputs, "output_nodes"), self.graph.followers)
+        return [node.name for node in nodes]
 
     def variable_products(self) -> list[str]:
         """Return the MatMul nodes without a constant factor."""
         return [
             node.name
             for node in self.graph.nodes_of_type({"MatMul"})
-            if not any(map(self.graph.is_constant, node.inputs))
+            if not any(self.graph.is_constant(name) for name in node.inputs)
         ]
 
     def _nodes(self, names: Sequence[str], setting: str) -> list[Node]:
@@ -390,11 +364,7 @@ def _beyond(
     step: Callable[[Node], Iterable[Node]],
 ) -> dict[Node, None]:
     """Return the nodes that steps reach from given nodes, without the given nodes."""
-    return {key: value for key, value in reach(nodes, step).items() if key not in nodes}
-
-
-def _pow2(draft: Draft) -> bool:
-    return has_powers_of_two(draft.activation)
+    return dict.fromkeys(node for node in reach(nodes, step) if node not in nodes)
 
 
 def _converted(draft: Draft, model: Any) -> Any:

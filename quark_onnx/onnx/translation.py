@@ -81,7 +81,7 @@ def single_names(selected: Sequence[Any]) -> list[str]:
     Args:
         selected: the selection.
     """
-    return [value for value in selected if isinstance(value, str)]
+    return [entry for entry in selected if isinstance(entry, str)]
 
 
 def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
@@ -96,20 +96,20 @@ def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence
         ConfigError: an entry is neither a name nor a pair.
     """
     pairs: list[tuple[Sequence[str], Sequence[str]]] = []
-    for each in selected:
-        if isinstance(each, str):
+    for entry in selected:
+        if isinstance(entry, str):
             continue
         # Both forms occur: pairs next to names, and a list of pairs.
-        if isinstance(each, list) and all(isinstance(inner, tuple) for inner in each):
-            pairs += pairs_of_ends(each)
+        if isinstance(entry, list) and all(isinstance(inner, tuple) for inner in entry):
+            pairs += pairs_of_ends(entry)
             continue
-        if not isinstance(each, tuple | list) or len(each) != 2:
+        if not isinstance(entry, tuple | list) or len(entry) != 2:
             raise ConfigError(
-                f"{each!r} selects no nodes; it must be a name or a pair ([start nodes],"
+                f"{entry!r} selects no nodes; it must be a name or a pair ([start nodes],"
                 " [end nodes])",
             )
         # A single node need not be put into a list.
-        starts, ends = ([end] if isinstance(end, str) else list(end) for end in each)
+        starts, ends = ([end] if isinstance(end, str) else list(end) for end in entry)
         pairs.append((starts, ends))
     return pairs
 
@@ -171,11 +171,8 @@ def dtype_of(kind: object, options: Mapping[str, Any]) -> str:
             return "bfp16"
         return _chosen(_MICROEXPONENTS, attributes.get("bit_width", 16), "bit_width")
     if name == "QMX":
-        return _chosen(
-            _ELEMENTS,
-            options.get("MXAttributes", {}).get("element_dtype", "int8"),
-            "element_dtype",
-        )
+        element = options.get("MXAttributes", {}).get("element_dtype", "int8")
+        return _chosen(_ELEMENTS, element, "element_dtype")
     if name not in _TYPES:
         raise ConfigError(
             f"quantization type {name!r} is"

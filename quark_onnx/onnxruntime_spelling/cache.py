@@ -74,9 +74,9 @@ def _load(path: str | Path) -> tuple[bool, object, dict[str, tuple[float, float]
         with np.errstate(over="ignore"):
             data = load_tensors_data(path)
         ranges = {}
-        for tensor, found in data.items():
+        for tensor, tensor_data in data.items():
             # Scalars, or an array per channel: the override is per tensor.
-            low, high = found.range_value
+            low, high = tensor_data.range_value
             ranges[str(tensor)] = (float(np.min(low)), float(np.max(high)))
     except (
         AttributeError,
@@ -140,7 +140,7 @@ def write_cache(
 
     # Scales and zero points are initializers; dynamic ones have no range to store.
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    found: dict[str, TensorData] = {}
+    ranges: dict[str, TensorData] = {}
     for node in model.graph.node:
         if (
             node.op_type != "QuantizeLinear"
@@ -154,21 +154,16 @@ def write_cache(
         zero = _zero_point(node, constants)
         # float8 has no integer codes, and per-channel scales are those of weights.
         if scale.size == 1 and zero is not None and zero.dtype.kind in "iu":
-            ends = np.array(
-                [np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max],
-                np.float64,
-            )
+            codes = np.iinfo(zero.dtype)
+            ends = np.array([codes.min, codes.max], np.float64)
             # The cache of onnxruntime holds ranges: the values of the least and of the greatest
             # code.
-            low, high = ((ends - zero.astype(np.float64).item()) * scale.item()).astype(
-                np.float32,
-            )
-            found[node.input[0].removesuffix(_INPUT)] = TensorData(
-                lowest=low,
-                highest=high,
-            )
+            values = (ends - zero.astype(np.float64).item()) * scale.item()
+            low, high = values.astype(np.float32)
+            name = node.input[0].removesuffix(_INPUT)
+            ranges[name] = TensorData(lowest=low, highest=high)
     save_tensors_data(
-        TensorsData(CalibrationMethod[name_of(method)], found),
+        TensorsData(CalibrationMethod[name_of(method)], ranges),
         path,
         smooth_quant=smooth,
     )

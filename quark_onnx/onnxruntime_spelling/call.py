@@ -75,12 +75,10 @@ def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     # The second positional argument is this package's configuration, which may be a YAML file, or
     # onnxruntime's output path.
     second = positional[1] if len(positional) > 1 else None
-    written = isinstance(second, str | Path) and Path(second).suffix.lower() not in (
-        "",
-        ".yaml",
-        ".yml",
-    )
-    return written or any(name in _DYNAMIC.parameters for name in keywords)
+    suffix = Path(second).suffix.lower() if isinstance(second, str | Path) else ""
+    if suffix not in ("", ".yaml", ".yml"):
+        return True
+    return any(name in _DYNAMIC.parameters for name in keywords)
 
 
 def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
@@ -110,14 +108,8 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
         symmetric=False,
         calibrator=calibrator_for(a["calibrate_method"], options),
     )
-    request = Request(
-        a,
-        options,
-        False,
-        activation,
-        _weight(a),
-        data=a["calibration_data_reader"],
-    )
+    data = a["calibration_data_reader"]
+    request = Request(a, options, False, activation, _weight(a), data=data)
     # onnxruntime quantizes bodies only with EnableSubgraph, and accepts models that have Q/DQ
     # pairs.
     request.changes |= {"form": form, "bodies": False, "keep_existing": True}
@@ -126,9 +118,11 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
     # Before the options: a later override for a tensor takes precedence over an earlier one.
     cached = read_cache(request)
     apply(request)
-    # After the options, whose WeightSymmetric would ask for zero points.
+    # After the options, whose WeightSymmetric would ask for zero points. Kernels read one zero
+    # point for all channels, so that onnxruntime's quantizer ignores the option, too.
     if request.weight.per_channel:
-        request.weight = _same_zero_points(request.weight)
+        narrow = request.weight.dtype.name in NARROW
+        request.weight = request.weight.with_(symmetric=True, narrow=narrow)
     # With a cache the ranges are known, and no reader is needed.
     if request.data is None and a["calibration_cache_path"] is not None and not cached:
         raise CallError(
@@ -155,13 +149,8 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     a = _bound("quantize_dynamic", _DYNAMIC, positional, keywords)
     dynamic = QConfig.of("DYNAMIC")
     assert dynamic.activation is not None
-    request = Request(
-        a,
-        _options(a["extra_options"]),
-        True,
-        dynamic.activation,
-        _weight(a),
-    )
+    options = _options(a["extra_options"])
+    request = Request(a, options, True, dynamic.activation, _weight(a))
     request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
     if request.weight.dtype.bits == INT8.bits:
         # all later nodes read a row, and no sum averages its errors out; a row on one side
@@ -186,7 +175,15 @@ def _call(request: Request, cache: Path | None = None) -> Call:
         exclude=tuple(dict.fromkeys(exclude)),
         **changes,
     )
-    external = _bool(a, "use_external_data_format")
+    external = a["use_external_data_format"]
+    # A path in the place of a flag is a shifted positional argument.
+    require(
+        isinstance(external, bool),
+        "use_external_data_format",
+        external,
+        "True or False",
+        CallError,
+    )
     return Call(
         a["model_input"],
         request.data,
@@ -231,8 +228,8 @@ def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
     """
     weight_type = format_of(a["weight_type"])
     symmetric = not weight_type.startswith("u")
-    # onnxruntime's scale for 4 bits spans half a code more than there is, which clips the
-    # greatest weights and rounds the others less; the search finds the best such scale
+    # onnxruntime's scale for 4 bits spans half a code more than the grid has. It clips the greatest
+    # weights and rounds the others less. The search finds the best such scale.
     few = weight_type.endswith("int4")
     return QuantizationSpec(
         weight_type,
@@ -242,14 +239,6 @@ def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
         per_channel=flag(a["per_channel"], "per_channel"),
         reduce_range=flag(a["reduce_range"], "reduce_range"),
     )
-
-
-def _same_zero_points(weight: QuantizationSpec) -> QuantizationSpec:
-    """Return a per-channel weight's spec with symmetric codes, whatever was asked for.
-
-    onnxruntime's quantizer does so, too, because kernels read one zero point for all channels.
-    """
-    return weight.with_(symmetric=True, narrow=weight.dtype.name in NARROW)
 
 
 def _form(value: Any) -> str:
@@ -301,13 +290,6 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
             "calibrate_method Distribution is for float8; ranges of integers are"
             " measured as with MinMax",
         )
-
-
-def _bool(a: Mapping[str, Any], argument: str) -> bool:
-    value = a[argument]
-    # A path in the place of a flag is a shifted positional argument.
-    require(isinstance(value, bool), argument, value, "True or False", CallError)
-    return bool(value)
 
 
 def _signature(  # noqa: PLR0913

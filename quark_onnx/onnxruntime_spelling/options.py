@@ -150,12 +150,11 @@ def const_b_only(request: Request, value: object) -> None:
         return
     if only:
         # A factor that is computed has no stored codes.
-        products = [
-            node
+        request.exclude += [
+            node.name
             for node in request.nodes_of("MatMul")
             if not request.graph.is_constant(node.input(1))
         ]
-        request.exclude += [product.name for product in products]
 
 
 def float_results(request: Request, value: Iterable[str] | None) -> None:
@@ -177,10 +176,8 @@ def dedicated(request: Request, value: object) -> None:
 
 def keep_clipping(request: Request, value: object) -> None:
     """Keep Relu and Clip."""
-    request.changes["clipping"] = not flag(
-        value,
-        "extra option QDQKeepRemovableActivations",
-    )
+    keep = flag(value, "extra option QDQKeepRemovableActivations")
+    request.changes["clipping"] = not keep
 
 
 def keep_weight_scales(request: Request, value: object) -> None:

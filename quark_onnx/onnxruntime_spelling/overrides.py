@@ -51,13 +51,13 @@ def tensor_overrides(
             " by tensor names",
         )
     # onnxruntime raises for an unknown tensor, too.
-    known = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
-    found = list[TensorOverride]()
+    names = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)}
+    overrides = list[TensorOverride]()
     for tensor, given in value.items():
-        if tensor not in known:
+        if tensor not in names:
             raise CallError(
                 f"TensorQuantOverrides: tensor {tensor!r} is not present in the"
-                f" model{nearest(str(tensor), known)}",
+                f" model{nearest(str(tensor), names)}",
             )
         # The scale of a bias has to be the product of both others, so that sums can be added as
         # integers.
@@ -79,8 +79,8 @@ def tensor_overrides(
             channels = list(given or ())
         if channels:
             _check(graph, tensor, channels)
-            found += _overrides(graph, tensor, channels, formats)
-    return found
+            overrides += _overrides(graph, tensor, channels, formats)
+    return overrides
 
 
 def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
@@ -96,9 +96,9 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
                 f"Must provide both 'scale' and 'zero_point', or none of them: {where}",
             )
         clash = [
-            value
-            for value in ("symmetric", "reduce_range", "rmin", "rmax")
-            if value in channel
+            key
+            for key in ("symmetric", "reduce_range", "rmin", "rmax")
+            if key in channel
         ]
         if clash and "scale" in channel:
             raise CallError(
@@ -106,20 +106,20 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
                 " 'zero_point'",
             )
     # Settings that all channels share are read from the first.
-    first = channels[0]
+    shared = channels[0]
     constant = graph.is_constant(tensor)
     contradictions = (
         (
-            len(channels) > 1 and "axis" not in first,
+            len(channels) > 1 and "axis" not in shared,
             f"{where} has {len(channels)} channels, and no 'axis' in the first of them",
         ),
         (
-            "reduce_range" in first and not constant,
+            "reduce_range" in shared and not constant,
             f"{where}: option 'reduce_range' is for initializers, and this is an"
             " activation",
         ),
         (
-            "convert" in first and constant,
+            "convert" in shared and constant,
             f"{where}: option 'convert' is for activations, and this is an initializer",
         ),
     )
@@ -138,25 +138,22 @@ def _overrides(
     channels: Sequence[Mapping[str, Any]],
     formats: Formats,
 ) -> list[TensorOverride]:
-    first = channels[0]
-    found = [TensorOverride(tensor, **_settings(tensor, channels, formats))]
-    if "convert" in first:
-        converted = dict(first["convert"])
+    shared = channels[0]
+    overrides = [TensorOverride(tensor, **_settings(tensor, channels, formats))]
+    if "convert" in shared:
+        converted = dict(shared["convert"])
         # Without recv_nodes, every reader gets the converted tensor.
         readers = converted.pop("recv_nodes", None)
         if readers:
             # onnxruntime's recv_nodes is a set.
-            named = sorted(readers)
+            names = sorted(readers)
         else:
-            named = [consumer.name for consumer in graph.consumers(tensor)]
+            names = [consumer.name for consumer in graph.consumers(tensor)]
         _check(graph, tensor, [converted])
-        if named:
-            found.append(
-                TensorOverride(
-                    tensor, named, **_settings(tensor, [converted], formats)
-                ),
-            )
-    return found
+        if names:
+            settings = _settings(tensor, [converted], formats)
+            overrides.append(TensorOverride(tensor, names, **settings))
+    return overrides
 
 
 def _settings(
@@ -165,15 +162,16 @@ def _settings(
     formats: Formats,
 ) -> dict[str, Any]:
     """Return the arguments of a TensorOverride."""
-    first, settings = channels[0], dict[str, Any]()
-    if "quant_type" in first:
-        settings["dtype"] = formats(first["quant_type"])
-    if "axis" in first:
-        settings["axis"] = first["axis"]
-        if "scale" not in first:
+    shared, settings = channels[0], dict[str, Any]()
+    if "quant_type" in shared:
+        settings["dtype"] = formats(shared["quant_type"])
+    if "axis" in shared:
+        settings["axis"] = shared["axis"]
+        if "scale" not in shared:
             settings["symmetric"] = True  # as in onnxruntime for channels
-    for key in [value for value in ("symmetric", "reduce_range") if value in first]:
-        settings[key] = flag(first[key], f"{key} of {tensor!r}")
+    for key in ("symmetric", "reduce_range"):
+        if key in shared:
+            settings[key] = flag(shared[key], f"{key} of {tensor!r}")
     for key, name in (
         ("scale", "scale"),
         ("zero_point", "zero_point"),

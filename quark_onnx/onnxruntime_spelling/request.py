@@ -98,10 +98,9 @@ def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
     if value is None:
         return ()
     # A bare string would be a list of its letters.
-    names = isinstance(value, list | tuple | set | frozenset) and len(value) == len(
-        [item for item in value if isinstance(item, str)]
-    )
-    require(names, argument, value, "a list of names", CallError)
+    is_list = isinstance(value, list | tuple | set | frozenset)
+    is_names = is_list and all(isinstance(name, str) for name in value)
+    require(is_names, argument, value, "a list of names", CallError)
     return tuple(value)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quark_onnx.common.containers import among, excluding
 from quark_onnx.common.errors import nearest
 from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
@@ -73,9 +72,9 @@ def choose(request: Request) -> None:
         # Sorted, as a set of strings has another order in each process.
         request.changes["op_types"] = tuple(sorted(ruled_kinds(DEFAULT_TYPES)))
     if nodes:
-        known = known_nodes(request.graph, nodes, "nodes_to_quantize")
-        if known:
-            request.changes |= {"nodes": known, "safe": False}
+        existing = known_nodes(request.graph, nodes, "nodes_to_quantize")
+        if existing:
+            request.changes |= {"nodes": existing, "safe": False}
         else:
             # An empty list of nodes would mean all nodes: nothing is written as an exclusion of
             # all.
@@ -92,12 +91,15 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
     ruled = present.intersection(RULES)
     # A kind is an operator with its domain, as "com.microsoft::Gelu"; scripts give the operator
     # alone.
-    without_rule = excluding(types, {kind.rpartition("::")[2] for kind in kinds})
-    carried = among(without_rule, {node.op_type for node in nodes})
-    if carried:
+    with_rule = {kind.rpartition("::")[2] for kind in kinds}
+    in_model = {node.op_type for node in nodes}
+    without_rule = [
+        op_type for op_type in types if op_type in in_model and op_type not in with_rule
+    ]
+    if without_rule:
         logger.warning(
             "op_types_to_quantize: there is no rule for %s, which stays float",
-            ", ".join(carried),
+            ", ".join(without_rule),
         )
     if not kinds & present:
         logger.warning(
@@ -151,11 +153,12 @@ def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str,
         argument: name of the argument in the warning.
     """
     present = {node.name for node in every_node(graph)}
-    for name in [value for value in given if value not in present]:
-        logger.warning(
-            "%s: no node of the model is called %r%s",
-            argument,
-            name,
-            nearest(name, present),
-        )
-    return tuple([value for value in given if value in present])
+    for name in given:
+        if name not in present:
+            logger.warning(
+                "%s: no node of the model is called %r%s",
+                argument,
+                name,
+                nearest(name, present),
+            )
+    return tuple(name for name in given if name in present)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -122,10 +122,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             unfuse_experts(model)
             self._sources = Sources(Reader(_folder_of(checkpoint_files, model)), model)
             self._layers = quantized_layers(
-                model,
-                self._config,
-                self._layout,
-                self._sources,
+                model, self._config, self._layout, self._sources
             )
         stacks = instances(model, UNFUSED)
         self._stacked = {name: fused[name] for name in stacks}
@@ -137,10 +134,12 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         for name, waiting in self._waiting.items():
             # transformers distributes what it sees over devices: the stand-in, not the float layer
             set_module(model, name, waiting)
-        # the tensors of the removed layers would be reported as unexpected
-        known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        # The tensors of the removed layers would be reported as unexpected. Files of a base model
+        # have no "model." in front of names, so that any prefix matches.
+        ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        removed = {rf"(^|\.){re.escape(name)}\." for name in self._waiting}
         model._keys_to_ignore_on_load_unexpected = _Patterns(
-            {*known, *_patterns(self._waiting), _OF_ATTENTION},
+            {*ignored, *removed, _OF_ATTENTION}
         )
         return model
 
@@ -162,7 +161,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             fill(layer, name, sources)
             # a layer is within a stack of experts that waited as a whole, or waited itself
             owner = next(
-                place for place in devices if within(name, place) or name == place
+                removed
+                for removed in devices
+                if within(name, removed) or name == removed
             )
             set_module(model, name, layer.to(devices[owner]))
         for name, waiting in self._waiting.items():
@@ -198,8 +199,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         # after the layers, so that the weights of experts are floats
         for name, stacked in self._stacked.items():
             experts = model.get_submodule(name)
-            for key, value in experts.stacked_parameters().items():
-                setattr(stacked, key, nn.Parameter(value.detach(), requires_grad=False))
+            for parameter_name, tensor in experts.stacked_parameters().items():
+                parameter = nn.Parameter(tensor.detach(), requires_grad=False)
+                setattr(stacked, parameter_name, parameter)
             set_module(model, name, stacked)
             _copy_hook(experts, stacked)
         self._stacked = {}
@@ -224,17 +226,17 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             ModelError: weights are offloaded to disk and cannot be saved.
         """
         names = DiskNames(model)
-        found = dict[str, Any]()
+        tensors = dict[str, Any]()
         for name, tensor in tensors_of(model, self._layout):
             if tensor.is_meta:
                 raise ModelError(
                     f"{name} is offloaded; load the model without offloading to save it",
                 )
             # names in files may differ from those in memory
-            found[self._layout.key(names(name))] = tensor
+            tensors[self._layout.key(names(name))] = tensor
         # transformers would rename them once more
         cast(Any, model)._weight_conversions = []
-        return found, {}
+        return tensors, {}
 
     @property
     def is_trainable(self) -> bool:
@@ -267,11 +269,8 @@ class _Waiting(nn.Module):
         self._module = [module]  # in a list it is no submodule
         size = sum(parameter.numel() for parameter in module.parameters())
         # codes take a byte in memory, and the scales of small blocks an eighth of one
-        self.register_buffer(
-            "size",
-            torch.empty(size + size // 8, dtype=torch.uint8, device="meta"),
-            persistent=False,
-        )
+        buffer = torch.empty(size + size // 8, dtype=torch.uint8, device="meta")
+        self.register_buffer("size", buffer, persistent=False)
         # transformers skips the initialization of parameters with this attribute
         for parameter in module.parameters():
             parameter._is_hf_initialized = True
@@ -308,9 +307,6 @@ def _compute_buffers(module: Any, model: Any) -> None:
     """Compute the buffers of a module on the device "meta".
 
     Checkpoints lack these buffers, and transformers did not initialize them.
-
-    Args:
-        model: the model, which can initialize the module.
     """
     owners = [
         owner
@@ -334,13 +330,7 @@ def _compute_buffers(module: Any, model: Any) -> None:
 
 
 def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
-    """Set the weight and the bias of a float layer to those of a quantized one.
-
-    The weight is dequantized.
-
-    Args:
-        module: a float layer on the device "meta".
-    """
+    """Set the float weight and bias of a module to those of a layer, dequantized."""
     # Conv1D of GPT-2 has its weight as (in, out)
     weight = layer.weight.t() if layer.origin == "Conv1D" else layer.weight
     for name, tensor in (("weight", weight), ("bias", layer.bias)):
@@ -370,7 +360,7 @@ def _folder_of(files: Any, model: Any) -> Path:
     Raises:
         ModelError: the checkpoint has no safetensors files.
     """
-    names = list(map(str, files or ()))
+    names = [str(file) for file in files or ()]
     if not names or not all(name.endswith(".safetensors") for name in names):
         raise ModelError(
             f"{model.config.name_or_path or 'the model'} is quantized by Quark, which"
@@ -378,12 +368,6 @@ def _folder_of(files: Any, model: Any) -> Path:
         )
     # all files of a checkpoint are in one folder, also in the cache of the hub
     return Path(names[0]).parent
-
-
-def _patterns(names: Iterable[str]) -> set[str]:
-    """Return regular expressions of tensors in modules, for any prefix in a file."""
-    # files of a base model have no "model." in front of names
-    return {rf"(^|\.){re.escape(name)}\." for name in names}
 
 
 def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:
@@ -420,8 +404,8 @@ def register(*, replace: bool | None = None) -> bool:
             " replaces it",
         )
         return False
-    for table, own in _mappings():
-        table[METHOD] = own
+    for table, cls in _mappings():
+        table[METHOD] = cls
     return True
 
 
@@ -433,7 +417,7 @@ def unregister() -> None:
 
 def is_registered() -> bool:
     """Return whether transformers loads checkpoints of AMD Quark by this package."""
-    return all(table.get(METHOD) is own for table, own in _mappings())
+    return all(table.get(METHOD) is cls for table, cls in _mappings())
 
 
 register()

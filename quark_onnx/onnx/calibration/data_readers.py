@@ -45,11 +45,8 @@ class RandomDataReader(CalibrationDataReader):
             name: (float(ends[0]), float(ends[1]))
             for name, ends in (input_data_range or {}).items()
         }
-        self._data = RandomData(
-            samples=samples,
-            shapes=dict(input_shape or {}),
-            ranges=ranges,
-        )
+        shapes = dict(input_shape or {})
+        self._data = RandomData(samples=samples, shapes=shapes, ranges=ranges)
         # Read at once: a wrong path is an error of the script's line that names it.
         self._inputs = _inputs(model_input)
         self._samples: Iterator[Sample] | None = None
@@ -83,7 +80,7 @@ class PathDataReader(CalibrationDataReader):
         input_shape: Sequence[int] = (),
     ) -> None:
         # With a single input, the files may lie in the folder itself.
-        self._names = [value.name for value in _inputs(model_input)]
+        self._names = [spec.name for spec in _inputs(model_input)]
         self._files = {
             name: _files(Path(data_path), name, alone=len(self._names) == 1)
             for name in self._names
@@ -191,8 +188,8 @@ def _files(folder: Path, name: str, *, alone: bool) -> list[Path]:
     """
     inner = folder / name
     # A folder with the name of the input is preferred, also for a single input.
-    place = inner if inner.is_dir() or not alone else folder
-    files = sorted(place.glob("*.npy"))
+    source = inner if inner.is_dir() or not alone else folder
+    files = sorted(source.glob("*.npy"))
     if not files:
-        raise DataError(f"{place}: there is no .npy file for the input {name!r}")
+        raise DataError(f"{source}: there is no .npy file for the input {name!r}")
     return files

@@ -113,16 +113,16 @@ def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("models", nargs="*")
     options = parser.parse_args(arguments)
     # Positional models fill what no option has named.
-    left = list(options.models)
-    if options.input is None and left:
-        options.input = Path(left.pop(0))
+    models = list(options.models)
+    if options.input is None and models:
+        options.input = Path(models.pop(0))
     # AMD's order: INPUT OPSET OUTPUT.
-    if tool.name == "convert_opset_version" and left and left[0].isdigit():
-        options.target_opset = int(left.pop(0))
-    if options.output is None and left:
-        options.output = Path(left.pop(0))
-    if left:
-        parser.error(f"unexpected: {' '.join(left)}")
+    if tool.name == "convert_opset_version" and models and models[0].isdigit():
+        options.target_opset = int(models.pop(0))
+    if options.output is None and models:
+        options.output = Path(models.pop(0))
+    if models:
+        parser.error(f"unexpected: {' '.join(models)}")
     return options
 
 
@@ -151,44 +151,26 @@ def _conversion(*names: str, **settings: Any) -> Action:
 
 def _shapes(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(
-        source,
-        "fixed-shapes",
-        target,
-        shapes=input_shapes(parse_shapes(options.fix_shapes), source),
-        external=options.external,
-    )
+    shapes = input_shapes(parse_shapes(options.fix_shapes), source)
+    convert(source, "fixed-shapes", target, shapes=shapes, external=options.external)
 
 
 def _opset(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(
-        source,
-        "opset",
-        target,
-        opset=options.target_opset,
-        external=options.external,
-    )
+    opset = options.target_opset
+    convert(source, "opset", target, opset=opset, external=options.external)
 
 
 def _custom_names(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(
-        source,
-        "vitis-names" if options.reverse_conversion else "quark-names",
-        target,
-    )
+    names = "vitis-names" if options.reverse_conversion else "quark-names"
+    convert(source, names, target)
 
 
 def _float16(options: argparse.Namespace) -> None:
     source, target = _models(options)
-    convert(
-        source,
-        "float16",
-        target,
-        io=not options.keep_io_types,
-        external=options.external,
-    )
+    io = not options.keep_io_types
+    convert(source, "float16", target, io=io, external=options.external)
 
 
 def _bfloat16(options: argparse.Namespace) -> None:
@@ -209,13 +191,8 @@ def _bfloat16(options: argparse.Namespace) -> None:
     if options.format == "bf16":
         convert(source, "bfloat16", target, io=True, external=options.external)
     elif options.format in configs:
-        quantize(
-            source,
-            None,
-            configs[options.format],
-            target,
-            external=options.external,
-        )
+        config = configs[options.format]
+        quantize(source, None, config, target, external=options.external)
     else:
         raise ConfigError(
             f"format is {options.format!r}; it must be one of:"
@@ -260,14 +237,14 @@ def _subgraphs(text: str) -> list[Any]:
     """
     pairs: list[Any] = []
     # Semicolons separate subgraphs, commas separate nodes.
-    for part in filter(None, text.split(";")):
+    for subgraph in filter(None, text.split(";")):
         ends = [
             [name.strip() for name in end.split(",")]
-            for end in part.strip().strip("[]").split("],[")
+            for end in subgraph.strip().strip("[]").split("],[")
         ]
         if len(ends) != 2:
             raise ConfigError(
-                f"{part!r} is no subgraph; write [start nodes],[end nodes]",
+                f"{subgraph!r} is no subgraph; write [start nodes],[end nodes]",
             )
         pairs.append((ends[0], ends[1]))
     return pairs
@@ -278,13 +255,15 @@ def _without_initializers(options: argparse.Namespace) -> None:
     source, target = _models(options)
     model = onnx.load(source)
     constants = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in constants]
+    kept = [
+        value_info
+        for value_info in model.graph.input
+        if value_info.name not in constants
+    ]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-    model.ir_version = max(
-        model.ir_version,
-        4,
-    )  # before IR version 4, every initializer had to be an input
+    # Before IR version 4, every initializer had to be an input.
+    model.ir_version = max(model.ir_version, 4)
     onnx.save(model, target)
 
 
@@ -298,12 +277,8 @@ def _finite_weights(options: argparse.Namespace) -> None:
         # Masks hold infinity on purpose, but a scale that covers infinity does not exist.
         if array.dtype.kind == "f" and np.isinf(array).any():
             limit = options.replace_inf_value
-            tensor.CopyFrom(
-                numpy_helper.from_array(
-                    np.clip(array, -limit, limit).astype(array.dtype),
-                    tensor.name,
-                ),
-            )
+            array = np.clip(array, -limit, limit).astype(array.dtype)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
             count += 1
     onnx.save(model, target)
     print(f"{counted(count, 'initializer')} had infinite values")
@@ -313,7 +288,7 @@ def _print_widths(options: argparse.Namespace) -> None:
     """List nodes by the widths of their activations and weights."""
     if options.input is None:
         raise ConfigError("name the model")
-    found: dict[str, list[str]] = {"A16W8": [], "A8W8": []}
+    names_by_format: dict[str, list[str]] = {"A16W8": [], "A8W8": []}
     graph = Graph.of(load(options.input))
     for node in graph.nodes:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
@@ -321,8 +296,8 @@ def _print_widths(options: argparse.Namespace) -> None:
         bits = [_bits(graph, name) for name in node.inputs[:2]]
         # Activations first, then weights: the names of AMD's formats.
         if bits[1] == 8 and bits[0] in (8, 16):
-            found[f"A{bits[0]}W8"].append(node.name)
-    for name, nodes in found.items():
+            names_by_format[f"A{bits[0]}W8"].append(node.name)
+    for name, nodes in names_by_format.items():
         print(f"{name}: {len(nodes)} nodes")
         for node_name in nodes:
             print(f"  {node_name}")
@@ -345,19 +320,17 @@ def _bits(graph: Graph, tensor: str) -> int:
 
 def _evaluate(options: argparse.Namespace) -> None:
     """Compare two folders of arrays by cosine similarity, L2 distance and PSNR."""
-    first, second = (
-        Path(options.baseline_results_folder),
-        Path(options.quantized_results_folder),
-    )
-    names = sorted([value.name for value in first.glob("*.npy")])
+    baseline = Path(options.baseline_results_folder)
+    quantized = Path(options.quantized_results_folder)
+    names = sorted(path.name for path in baseline.glob("*.npy"))
     if not names:
-        raise DataError(f"{first}: there is no .npy file")
+        raise DataError(f"{baseline}: there is no .npy file")
     for name in names:
-        if not (second / name).exists():
-            raise DataError(f"{second}: there is no {name}")
+        if not (quantized / name).exists():
+            raise DataError(f"{quantized}: there is no {name}")
         a, b = (
             np.load(folder / name, allow_pickle=False).astype(np.float64).ravel()
-            for folder in (first, second)
+            for folder in (baseline, quantized)
         )
         # float64, and flat: only values count, not shapes.
         norms = np.linalg.norm(a) * np.linalg.norm(b)
@@ -476,4 +449,4 @@ _ROWS = (
 )
 
 #: The tools by name.
-TOOLS = {value.name: value for value in _ROWS}
+TOOLS = {tool.name: tool for tool in _ROWS}

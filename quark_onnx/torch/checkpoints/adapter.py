@@ -101,7 +101,7 @@ def merge_adapter(reader: Reader, model: Any) -> None:
         if kind_of(module) not in _LINEAR or key not in reader:
             raise _refused(folder, f"{layer} is no linear layer of the base model")
         merged.append(_merged(reader.tensors[key], pair, layer, module))
-    reader.tensors |= {value.name: value for value in merged}
+    reader.tensors |= {tensor.name: tensor for tensor in merged}
     reader.notes.append(
         f"the adapter in {folder} is merged into the weights of {len(merged)} layers"
     )
@@ -141,10 +141,10 @@ def _pairs(folder: Path, config: Mapping[str, Any]) -> dict[str, _Pair]:
         raise ModelError(f"{folder} has {ADAPTER}, and no {ADAPTER_TENSORS}")
     sides: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
-        found = _FACTOR.fullmatch(name)
-        if found is None or len(tensor.shape) != 2:
+        match = _FACTOR.fullmatch(name)
+        if match is None or len(tensor.shape) != 2:
             raise _refused(folder, f"it has the tensor {name} {list(tensor.shape)}")
-        sides.setdefault(found["layer"], {})[found["side"]] = tensor
+        sides.setdefault(match["layer"], {})[match["side"]] = tensor
     if not sides:
         raise _refused(folder, "it has no tensors")
     pairs = dict[str, _Pair]()
@@ -178,10 +178,10 @@ def _number(
 ) -> float:
     """Return a number of a layer: by the first pattern that matches its end, else the usual one."""
     value: Any = config.get(usual)
-    for pattern, own in (config.get(patterns) or {}).items():
+    for pattern, override in (config.get(patterns) or {}).items():
         # As peft matches: the pattern is a regular expression for the last parts of the name.
         if re.fullmatch(rf"(.*\.)?({pattern})", layer):
-            value = own
+            value = override
             break
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ModelError(
@@ -191,7 +191,7 @@ def _number(
 
 
 def _merged(base: StoredTensor, pair: _Pair, layer: str, module: Any) -> DecodedTensor:
-    """Return the weight of a layer with its factors merged; values are read when it is."""
+    """Return the weight of a layer with its factors merged; its values are read on demand."""
     kind = kind_of(module)
     weight_shape = tuple(outputs_first(module.weight, kind).shape)
     if weight_shape != (pair.b.shape[0], pair.a.shape[1]):

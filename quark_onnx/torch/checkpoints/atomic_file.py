@@ -51,18 +51,12 @@ def save(
         notes: metadata of the file.
     """
     # safetensors refuses tensors that share memory, and tensors that are not contiguous.
-    own = {
+    copies = {
         name: tensor.detach().cpu().contiguous().clone()
         for name, tensor in tensors.items()
     }
-    put_in_place(
-        path,
-        lambda temporary: save_file(
-            own,
-            str(temporary),
-            None if notes is None else dict(notes),
-        ),
-    )
+    metadata = None if notes is None else dict(notes)
+    put_in_place(path, lambda file: save_file(copies, str(file), metadata))
 
 
 def put_in_place(path: Path, write: Callable[[Path], object]) -> None:

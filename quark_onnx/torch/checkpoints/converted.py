@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
@@ -50,7 +49,7 @@ class _Group:
             for key in keys:
                 converter.add_tensor(self.target, key, pattern, tensors[key])
         try:
-            found = converter.convert(self.target, model=model, config=model.config)
+            result = converter.convert(self.target, model=model, config=model.config)
         except Exception as error:  # whatever transformers raises
             stored = ", ".join(tensors)
             raise ModelError(
@@ -58,7 +57,7 @@ class _Group:
                 f" {type(error).__name__}: {error}",
             ) from error
         parameters = dict[str, Any]()
-        for name, tensor in found.items():
+        for name, tensor in result.items():
             # Some conversions return a list of one tensor.
             parameters[name] = tensor[0] if isinstance(tensor, list) else tensor
         return parameters
@@ -82,8 +81,8 @@ class Converted:
         # Tied parameters have to be found under each of their names.
         parameters = dict[str, Any](model.named_parameters(remove_duplicate=False))
         shapes = {
-            name: torch.empty(each.shape, device="meta")
-            for name, each in parameters.items()
+            name: torch.empty(parameter.shape, device="meta")
+            for name, parameter in parameters.items()
         }
         self._shapes = SimpleNamespace(
             get_parameter=shapes.__getitem__,
@@ -94,7 +93,7 @@ class Converted:
         self.renamed = dict[str, str]()
         if not hasattr(model, "base_model_prefix"):
             return
-        for group in self._found(model):
+        for group in self._matches(model):
             self._groups |= dict.fromkeys(group.names, group)
 
     def __contains__(self, name: str) -> bool:
@@ -116,11 +115,13 @@ class Converted:
                 model.
         """
         tensors = {key: self._reader.get(key) for key in self.keys(name)}
-        found: torch.Tensor = self._groups[name].convert(self._shapes, tensors)[name]
+        parameter: torch.Tensor = self._groups[name].convert(self._shapes, tensors)[
+            name
+        ]
         # Chunks and transposed tensors are views of the stored tensor.
-        return found.contiguous()
+        return parameter.contiguous()
 
-    def _found(self, model: Any) -> Iterator[_Group]:
+    def _matches(self, model: Any) -> Iterator[_Group]:
         """Match stored names with the conversions of the model's family.
 
         Names that differ without a conversion are entered into ``renamed``.
@@ -136,36 +137,31 @@ class Converted:
         )
 
         mapping = get_model_conversion_mapping(model)
-        renamings = [value for value in mapping if isinstance(value, WeightRenaming)]
-        converters = [value for value in mapping if isinstance(value, WeightConverter)]
-        owners = merged(
-            dict.fromkeys(each.source_patterns, each) for each in converters
-        )
-        known = dict(model.named_parameters(remove_duplicate=False)) | dict(
-            model.named_buffers(),
-        )
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        owners = {
+            pattern: converter
+            for converter in converters
+            for pattern in converter.source_patterns
+        }
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        tensors |= model.named_buffers()
         stacks = dict.fromkeys(stack_names(model))
-        names = known | stacks
+        names = tensors | stacks
         prefix = model.base_model_prefix
         groups = dict[str, _Group]()
         for key in self._reader:
-            name, pattern = rename_source_key(
-                key,
-                renamings,
-                converters,
-                prefix,
-                names,
-            )
+            name, pattern = rename_source_key(key, renamings, converters, prefix, names)
             if pattern is None:
                 # scales of quantized layers are among them, which the float model lacks
                 if name != key:
                     self.renamed[name] = key
             elif name in stacks and "*" in pattern:
                 # one layer of one expert
-                renamed, _ = rename_source_key(key, renamings, [], prefix, known)
+                renamed, _ = rename_source_key(key, renamings, [], prefix, tensors)
                 self.renamed[renamed] = key
             # A stack that is stored under its own name is read as it is.
-            elif name in known or (name in stacks and name not in self._reader):
+            elif name in tensors or (name in stacks and name not in self._reader):
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
@@ -175,11 +171,6 @@ class Converted:
                 key: torch.empty(self._reader.shape(key), device="meta")
                 for key in stored
             }
-            group.names = tuple(
-                [
-                    value
-                    for value in group.convert(self._shapes, hollow)
-                    if value in names
-                ]
-            )
+            results = group.convert(self._shapes, hollow)
+            group.names = tuple(name for name in results if name in names)
             yield group

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import without
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import require
@@ -94,11 +93,11 @@ def decoded_reader(
         ModelError: the quantization method is unknown, or a tensor is missing.
     """
     reader = Reader(folder, adapter=adapter)
-    found = read_json(folder / "config.json").get("quantization_config")
+    settings = read_json(folder / "config.json").get("quantization_config")
     # An entry of another type has no method, and is refused below.
-    if not isinstance(found, dict):
-        found = {}
-    method = found.get("quant_method")
+    if not isinstance(settings, dict):
+        settings = {}
+    method = settings.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         raise ModelError(
             f"{folder} is quantized already ({method}); give the folder of the float"
@@ -107,38 +106,36 @@ def decoded_reader(
     try:
         if method == "quark":
             assert model is not None
-            made = _quark(reader, found, dtype, model())
+            decoded = _quark(reader, settings, dtype, model())
         else:
-            made = _DECODERS[method](reader, found, dtype)
+            decoded = _DECODERS[method](reader, settings, dtype)
     except ConfigError as error:
         raise ModelError(
             f"{folder} is quantized already ({method}), and cannot be decoded: {error}"
         ) from error
-    if not made and method != "quark":
+    if not decoded and method != "quark":
         raise ModelError(
             f"{folder} is quantized already ({method}), but none of its tensors are",
         )
     # A decoded tensor takes the place of its parts.
-    tensors = list[DecodedTensor]()
-    used = set[str]()
-    for tensor, parts in made:
-        tensors.append(tensor)
-        used.update(parts)
-    scales = list(filter(_ACTIVATIONS.fullmatch, reader))
+    replaced = {name for _, parts in decoded for name in parts}
+    scales = [name for name in reader if _ACTIVATIONS.fullmatch(name)]
     if scales:
         reader.notes.append(
             f"{counted(len(scales), 'calibrated scale')} of activations or of the KV"
             f" cache in {folder} {'is' if len(scales) == 1 else 'are'} left out: what the"
             " result needs is calibrated again"
         )
-    reader.tensors = without(reader.tensors, used | set(scales)) | {
-        tensor.name: tensor for tensor in tensors
+    replaced.update(scales)
+    unchanged = {
+        name: tensor for name, tensor in reader.tensors.items() if name not in replaced
     }
+    reader.tensors = unchanged | {tensor.name: tensor for tensor, _ in decoded}
     return reader
 
 
 #: Decoded tensors with the names of their stored parts.
-_Made = list[tuple[DecodedTensor, tuple[str, ...]]]
+_DecodedParts = list[tuple[DecodedTensor, tuple[str, ...]]]
 
 
 def _decoded(  # noqa: PLR0913
@@ -149,16 +146,12 @@ def _decoded(  # noqa: PLR0913
     dtype: torch.dtype,
     decode: Callable[[dict[str, Any]], Any],
 ) -> tuple[DecodedTensor, tuple[str, ...]]:
-    """Return a tensor that is decoded from stored parts, with the names of the parts.
+    """Return a tensor that is decoded from stored parts, and the names of the parts.
 
-    Nothing is read before the tensor is.
+    Nothing is read before the tensor is. The tensor replaces its parts in the reader.
 
     Args:
         parts: names of the stored tensors, by the keys of ``decode``'s argument.
-        decode: function that computes the tensor from its parts.
-
-    Returns:
-        The tensor, and the names of the stored tensors that it replaces in the reader.
     """
     # Looked up now, since the reader loses its parts after decoding is prepared.
     stored = _stored(reader, parts)
@@ -166,14 +159,9 @@ def _decoded(  # noqa: PLR0913
     def compute() -> Any:
         return decode(_read(stored)).to(dtype).contiguous()
 
-    first = next(iter(stored.values()))
+    sources = tuple(stored.values())
     tensor = DecodedTensor(
-        name,
-        shape,
-        FILE_TYPES[dtype],
-        first.path,
-        compute,
-        stored=tuple(stored.values()),
+        name, shape, FILE_TYPES[dtype], sources[0].path, compute, stored=sources
     )
     return tensor, tuple(parts.values())
 
@@ -189,35 +177,33 @@ def _read(stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
 
 
 def _present(reader: Reader, start: str, ends: Iterable[str]) -> dict[str, str]:
-    """Return the names of stored tensors with one of some ends, by the end.
-
-    Args:
-        ends: possible ends of the names.
-    """
+    """Return the names of stored tensors with one of some ends, by the end."""
     return {end: start + end for end in ends if start + end in reader}
 
 
-def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
+def _fp8(
+    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+) -> _DecodedParts:
     """Decode E4M3 weights: multiply by ``weight_scale_inv`` or ``weight_scale``."""
-    size = _block_size(found)
-    made: _Made = []
+    size = _block_size(settings)
+    decoded: _DecodedParts = []
     for name in reader:
         # Both are factors; DeepSeek and transformers call them inverse.
         scales = [
-            value for value in [f"{name}_scale_inv", f"{name}_scale"] if value in reader
+            scale for scale in (f"{name}_scale_inv", f"{name}_scale") if scale in reader
         ]
         if name.endswith(".weight") and scales:
-            made.append(_fp8_weight(reader, name, scales[0], size, dtype))
-    return made
+            decoded.append(_fp8_weight(reader, name, scales[0], size, dtype))
+    return decoded
 
 
-def _block_size(found: Mapping[str, Any]) -> list[int] | None:
+def _block_size(settings: Mapping[str, Any]) -> list[int] | None:
     """Return the rows and columns of a block with a common scale; None without blocks.
 
     Raises:
         ConfigError: the entry is not a pair of sizes.
     """
-    size = found.get("weight_block_size")
+    size = settings.get("weight_block_size")
     if size is None:
         return None
     is_pair = isinstance(size, list) and len(size) == 2
@@ -240,7 +226,6 @@ def _fp8_weight(
     """Return a decoded E4M3 weight, with the names of its parts.
 
     Args:
-        reader: reader of the stored tensors.
         size: rows and columns of a block with a common scale; None without blocks.
     """
 
@@ -281,17 +266,19 @@ def _spread(scale: torch.Tensor, size: list[int], shape: tuple[int, ...]) -> Any
     return rows.repeat_interleave(size[1], 1)[:, : shape[1]]
 
 
-def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
+def _gptq(
+    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+) -> _DecodedParts:
     """Decode GPTQ weights: integers packed along the inputs.
 
     Stored zero points are one less than the true zero points, unless ``checkpoint_format`` is
     gptq_v2.
     """
-    bits = found.get("bits")
+    bits = settings.get("bits")
     # Three-bit codes cross the borders of int32 words, which ``_unpacked`` does not support.
     if type(bits) is not int or bits not in (2, 4, 8):
         raise ConfigError(f"bits is {bits!r}; 2, 4 and 8 are decoded")
-    less = 0 if found.get("checkpoint_format") == "gptq_v2" else 1
+    less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
 
     def decode(parts: dict[str, Any]) -> Any:
         codes = _unpacked(parts["qweight"], bits, 0)
@@ -306,7 +293,7 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
         # input.
         return ((codes - zeros[groups]) * scales[groups]).T
 
-    made: _Made = []
+    decoded: _DecodedParts = []
     for name in reader:
         if name.endswith(".qweight"):
             start = name.removesuffix("qweight")
@@ -315,8 +302,8 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
             # Stored as (inputs * bits / 32, outputs): a word holds codes of neighbouring inputs.
             shape = (columns, rows * 32 // bits)
             weight = f"{start}weight"
-            made.append(_decoded(reader, weight, parts, shape, dtype, decode))
-    return made
+            decoded.append(_decoded(reader, weight, parts, shape, dtype, decode))
+    return decoded
 
 
 def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
@@ -350,7 +337,9 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
     return codes.reshape(packed.shape[0], -1)
 
 
-def _mxfp4(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
+def _mxfp4(
+    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+) -> _DecodedParts:
     """Decode GPT-OSS experts from ``_blocks`` and ``_scales``.
 
     Blocks have the shape (experts, outputs, blocks, 16 bytes). The shape in the model is
@@ -367,7 +356,7 @@ def _mxfp4(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Mad
         values = torch.ldexp(_FP4[codes], exponents[..., None])
         return values.flatten(-2).transpose(1, 2)
 
-    made: _Made = []
+    decoded: _DecodedParts = []
     for name in reader:
         weight = name.removesuffix("_blocks")
         scales = f"{weight}_scales"
@@ -375,14 +364,16 @@ def _mxfp4(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Mad
             experts, outputs, blocks, half = reader.shape(name)
             shape = (experts, 2 * blocks * half, outputs)
             parts = {"blocks": name, "scales": scales}
-            made.append(_decoded(reader, weight, parts, shape, dtype, decode))
-    return made
+            decoded.append(_decoded(reader, weight, parts, shape, dtype, decode))
+    return decoded
 
 
-def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
+def _by_layout(
+    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+) -> _DecodedParts:
     """Decode layers of a layout in ``layouts``."""
-    config, layout = read_layout(found)
-    made: _Made = []
+    config, layout = read_layout(settings)
+    decoded: _DecodedParts = []
     # The layers of a checkpoint, each once, in its order.
     for name in dict.fromkeys(name.rpartition(".")[0] for name in reader):
         spec = config.spec_of(name, "Linear")
@@ -391,8 +382,8 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> 
         parts = _present(reader, f"{name}.", layout.parts)
         # A layer with nothing but a weight is stored as floats.
         if parts.keys() - {"weight"}:
-            made.append(_layer_of(reader, name, parts, layout, spec, dtype))
-    return made
+            decoded.append(_layer_of(reader, name, parts, layout, spec, dtype))
+    return decoded
 
 
 def _layer_of(  # noqa: PLR0913
@@ -406,10 +397,7 @@ def _layer_of(  # noqa: PLR0913
     """Return the decoded weight of a layer, with the names of its parts.
 
     Args:
-        reader: reader of the stored tensors.
         parts: names of the stored tensors of its weight, by the layout's parts.
-        layout: layout of the checkpoint.
-        spec: how the layer is quantized.
     """
     assert spec.weight is not None
     shape = _shape(reader, parts, spec.weight)
@@ -427,36 +415,30 @@ def _layer_of(  # noqa: PLR0913
 
 
 def _quark(
-    reader: Reader, found: Mapping[str, Any], dtype: torch.dtype, model: Any
-) -> _Made:
+    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype, model: Any
+) -> _DecodedParts:
     """Decode the weights of AMD Quark's layout.
 
     Shapes are those of the model: packed words of the layout may be padded, and layers of every
     class are in it.
 
     Args:
-        reader: reader of the stored tensors.
-        found: the ``quantization_config``.
-        dtype: dtype of decoded weights.
         model: the float model with empty parameters.
 
     Raises:
         ModelError: the model lacks a quantized layer.
     """
-    config, layout = read_layout(found)
+    config, layout = read_layout(settings)
     sources = Sources(reader, model)
-    made: _Made = []
+    decoded: _DecodedParts = []
     for name, spec in quantized_layers(model, config, layout, sources).items():
-        parts = dict[str, str]()
-        for part in layout.parts:
-            key = sources.key_of(f"{name}.{part}")
-            if key in reader:
-                parts[part] = key
+        keys = {part: sources.key_of(f"{name}.{part}") for part in layout.parts}
+        parts = {part: key for part, key in keys.items() if key in reader}
         # 16-bit floats are stored as they are, and so are weights of layers with rounded outputs.
         if spec.weight is not None and parts.keys() - {"weight"}:
             module = model.get_submodule(name)
-            made.append(_quark_weight(reader, module, parts, layout, spec, dtype))
-    used = {name for _, parts in made for name in parts}
+            decoded.append(_quark_weight(reader, module, parts, layout, spec, dtype))
+    used = {name for _, parts in decoded for name in parts}
     scales = [name for name in reader if name.rpartition(".")[2] in layout.parts[1:]]
     if lost := [scale for scale in scales if scale not in used]:
         layer = lost[0].rpartition(".")[0]
@@ -465,7 +447,7 @@ def _quark(
             f" {type(model).__name__} of transformers has no such layer for; they cannot be"
             " decoded: give the folder of the float model"
         )
-    return made
+    return decoded
 
 
 def _quark_weight(  # noqa: PLR0913
@@ -479,11 +461,7 @@ def _quark_weight(  # noqa: PLR0913
     """Return the decoded weight of a layer, with the names of its parts.
 
     Args:
-        reader: reader of the stored tensors.
-        module: the float layer with an empty weight.
         parts: names of the stored tensors of its weight, by the layout's parts.
-        layout: layout of the checkpoint.
-        spec: how the layer is quantized.
     """
     name, kind = parts["weight"], kind_of(module)
     shape = tuple(outputs_first(module.weight, kind).shape)
@@ -552,7 +530,9 @@ def _shape(
 
 
 #: Functions that decode the checkpoints of a method.
-_DECODERS: dict[str, Callable[[Reader, Mapping[str, Any], torch.dtype], _Made]] = {
+_DECODERS: dict[
+    str, Callable[[Reader, Mapping[str, Any], torch.dtype], _DecodedParts]
+] = {
     "fp8": _fp8,
     "gptq": _gptq,
     "awq": _by_layout,

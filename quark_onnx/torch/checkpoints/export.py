@@ -147,15 +147,15 @@ def check_experts(
         return
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    known = list[str]()
+    patterns = list[str]()
     for conversion in get_model_conversion_mapping(model):
         for pattern in conversion.source_patterns:
             # A pattern has a star in place of the index of an expert.
             if "experts.*" in pattern:
-                known.append(re.escape(pattern).replace(r"\*", r"\d+"))
-    names_of_experts = re.compile(f"({'|'.join(known)})$")
+                patterns.append(re.escape(pattern).replace(r"\*", r"\d+"))
+    names_of_experts = re.compile(f"({'|'.join(patterns)})$")
     for name in taken:
-        if not known or not names_of_experts.search(f"{keys[name]}.weight"):
+        if not patterns or not names_of_experts.search(f"{keys[name]}.weight"):
             raise ConfigError(
                 f"what reads the layout {layout.name!r} would not find {keys[name]}:"
                 f" checkpoints of {model.config.model_type} have all experts in one"
@@ -189,9 +189,8 @@ def described(  # noqa: PLR0913
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
         content = untied(content)
     names = DiskNames(model)
-    floats = [value for value in floats_of(model) if value not in quantized]
     # Clients match these names with the names in files.
-    exclude = list(map(names.layer, floats))
+    exclude = [names.layer(name) for name in floats_of(model) if name not in quantized]
     config = config.with_(layers=_layer_entries(model, config, names, quantized))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
     # Files may have more layers than the model, such as those for multi-token prediction.
@@ -209,17 +208,10 @@ def _layer_entries(
     names: DiskNames,
     quantized: Mapping[str, LayerSpec],
 ) -> tuple[tuple[str, LayerSpec], ...]:
-    """Return the entries of single layers for the configuration of a checkpoint.
-
-    Args:
-        model: the quantized model.
-        config: configuration by which the model was quantized.
-        names: names of tensors in files.
-        quantized: specifications of the quantized layers, by name.
-    """
+    """Return the entries of single layers for the configuration of a checkpoint."""
     modules = dict(model.named_modules())
     deviating = dict[str, LayerSpec]()
-    own = dict[str, LayerSpec]()
+    own_specs = dict[str, LayerSpec]()
     for name, spec in quantized.items():
         # A quantized layer has its kind. From file to file, the model has float layers.
         kind = getattr(modules[name], "kind", None) or kind_of(modules[name]) or ""
@@ -230,21 +222,23 @@ def _layer_entries(
             deviating[names.layer(name)] = spec
         configured = config.own_spec(name, kind)
         if configured is not None:
-            own[name] = configured
+            own_specs[name] = configured
     # an overridden entry would come first in files, under its layer's name
     given = [
-        (name, spec) for name, spec in config.layers if own.get(name, spec) == spec
+        (name, spec)
+        for name, spec in config.layers
+        if own_specs.get(name, spec) == spec
     ]
     return (
         *deviating.items(),
-        *_of_rounded(own, config, names),
+        *_of_rounded(own_specs, config, names),
         *_of_experts(quantized, config, names),
         *given,
     )
 
 
 def _of_rounded(
-    own: Mapping[str, LayerSpec],
+    own_specs: Mapping[str, LayerSpec],
     config: TorchConfig,
     names: DiskNames,
 ) -> Iterator[tuple[str, LayerSpec]]:
@@ -255,19 +249,17 @@ def _of_rounded(
     the default: one entry for a glob with a uniform specification, else one entry per layer.
 
     Args:
-        own: specifications of layers without the rounding for attention.
-        config: configuration of the model.
-        names: names of tensors in files.
+        own_specs: specifications of layers without the rounding for attention.
     """
     given = dict(config.layers)
     for glob in config.rounded:
-        found = {key: own[key] for key in matching(own, glob) if key in own}
+        matched = {name: own_specs[name] for name in matching(own_specs, glob)}
         # One entry for the glob replaces an entry for each layer.
-        if len(set(found.values())) == 1:
-            yield glob, next(iter(found.values()))
+        if len(set(matched.values())) == 1:
+            yield glob, next(iter(matched.values()))
             continue
         usual = given.get(glob, config.default)
-        for name, spec in found.items():
+        for name, spec in matched.items():
             if spec != usual:
                 yield names.layer(name), spec
 
@@ -282,16 +274,18 @@ def _of_experts(
     vLLM looks the module up by its own name. An entry is needed where that name matches another
     specification.
     """
-    found = dict[str, set[LayerSpec]]()
+    specs_by_stack = dict[str, set[LayerSpec]]()
     for name, spec in quantized.items():
         if stack := experts_of(name):
-            found.setdefault(stack, set()).add(spec)
-    for stack, specs in found.items():
-        place = names.experts(stack)
+            specs_by_stack.setdefault(stack, set()).add(spec)
+    for stack, specs in specs_by_stack.items():
+        module_name = names.experts(stack)
         # The first glob that matches has priority.
-        own = (spec for glob, spec in config.layers if fnmatchcase(place, glob))
-        if len(specs) == 1 and specs != {next(own, config.default)}:
-            yield f"{place}*", specs.pop()
+        matching_specs = (
+            spec for glob, spec in config.layers if fnmatchcase(module_name, glob)
+        )
+        if len(specs) == 1 and specs != {next(matching_specs, config.default)}:
+            yield f"{module_name}*", specs.pop()
 
 
 def _ends(model: Any) -> list[str]:
@@ -312,13 +306,13 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
     A quantized weight does not belong to two layers.
     """
     separate = {"tie_word_embeddings": False}
-    found = content | separate
+    result = content | separate
     # Models of several modalities repeat the setting for their text model. Some that have no such
     # part write null.
     text_config = content.get("text_config")
     if text_config is not None:
-        found["text_config"] = text_config | separate
-    return found
+        result["text_config"] = text_config | separate
+    return result
 
 
 def floats_of(model: nn.Module) -> list[str]:
@@ -342,10 +336,10 @@ def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
             for name, tensor in layout.tensors(module, prefix).items():
                 yield joined(prefix, name), tensor
             continue
-        own = dict(module.named_parameters(recurse=False))
-        own |= persistent_buffers(module)
+        tensors = dict(module.named_parameters(recurse=False))
+        tensors |= persistent_buffers(module)
         # Tied parameters are one object under several names.
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield joined(prefix, name), tensor

@@ -60,8 +60,8 @@ def load_checkpoint(
     """
     folder = Path(folder)
     check_links(folder)
-    found = read_json(folder / "config.json").get("quantization_config")
-    quantized, layout = (None, None) if found is None else read_layout(found)
+    settings = read_json(folder / "config.json").get("quantization_config")
+    quantized, layout = (None, None) if settings is None else read_layout(settings)
     config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
     kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
@@ -72,8 +72,8 @@ def load_checkpoint(
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
         # transformers marks quantized models, and Jamba and FalconMamba then compute their time
         # steps as x W^T + b - b, with other last bits. Rounding of activations enlarges them.
-        for each in configs_of(model):
-            each._is_quantized = True
+        for part_config in configs_of(model):
+            part_config._is_quantized = True
         # Attention calls the layers that round keys and probabilities, which are in place now.
         reinstall_attention_hooks(model)
     fill(model, "", sources, dtype=dtype)
@@ -94,19 +94,22 @@ def in_memory(config: TorchConfig, model: nn.Module) -> TorchConfig:
     and files have a prefix.
     """
     names = DiskNames(model)
-    found = {names.layer(name): name for name, _ in model.named_modules()}
-    stacks = dict.fromkeys(filter(None, map(experts_of, found.values())))
-    for stack in stacks:
+    memory_names = {names.layer(name): name for name, _ in model.named_modules()}
+    for stack in {experts_of(name) for name in memory_names.values()}:
         # ``_of_experts`` of the export writes globs of this form.
-        found[f"{names.experts(stack)}*"] = f"{stack}*"
+        if stack:
+            memory_names[f"{names.experts(stack)}*"] = f"{stack}*"
     prefix = str(getattr(model, "base_model_prefix", "") or "")
     # Files of a whole model have the prefix, and names of its base model do not.
     if prefix and prefix not in dict(model.named_children()):
-        found |= {f"{prefix}.{disk_name}": name for disk_name, name in found.items()}
-    own = tuple((found.get(name, name), spec) for name, spec in config.layers)
+        memory_names |= {
+            f"{prefix}.{disk_name}": name for disk_name, name in memory_names.items()
+        }
     return config.with_(
-        layers=own,
-        exclude=tuple(found.get(name, name) for name in config.exclude),
+        layers=tuple(
+            (memory_names.get(name, name), spec) for name, spec in config.layers
+        ),
+        exclude=tuple(memory_names.get(name, name) for name in config.exclude),
     )
 
 
@@ -131,11 +134,8 @@ def put_layers(
     """
     for name, spec in quantized_layers(model, config, layout, sources).items():
         module = model.get_submodule(name)
-        set_module(
-            model,
-            name,
-            read_layer(module, name, spec, sources, types[name], layout),
-        )
+        layer = read_layer(module, name, spec, sources, types[name], layout)
+        set_module(model, name, layer)
 
 
 def quantized_layers(
@@ -153,15 +153,15 @@ def quantized_layers(
         sources: tensors of the checkpoint.
     """
     config = in_memory(config, model)
-    found = dict[str, LayerSpec]()
+    specs = dict[str, LayerSpec]()
     for name, (_, kind) in layers_of(model).items():
         spec = config.spec_of(name, kind)
         # AMD Quark's configuration counts the probabilities of an excluded layer apart
         if spec is None and layout.key(f"{name}.prob_output_scale") in sources:
             spec = LayerSpec(probabilities=config.probabilities_of(name))
         if spec is not None and _is_stored(name, spec, layout, sources):
-            found[name] = spec
-    return found
+            specs[name] = spec
+    return specs
 
 
 def _is_stored(name: str, spec: LayerSpec, layout: Layout, sources: Sources) -> bool:
@@ -199,9 +199,13 @@ def read_layer(  # noqa: PLR0913
     else:
         matrix: Any = module.weight
         shape = tuple(outputs_first(matrix, kind_of(module)).shape)
-        parts = _parts_of(name, sources, layout)
+        keys = {part: f"{name}.{part}" for part in layout.parts}
+        parts = {part: sources.get(key) for part, key in keys.items() if key in sources}
         try:
-            weight = _restored(parts, spec, shape, dtype, layout)
+            weight = layout.restored(parts, spec, shape, dtype)
+            # A trial: tensors of wrong shapes fail here.
+            weight.dequantize()
+            check_count(weight)
         except (RuntimeError, IndexError, ModelError) as error:
             raise ModelError(
                 f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
@@ -211,60 +215,20 @@ def read_layer(  # noqa: PLR0913
         ("output", spec.output),
         ("prob_output", spec.probabilities),
     )
-    scales = (_scale(name, side, each, sources, layout) for side, each in sides)
+    scales = (
+        _scale(name, side, side_spec, sources, layout) for side, side_spec in sides
+    )
     return QuantizedLayer(module, weight, spec, *scales)
-
-
-def _parts_of(name: str, sources: Sources, layout: Layout) -> dict[str, torch.Tensor]:
-    """Read the tensors of a layer's weight, by the end of their names.
-
-    Args:
-        name: name of the layer in the model.
-        sources: tensors of the checkpoint.
-    """
-    parts = dict[str, Any]()
-    for part in layout.parts:
-        key = f"{name}.{part}"
-        if key in sources:
-            parts[part] = sources.get(key)
-    return parts
-
-
-def _restored(
-    parts: Mapping[str, torch.Tensor],
-    spec: LayerSpec,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    layout: Layout,
-) -> Quantized:
-    """Return the codes and scales of a weight, and check their shapes.
-
-    Args:
-        parts: tensors by the end of their names.
-        spec: how the layer is quantized.
-        shape: shape of the weight, outputs first.
-        dtype: compute dtype.
-        layout: layout of the tensors.
-
-    Raises:
-        RuntimeError: tensors do not fit each other, as torch reports.
-        ModelError: a tensor is missing, or the number of codes is wrong.
-    """
-    weight = layout.restored(parts, spec, shape, dtype)
-    # A trial: tensors of wrong shapes fail here.
-    weight.dequantize()
-    check_count(weight)
-    return weight
 
 
 def check_count(weight: Quantized) -> None:
     """Raise ModelError if the number of codes is not the padded size of the weight."""
     columns, group = prod(weight.shape[1:]), weight.spec.group or 1
     # Codes per output, with the padding of the last block.
-    held = weight.codes.numel() // max(weight.shape[0], 1)
-    if held != -(-columns // group) * group:
+    count = weight.codes.numel() // max(weight.shape[0], 1)
+    if count != -(-columns // group) * group:
         raise ModelError(
-            f"{held} codes are stored for each output, and {columns} are needed",
+            f"{count} codes are stored for each output, and {columns} are needed",
         )
 
 

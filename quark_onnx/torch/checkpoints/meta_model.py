@@ -82,9 +82,9 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConf
             quantized already.
         MissingDependency: transformers is not installed.
     """
-    found = read_json(folder / "config.json").get("quantization_config")
-    if found is not None:
-        method = found.get("quant_method") if isinstance(found, dict) else None
+    settings = read_json(folder / "config.json").get("quantization_config")
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
         raise ModelError(
             f"{folder} is quantized already ({method}); give the folder of the float"
             " model",
@@ -103,13 +103,17 @@ def skeleton_of(
     transformers = _transformers()
     try:
         with empty_parameters():
-            own = [
+            classes = [
                 getattr(transformers, str(name), None)
                 for name in getattr(config, "architectures", None) or ()
             ]
             # AutoModelForCausalLM would choose a class by the type of the configuration alone.
-            if own and own[0] is not None and _suits(own[0], config, transformers):
-                model = own[0]._from_config(config, dtype=dtype_of(config))
+            if (
+                classes
+                and classes[0] is not None
+                and _suits(classes[0], config, transformers)
+            ):
+                model = classes[0]._from_config(config, dtype=dtype_of(config))
             else:
                 model = transformers.AutoModelForCausalLM.from_config(
                     config,
@@ -135,8 +139,8 @@ def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bo
     """
     if architecture.config_class is type(config):
         return True
-    known = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    return not known and "AutoModelForCausalLM" not in (
+    is_mapped = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    return not is_mapped and "AutoModelForCausalLM" not in (
         getattr(config, "auto_map", None) or {}
     )
 
@@ -144,18 +148,18 @@ def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bo
 def dtype_of(config: PreTrainedConfig) -> torch.dtype:
     """Return the dtype of a model's weights; float32 if not configured, and for float64."""
     # A torch.dtype, or its name in configurations of remote code.
-    found = getattr(config, "dtype", None) or torch.float32
-    if isinstance(found, str):
-        found = getattr(torch, found, None)
+    dtype = getattr(config, "dtype", None) or torch.float32
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
     # No number format is finer than float32, and no client computes in float64.
-    if found == torch.float64:
+    if dtype == torch.float64:
         return torch.float32
-    if found not in (torch.float32, torch.float16, torch.bfloat16):
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ConfigError(
-            f"the dtype of the model is {found}; it must be float32, float16 or"
+            f"the dtype of the model is {dtype}; it must be float32, float16 or"
             " bfloat16",
         )
-    return found
+    return dtype
 
 
 def is_tied(config: PreTrainedConfig) -> bool:

@@ -66,10 +66,10 @@ class Sources:
         #: Names of tied parameters, with the name of the stored parameter.
         self.tied = dict[str, str]()
         for names in groups.values():
-            own = self._first(names)
-            self.tied |= dict.fromkeys(
-                [name for name in names if name not in [own]], own
-            )
+            present = (name for name in names if self._location(name) is not None)
+            # The first name stands for a tensor that the checkpoint lacks.
+            stored = next(present, names[0])
+            self.tied |= {name: stored for name in names if name != stored}
         # ``change`` takes names out of ``tied``, but their values still come from the twin.
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
@@ -77,23 +77,16 @@ class Sources:
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None or name in self._converted
 
-    def _first(self, names: list[str]) -> str:
-        """Return the first name of a shared parameter that the checkpoint contains.
-
-        The first name if the checkpoint contains none.
-        """
-        return next((name for name in names if self._own(name) is not None), names[0])
-
     def key_of(self, name: str) -> str:
         """Return the name of a tensor in the checkpoint.
 
         For a tensor that is missing or part of a stack, return the usual name of the model's
         family.
         """
-        found = self._own(name)
-        if found is None or found[1] is not None:
+        location = self._location(name)
+        if location is None or location[1] is not None:
             return self._usual(name)
-        return found[0]
+        return location[0]
 
     def change(self, names: Collection[str], change: Change) -> None:
         """Compute tensors of these names from their previous values on later reads.
@@ -105,7 +98,9 @@ class Sources:
             change: function of a name and of a function that returns previous tensors by name.
         """
         self._changes.append((names, change))
-        self.tied = {key: value for key, value in self.tied.items() if key not in names}
+        self.tied = {
+            name: twin for name, twin in self.tied.items() if name not in names
+        }
 
     def get(self, name: str) -> torch.Tensor:
         """Return the tensor of a parameter after the registered changes.
@@ -123,22 +118,22 @@ class Sources:
             return self._stored(name)
         names, change = self._changes[changes - 1]
 
-        def before(each: str) -> Any:
-            return self._after(each, changes - 1)
+        def before(previous: str) -> Any:
+            return self._after(previous, changes - 1)
 
         return change(name, before) if name in names else before(name)
 
     def _stored(self, name: str) -> Any:
         """Return the stored tensor of a parameter, and mark the tensor as used."""
-        found = self._find(name)
-        if found is None and name in self._converted:
+        location = self._find(name)
+        if location is None and name in self._converted:
             # a caller that writes it marks it; its keys may be copied instead
             return self._converted.get(name)
-        if found is None:
+        if location is None:
             raise ModelError(
                 f"the checkpoint {self.reader.folder} has no tensor for {name!r}",
             )
-        key, expert = found
+        key, expert = location
         # A stack is used as soon as one of its experts is read.
         self.used.update(self._keys_of_stored(key))
         if key in self.reader:
@@ -167,9 +162,9 @@ class Sources:
 
     def stored_keys(self, name: str) -> Iterable[str]:
         """Return the keys of the tensors from which a parameter is read; none if it is missing."""
-        found = self._find(name)
-        if found is not None:
-            return self._keys_of_stored(found[0])
+        location = self._find(name)
+        if location is not None:
+            return self._keys_of_stored(location[0])
         return self._converted.keys(name) if name in self._converted else ()
 
     def _keys_of_stored(self, key: str) -> Iterable[str]:
@@ -204,13 +199,13 @@ class Sources:
 
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """Return the key of a tensor, or of the tensor to which it is tied."""
-        found = self._own(name)
+        location = self._location(name)
         # Of tied tensors, files have one.
-        if found is None and name in self._twins:
-            return self._own(self._twins[name])
-        return found
+        if location is None and name in self._twins:
+            return self._location(self._twins[name])
+        return location
 
-    def _own(self, name: str) -> tuple[str, int | None] | None:
+    def _location(self, name: str) -> tuple[str, int | None] | None:
         """Return the key of a tensor or of a converted stack, with the expert's index.
 
         The index is None for a tensor that is not part of a stack.
@@ -233,10 +228,10 @@ class Sources:
 
     def _in_stack(self, name: str) -> tuple[str, int] | None:
         """Return the stack with the weight or bias of an expert, and the expert's index."""
-        found = _EXPERT.fullmatch(name)
-        if found is None or found[4] not in ("weight", "bias"):
+        match = _EXPERT.fullmatch(name)
+        if match is None or match[4] not in ("weight", "bias"):
             return None
-        stack, index, side, kind = found.groups()
+        stack, index, side, kind = match.groups()
         ends = [f"{side}_proj"]
         # Gate and up rows of an expert may be in one stack.
         if side != "down":
@@ -265,18 +260,18 @@ class Sources:
         """Yield the possible names of a parameter's tensor in checkpoints."""
         names = [name, self._usual(name)]
         # Mixtral has its own names for the layers of an expert.
-        if found := _EXPERT.fullmatch(name):
-            stack, index, side, kind = found.groups()
+        if match := _EXPERT.fullmatch(name):
+            stack, index, side, kind = match.groups()
             names.append(f"{stack}.{index}.{_MIXTRAL[side]}.{kind}")
         # Files of Mixtral have this name for the mixture of a block.
-        names += [each.replace(".mlp.", ".block_sparse_moe.") for each in names]
+        names += [spelling.replace(".mlp.", ".block_sparse_moe.") for spelling in names]
         # names without ".mlp." come twice, of which the second changes nothing
-        for each in dict.fromkeys(names):
-            yield each
-            without_prefix = each.removeprefix(self._prefix)
+        for spelling in dict.fromkeys(names):
+            yield spelling
+            shorter = spelling.removeprefix(self._prefix)
             # A base model is stored without the prefix; its tensors also belong to a model with a
             # head.
-            yield without_prefix if without_prefix != each else self._prefix + each
+            yield shorter if shorter != spelling else self._prefix + spelling
         # Quantized checkpoints append parts to the layer's name, even if the float weight is stored
         # under that name.
         layer, _, part = name.rpartition(".")
@@ -288,15 +283,15 @@ class Sources:
             return stacked[expert].contiguous()
         stack, _, side, kind = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
         experts = self._model.get_submodule(stack)
-        part = stacked[expert]
+        tensor = stacked[expert]
         # Stored with inputs first.
         if kind == "weight" and experts.turned:
-            part = part.t()
+            tensor = tensor.t()
         wanted = self._model.get_parameter(name).shape
         # A stack of both has twice the rows of the gate or of the up projection.
-        if side != "down" and part.shape != wanted:
-            part = part[experts.halves(len(part))[side == "up"]]
-        return part.contiguous()
+        if side != "down" and tensor.shape != wanted:
+            tensor = tensor[experts.halves(len(tensor))[side == "up"]]
+        return tensor.contiguous()
 
 
 def fill(  # noqa: PLR0913
@@ -322,10 +317,10 @@ def fill(  # noqa: PLR0913
         ModelError: a tensor has another shape, or is not a float tensor.
     """
     for owner_name, owner in module.named_modules() if recurse else [("", module)]:
-        place = joined(prefix, owner_name)
+        owner_prefix = joined(prefix, owner_name)
         # A list, since setattr changes the mapping that is iterated.
         for name, parameter in list(owner.named_parameters(recurse=False)):
-            key = joined(place, name)
+            key = joined(owner_prefix, name)
             # Filled parameters stay, and parameters that the checkpoint lacks stay empty.
             if parameter.device.type != "meta" or key not in sources:
                 continue
@@ -336,7 +331,7 @@ def fill(  # noqa: PLR0913
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
         # Statistics of norms, for instance; computed buffers are not in files.
         for name in persistent_buffers(owner):
-            key = joined(place, name)
+            key = joined(owner_prefix, name)
             if key in sources:
                 setattr(owner, name, sources.get(key).to(device))
 
@@ -376,8 +371,8 @@ def _aligned(tensor: Any) -> Any:
 def tie(model: nn.Module, tied: Mapping[str, str]) -> None:
     """Restore shared parameters by name, after separate filling of modules."""
     for name, twin in tied.items():
-        owner, _, own = name.rpartition(".")
-        setattr(model.get_submodule(owner), own, model.get_parameter(twin))
+        owner, _, parameter_name = name.rpartition(".")
+        setattr(model.get_submodule(owner), parameter_name, model.get_parameter(twin))
 
 
 def missing_of(module: nn.Module) -> list[str]:
@@ -395,8 +390,8 @@ def empty(module: nn.Module, *, recurse: bool = True) -> None:
     for owner in module.modules() if recurse else [module]:
         # A list, since setattr changes the mapping that is iterated.
         for name, parameter in list(owner.named_parameters(recurse=False)):
-            hollow = torch.empty_like(parameter, device="meta")
-            setattr(owner, name, nn.Parameter(hollow, requires_grad=False))
+            meta_tensor = torch.empty_like(parameter, device="meta")
+            setattr(owner, name, nn.Parameter(meta_tensor, requires_grad=False))
 
 
 def _check_shape(key: str, shape: Sequence[int], parameter: nn.Parameter) -> None:

@@ -83,5 +83,5 @@ def pickled_heads(path: Path) -> dict[str, StoredTensor]:
 
 def _refused_name(error: pickle.UnpicklingError) -> str:
     """Return which function or class a pickle names, out of torch's message."""
-    found = re.search(r"(?:GLOBAL|Unsupported \w+:?|class) ([\w.]+\w)", str(error))
-    return f"it names {found[1]}" if found else "an object of another kind"
+    match = re.search(r"(?:GLOBAL|Unsupported \w+:?|class) ([\w.]+\w)", str(error))
+    return f"it names {match[1]}" if match else "an object of another kind"

@@ -129,8 +129,8 @@ def _layer_entries(config: TorchConfig) -> tuple[_Entries, _Entries, _Entries]:
     """Return the entries of layers by glob.
 
     Returns:
-        The entries of layers, of those whose outputs are rounded for attention, and of those whose
-        outputs are cached, which are among the second.
+        The entries of layers, of layers with outputs rounded for attention, and of layers with
+        cached outputs, which are part of the second.
     """
     kv, attention = config.kv_cache, config.attention
     queries = attention.queries if attention else None
@@ -165,12 +165,7 @@ def _set_values(entries: Mapping[str, Any]) -> dict[str, Any]:
 def _set_outputs(
     layers: _Entries, globs: Iterable[str], output: dict[str, Any]
 ) -> None:
-    """Change the outputs of the entries whose names match a glob, in place.
-
-    Args:
-        layers: the entries by glob or name.
-        output: the new value under its key.
-    """
+    """Change the outputs of the entries whose names match a glob, in place."""
     for name, entry in layers.items():
         if matches(name, globs):
             layers[name] = entry | output
@@ -214,7 +209,7 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     # the entry of a single layer comes before globs for outputs that are rounded
     config = config.with_(
         # The sort is stable: the order within names and within globs stays.
-        layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])),
+        layers=tuple(sorted(config.layers, key=lambda entry: "*" in entry[0])),
     )
     return config, str(export.get("pack_method", "reorder"))
 
@@ -272,17 +267,16 @@ def with_layers(  # noqa: PLR0913
     attention = None if probabilities is None else _attention(layers, probabilities)
     config = config.with_(kv_cache=cache, attention=attention)
     # Rounded outputs belong to the cache and to attention, the rest to the layers.
-    own = {
-        glob: spec.with_(output=None)
-        for glob, spec in {
-            key: layers[key] for key in config.rounded if key in layers
-        }.items()
+    rounded = {
+        glob: layers[glob].with_(output=None)
+        for glob in config.rounded
+        if glob in layers
     }
-    others = {key: value for key, value in layers.items() if key not in own}
+    others = {glob: spec for glob, spec in layers.items() if glob not in rounded}
     # without other entries, the default applies to the rounded layers, too
-    if {*own.values()} == {config.default} and not others and not config.types:
-        own = {}
-    return config.with_(layers=tuple((own | others).items()))
+    if {*rounded.values()} == {config.default} and not others and not config.types:
+        rounded = {}
+    return config.with_(layers=tuple((rounded | others).items()))
 
 
 def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> Attention:
@@ -296,24 +290,28 @@ def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> At
         else:
             single_layers[name] = spec.output
     # Where a glob names the queries, entries of single layers are exceptions in other respects.
-    found = globs or single_layers
-    if not found:
+    outputs = globs or single_layers
+    if not outputs:
         return Attention(probabilities)
-    if len(set(found.values())) > 1:
+    if len(set(outputs.values())) > 1:
         raise ConfigError(
-            f"the outputs of {', '.join(found)} are quantized differently; queries are"
+            f"the outputs of {', '.join(outputs)} are quantized differently; queries are"
             " alike",
         )
-    queries = next(iter(found.values()))
-    return Attention(probabilities, queries, tuple(found))
+    queries = next(iter(outputs.values()))
+    return Attention(probabilities, queries, tuple(outputs))
 
 
 def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
     """Return the entry of a layer."""
-    dynamic = spec.input is not None and _by_each_run(spec.input)
+    read = spec.input
+    dynamic = False
+    if read is not None:
+        # Block scales of NVFP4 are dynamic, although its global scale is measured.
+        dynamic = not read.measured or isinstance(read.dtype, TwoLevel)
     return {
         "bias": None,
-        "input_tensors": _spec(spec.input, dynamic=dynamic),
+        "input_tensors": _spec(read, dynamic=dynamic),
         "output_tensors": _spec(spec.output),
         "target_device": None,
         "weight": _spec(spec.weight),
@@ -324,11 +322,6 @@ def _unscaled(spec: TensorSpec) -> dict[str, Any]:
     """Return the entry of a tensor of attention, whose type of scales is not stored."""
     entry: dict[str, Any] = _spec(spec)
     return entry | {"scale_type": None}
-
-
-def _by_each_run(spec: TensorSpec) -> bool:
-    """Return whether the scales of an activation, or its block scales, are dynamic."""
-    return not spec.measured or isinstance(spec.dtype, TwoLevel)
 
 
 def _mode(spec: TensorSpec, dynamic: bool) -> str:
@@ -547,10 +540,10 @@ def _staged(stages: list[Any], where: str) -> TensorSpec | None:
         return spec_from_json(stages[0], where)
     levels = [as_object(stage, f"a stage of {where}") for stage in stages]
     dtypes = [level.get("dtype") for level in levels]
-    known = _STAGED.get(tuple(map(str, dtypes)))
-    if known is not None:
-        place, key, value, spec = known
-        if levels[place].get(key) == value:
+    staged = _STAGED.get(tuple(map(str, dtypes)))
+    if staged is not None:
+        index, key, value, spec = staged
+        if levels[index].get(key) == value:
             return spec
     raise ConfigError(f"{where} has stages {dtypes}, which cannot be read")
 

@@ -70,18 +70,19 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
 def has_place(spec: TensorSpec) -> bool:
     """Return whether the layout supports a weight of this specification."""
     # AMD Quark has no serialized form of block floating point (MX6, MX9, BFP16) and MXINT8.
-    known = spec.is_cast or spec.dtype.scaled or element_of(spec.dtype) is not None
-    return known or isinstance(spec.dtype, TwoLevel | FloatScaled)
+    if spec.is_cast or spec.dtype.scaled or element_of(spec.dtype) is not None:
+        return True
+    return isinstance(spec.dtype, TwoLevel | FloatScaled)
 
 
 def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
     """Raise ConfigError if the codes of a weight do not fill whole bytes."""
     for length in _packed_lengths(spec, shape[0], math.prod(shape[1:])):
-        each = codes_to_whole_bytes(_bits(spec))
-        if length % each:
+        multiple = codes_to_whole_bytes(_bits(spec))
+        if length % multiple:
             raise ConfigError(
                 f"{name} is {list(shape)}, and {length} codes of {spec.dtype.name} do"
-                f" not fill whole bytes, as a multiple of {each} does; exclude this"
+                f" not fill whole bytes, as a multiple of {multiple} does; exclude this"
                 " layer, or choose another format for it",
             )
 
@@ -152,16 +153,14 @@ def restored(
 
 
 def _integers(weight: Quantized, method: str) -> dict[str, Any]:
-    """Return the tensors of integers, by the end of their names.
-
-    Args:
-        method: order of nibbles.
-    """
+    """Return the tensors of integers, by the end of their names."""
     spec, codes, scale = weight.spec, weight.matrix, weight.scale
     zero = affine.explicit_zero(weight.zero, scale).to(affine.code_type(spec))
     if spec.group:
         # amd-quark stores groups as (inputs, outputs).
-        codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
+        codes, scale, zero = (
+            tensor.t().contiguous() for tensor in (codes, scale, zero)
+        )
     # amd-quark has the single scale of 8-bit integers in float32.
     elif not spec.per_channel and spec.dtype.bits == 8:
         scale = scale.float()
@@ -197,8 +196,11 @@ def factors_of(weight: Quantized) -> dict[str, Any]:
         .clamp(min=torch.finfo(torch.float32).smallest_normal)
     )
     # 2^ceil(log2(amax / 448)).
-    first = torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
-    return {"weight_scale": first, "weight_scale_2": weight.scale.float() / first}
+    tensor_factor = torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
+    return {
+        "weight_scale": tensor_factor,
+        "weight_scale_2": weight.scale.float() / tensor_factor,
+    }
 
 
 def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
@@ -257,14 +259,7 @@ def _integers_back(
 
 
 def _unpacked(codes: torch.Tensor, spec: TensorSpec, count: int, method: str) -> Any:
-    """Return the codes or zero points of ``_packed``.
-
-    Args:
-        codes: packed integers.
-        spec: how the weight is quantized.
-        count: number of codes in a row.
-        method: order of nibbles.
-    """
+    """Return the codes or zero points of ``_packed``, ``count`` in a row."""
     bits, signed = spec.dtype.bits, spec.grid.qmin < 0
     if bits == 4:
         return unpack_nibbles(codes, count, method, signed)

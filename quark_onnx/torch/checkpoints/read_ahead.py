@@ -93,12 +93,12 @@ class ReadAhead:
             # Without a buffer of Python, which would copy the bytes once more.
             with tensor.path.open("rb", buffering=0) as file:
                 file.seek(start)
-                left = end - start
-                while left:
-                    size = file.readinto(buffer[: min(left, _CHUNK)])
+                remaining = end - start
+                while remaining:
+                    size = file.readinto(buffer[: min(remaining, _CHUNK)])
                     if not size:
                         raise EOFError(f"{tensor.path} ends before {tensor.name}")
-                    left -= size
+                    remaining -= size
                     yield size
 
     def _place(self, tensor: StoredTensor) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +68,9 @@ def with_type(content: dict[str, Any], dtype: str) -> dict[str, Any]:
     key = "torch_dtype" if "torch_dtype" in content else "dtype"
     # Configurations of several modalities have the type in each part.
     parts = {
-        part: value | {key: dtype}
-        for part, value in content.items()
-        if _has_type(value, key)
+        name: part | {key: dtype}
+        for name, part in content.items()
+        if isinstance(part, dict) and isinstance(part.get(key), str)
     }
     return {**content, **parts, key: dtype}
 
@@ -88,7 +87,7 @@ def narrow_doubles(
         dtype: the type.
         model: function that returns the model with empty parameters.
     """
-    doubles = [name for name, each in reader.tensors.items() if each.dtype == "F64"]
+    doubles = [name for name, tensor in reader.tensors.items() if tensor.dtype == "F64"]
     if not doubles:
         return
     sources = Sources(reader, model())
@@ -96,35 +95,29 @@ def narrow_doubles(
         sources.mark(name)
     for name, _ in model().named_buffers():
         sources.mark(name)
-    narrowed = list[DecodedTensor]()
     # Tensors that the model does not know are copied as they are.
-    for name in filter(sources.used.__contains__, doubles):
-        tensor = reader.tensors[name]
-        narrowed.append(
-            DecodedTensor(
-                name,
-                tensor.shape,
-                FILE_TYPES[dtype],
-                tensor.path,
-                partial(_narrowed, tensor, dtype),
-                stored=tensor.parts,
-            )
-        )
+    narrowed = {
+        name: _narrowed(reader.tensors[name], dtype)
+        for name in doubles
+        if name in sources.used
+    }
     if narrowed:
-        reader.tensors = reader.tensors | {value.name: value for value in narrowed}
+        reader.tensors = reader.tensors | narrowed
         reader.notes.append(
             f"{counted(len(narrowed), 'tensor is', 'tensors are')} float64 in"
             f" {reader.folder}; they are cast to {str(dtype).removeprefix('torch.')}"
         )
 
 
-def _narrowed(tensor: StoredTensor, dtype: torch.dtype) -> Any:
-    return _cast(tensor.read(), dtype, tensor.name)
-
-
-def _has_type(part: Any, key: str) -> bool:
-    """Return whether a part of a configuration has an element type of its own."""
-    return isinstance(part, dict) and isinstance(part.get(key), str)
+def _narrowed(tensor: StoredTensor, dtype: torch.dtype) -> DecodedTensor:
+    return DecodedTensor(
+        tensor.name,
+        tensor.shape,
+        FILE_TYPES[dtype],
+        tensor.path,
+        lambda: _cast(tensor.read(), dtype, tensor.name),
+        stored=tensor.parts,
+    )
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> Any:

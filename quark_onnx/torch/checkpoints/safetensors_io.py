@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 
 from calibrators import json_file
 from calibrators.limits import TEXT
-from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
@@ -136,8 +135,11 @@ def _tensors_in(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE).is_file():
         return _heads(folder / SINGLE)
     # Sorted, since the order of a folder depends on the file system.
-    files = sorted(folder.glob("*.safetensors"))
-    return merged(_heads(file) for file in files if file.name != ADAPTER_TENSORS)
+    tensors = dict[str, StoredTensor]()
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name != ADAPTER_TENSORS:
+            tensors |= _heads(file)
+    return tensors
 
 
 def pickled_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -163,14 +165,14 @@ def _listed(
     For a tensor in several files, the file of its entry has priority.
 
     Args:
-        folder: the checkpoint.
-        index_name: name of the index.
         heads: function that returns the tensors of a file; None for safetensors files.
     """
     index = folder / index_name
     listed = read_json(index).get("weight_map")
     # An empty map has no types, and is refused, too.
-    if not isinstance(listed, dict) or {*map(type, listed.values())} != {str}:
+    if not isinstance(listed, dict) or {type(file) for file in listed.values()} != {
+        str
+    }:
         raise ModelError(f"{index} has no weight_map of tensors to files")
     files = dict[str, Mapping[str, StoredTensor]]()
     for file in sorted(set(listed.values())):
@@ -182,9 +184,10 @@ def _listed(
             f" {index_name} lists there",
         )
     # Tensors that the index leaves out are readable.
-    return merged(files.values()) | {
-        name: files[file][name] for name, file in listed.items()
-    }
+    tensors = dict[str, StoredTensor]()
+    for heads_of_file in files.values():
+        tensors |= heads_of_file
+    return tensors | {name: files[file][name] for name, file in listed.items()}
 
 
 def _check_listed(folder: Path, file: str, index_name: str) -> None:
@@ -206,18 +209,18 @@ def _heads(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: the file is damaged, or no safetensors file.
     """
-    found = dict[str, StoredTensor]()
+    tensors = dict[str, StoredTensor]()
     try:
         with safe_open(str(path), framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  - the file is no mapping
-                part = file.get_slice(name)
-                shape = tuple(part.get_shape())
-                found[name] = StoredTensor(name, shape, part.get_dtype(), path)
+                view = file.get_slice(name)
+                shape = tuple(view.get_shape())
+                tensors[name] = StoredTensor(name, shape, view.get_dtype(), path)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{path} is damaged, or no safetensors file: {error}; download it again",
         ) from error
-    return found
+    return tensors
 
 
 def check_free(folder: Path) -> None:
@@ -329,17 +332,17 @@ class Writer:
     def _number_files(self) -> None:
         """Rename several files as transformers expects, and write the index."""
         count = len(self._files)
-        places = dict[str, str]()
+        files_by_tensor = dict[str, str]()
         for number, (file, names) in enumerate(
             zip(self._files, self._names, strict=True), 1
         ):
             name = f"model-{number:05}-of-{count:05}.safetensors"
             file.path.replace(self.staging / name)
-            places |= dict.fromkeys(names, name)
+            files_by_tensor |= dict.fromkeys(names, name)
         total = sum(file.size for file in self._files)
         content = {
             "metadata": {"total_size": total},
-            "weight_map": dict(sorted(places.items())),
+            "weight_map": dict(sorted(files_by_tensor.items())),
         }
         self.write_json(INDEX, content)
 
@@ -374,12 +377,12 @@ def other_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: a file is a broken link.
     """
-    found = sorted(filter(_is_copied, folder.iterdir()))
+    files = sorted(file for file in folder.iterdir() if _is_copied(file))
     # The cache of Hugging Face has links to files that a download may lack.
-    for file in found:
+    for file in files:
         if not file.exists():
             raise ModelError(
                 f"{file} is a link to {file.readlink()}, which is not there; complete"
                 " the folder",
             )
-    return found
+    return files

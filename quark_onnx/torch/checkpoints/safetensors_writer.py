@@ -62,7 +62,7 @@ class TensorFile:
         self.size = 0
         self._values = path.with_name(f"{path.name}.values")
         self._file = self._values.open("wb")
-        self._places: dict[str, Any] = {}
+        self._entries: dict[str, Any] = {}
         self._small: list[tuple[str, Any]] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -91,11 +91,10 @@ class TensorFile:
             # As bytes, since numpy has no bfloat16 and no float8. Not by ``tofile``, whose error
             # lacks the reason of the system.
             self._file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        places = [start, self._file.tell()]
-        self._places[name] = {
+        self._entries[name] = {
             "dtype": TYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": places,
+            "data_offsets": [start, self._file.tell()],
         }
 
     def close(self) -> None:
@@ -108,14 +107,14 @@ class TensorFile:
         self._small.clear()
         self._file.close()
         header = json.dumps(
-            {"__metadata__": {"format": "pt", **self._notes}, **self._places},
+            {"__metadata__": {"format": "pt", **self._notes}, **self._entries},
             separators=(",", ":"),
         ).encode()
         # The specification allows spaces after the header's JSON.
         header += b" " * (-len(header) % _ALIGNMENT)
-        with self.path.open("wb") as whole, self._values.open("rb") as values:
-            whole.write(len(header).to_bytes(8, "little") + header)
-            shutil.copyfileobj(values, whole, _COPIED)
+        with self.path.open("wb") as file, self._values.open("rb") as values:
+            file.write(len(header).to_bytes(8, "little") + header)
+            shutil.copyfileobj(values, file, _COPIED)
         self._values.unlink()
 
     def abandon(self) -> None:

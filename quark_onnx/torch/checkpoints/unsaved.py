@@ -28,17 +28,21 @@ def compute_unsaved(model: PreTrainedModel, stored: Sources) -> None:
     """
     # Sorted, since the entry is a set in some models.
     for name in sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()):
-        owner_name, _, own = name.rpartition(".")
+        owner_name, _, parameter_name = name.rpartition(".")
         try:
             owner = model.get_submodule(owner_name)
         except AttributeError:  # the key is one of another model of the family
             continue
-        parameter = owner._parameters.get(own)
+        parameter = owner._parameters.get(parameter_name)
         if parameter is None or parameter.device.type != "meta" or name in stored:
             continue
         # A copy, since ``_init_weights`` fills all parameters of a module.
         filled = copy.deepcopy(owner).to_empty(device="cpu")
         with torch.no_grad():
             model._init_weights(filled)
-        del owner._parameters[own]
-        owner.register_buffer(own, filled.get_parameter(own).detach(), persistent=False)
+        del owner._parameters[parameter_name]
+        owner.register_buffer(
+            parameter_name,
+            filled.get_parameter(parameter_name).detach(),
+            persistent=False,
+        )

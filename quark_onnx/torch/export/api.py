@@ -293,24 +293,24 @@ def import_model_from_safetensors(  # noqa: PLR0913
         logger.warning(
             "multi_device and multi_gpu have no effect: the model goes to one device",
         )
-    found: Any = load_checkpoint(model_dir, trust_code=trust_remote_code)
+    loaded: Any = load_checkpoint(model_dir, trust_code=trust_remote_code)
     if model is not None:
-        if type(model) is not type(found):
+        if type(model) is not type(loaded):
             raise ConfigError(
                 f"the model is a {type(model).__name__}, but {model_dir} has a"
-                f" {type(found).__name__}",
+                f" {type(loaded).__name__}",
             )
         # The caller's object stays, with its own attributes; its modules are exchanged.
-        for name, child in found.named_children():
+        for name, child in loaded.named_children():
             setattr(model, name, child)
-        found = model.eval()
+        loaded = model.eval()
     # Lets the model be exported again, as after a quantization in memory.
     entry = read_json(Path(model_dir) / "config.json").get("quantization_config")
     if entry is not None:
-        found.quantized_by = in_memory(read_layout(entry)[0], found)
+        loaded.quantized_by = in_memory(read_layout(entry)[0], loaded)
     if attn_implementation is not None:
-        set_attention(found, attn_implementation)
-    moved: nn.Module = found if device is None else found.to(device)
+        set_attention(loaded, attn_implementation)
+    moved: nn.Module = loaded if device is None else loaded.to(device)
     return moved
 
 

@@ -110,9 +110,9 @@ def save_params(  # noqa: PLR0913
     folder.mkdir(parents=True, exist_ok=True)
     # Both files are renamed when both are complete; after an error none is left.
     with ScratchFolder(folder, model_type) as scratch:
-        whole = scratch / f"{model_type}.safetensors"
-        text = scratch / f"{model_type}.json"
-        file = TensorFile(whole)
+        tensors = scratch / f"{model_type}.safetensors"
+        settings = scratch / f"{model_type}.json"
+        file = TensorFile(tensors)
         try:
             for name, tensor in tensors_of(model, layout):
                 file.add(name, tensor)
@@ -120,8 +120,8 @@ def save_params(  # noqa: PLR0913
         finally:
             # Windows cannot remove an open file; without effect after ``close``.
             file.abandon()
-        text.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for path in (whole, text):
+        settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for path in (tensors, settings):
             path.replace(folder / path.name)
 
 

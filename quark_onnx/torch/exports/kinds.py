@@ -63,9 +63,9 @@ def exported(
         return
     # The checkpoint is an intermediate result. A folder in the same parent can be renamed.
     output.parent.mkdir(parents=True, exist_ok=True)
-    with ScratchFolder(output.parent, output.name) as place:
-        yield place / "checkpoint"
-        _write(kinds, source, place / "checkpoint", output, notes)
+    with ScratchFolder(output.parent, output.name) as folder:
+        yield folder / "checkpoint"
+        _write(kinds, source, folder / "checkpoint", output, notes)
 
 
 def _check(
@@ -115,13 +115,9 @@ def _write(
     output: Path,
     notes: list[str],
 ) -> None:
-    """Write the formats other than the checkpoint.
+    """Write the formats other than the checkpoint into the output folder.
 
     Args:
-        kinds: names of ``EXPORTS``.
-        source: the float model.
-        checkpoint: the folder of the quantized model.
-        output: the folder of the files.
         notes: list to which notes for the user are appended.
     """
     if set(kinds) <= {"hf_format"}:
@@ -134,7 +130,7 @@ def _write(
         layers = [
             module for module in model.modules() if isinstance(module, QuantizedLayer)
         ]
-        if any(map(_rounds_activations, layers)):
+        if any(layer.input is not None or layer.output is not None for layer in layers):
             notes.append(
                 "llama.cpp rounds activations its own way: model.gguf holds the weights"
                 " alone",
@@ -143,25 +139,20 @@ def _write(
         _write_onnx(model, output / "model.onnx", notes)
 
 
-def _rounds_activations(layer: QuantizedLayer) -> bool:
-    """Return whether a layer rounds its input or its output."""
-    return layer.input is not None or layer.output is not None
-
-
 def _write_onnx(model: nn.Module, output: Path, notes: list[str]) -> None:
     """Write an ONNX model, with a key-value cache if its attention supports one."""
     from quark_onnx.torch.exports.onnx import export_decoder, write_onnx
 
     try:
-        found = export_decoder(model, output)
+        written = export_decoder(model, output)
     # GroupQueryAttention does not support every attention.
     except ConfigError as error:
         notes.append(f"model.onnx has no inputs for keys and values: {error}")
         # Two samples and several tokens, since torch's exporter specializes axes of size 1.
         tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
-        found = write_onnx(model, {"input_ids": tokens}, output)
-    notes += found.notes
+        written = write_onnx(model, {"input_ids": tokens}, output)
+    notes += written.notes
     notes.append(
         "onnxruntime's outputs of model.onnx differ from torch's by"
-        f" {found.difference:.1g}, relative",
+        f" {written.difference:.1g}, relative",
     )

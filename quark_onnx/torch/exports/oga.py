@@ -149,8 +149,8 @@ def write_oga(  # noqa: PLR0913
             )
     output.parent.mkdir(parents=True, exist_ok=True)
     # In the parent of the output, so that the final renaming stays on one file system.
-    with ScratchFolder(output.parent, output.name) as place:
-        built = place / "model"
+    with ScratchFolder(output.parent, output.name) as folder:
+        built = folder / "model"
         # In float32, as the builder's model for the CPU computes.
         model: Any = load_checkpoint(
             checkpoint,
@@ -163,24 +163,28 @@ def write_oga(  # noqa: PLR0913
             tokenizer = tokenizer_of(checkpoint, trust_code)
             windows = text_windows(text, tokenizer, model)
             scales = measure_cache(model, windows, kv_cache)
-            file = place / "kv_scales.json"
+            file = folder / "kv_scales.json"
             file.write_text(json.dumps(scales.document()), encoding="utf-8")
             options = (*options, *scales.options(str(file)))
         if trust_code:
             options = (*options, "hf_remote=true")
-        run_builder(checkpoint, built, place / "cache", options)
+        run_builder(checkpoint, built, folder / "cache", options)
         # Before the copy of the checkpoint, which is no part of the model.
-        size = sum(each.stat().st_size for each in built.iterdir())
+        size = sum(path.stat().st_size for path in built.iterdir())
         prompts = _prompts(model)
         generated = generated_tokens(built, prompts.tolist(), new_tokens)
-        found = _compared(model, prompts, generated, new_tokens, scales)
+        tokens, equal, difference = _compared(
+            model, prompts, generated, new_tokens, scales
+        )
         result = OgaModel(
             output,
             size,
-            *found,
+            tokens,
+            equal,
+            difference,
             kv_cache or "float",
-            float_cache_equal=found[1],
-            float_cache_tokens=found[0],
+            float_cache_equal=equal,
+            float_cache_tokens=tokens,
         )
         if scales is not None:
             tokens, equal, _ = _compared(model, prompts, generated, new_tokens, None)
@@ -250,8 +254,8 @@ def ryzen_ai_flows() -> dict[str, Any]:
 
 def _check_layout(checkpoint: Path) -> None:
     """Raise an error for a checkpoint that the model builder cannot read."""
-    found = read_json(checkpoint / "config.json").get("quantization_config") or {}
-    method = as_object(found).get("quant_method")
+    settings = read_json(checkpoint / "config.json").get("quantization_config") or {}
+    method = as_object(settings).get("quant_method")
     if method not in ("quark", "awq"):
         raise ConfigError(
             f"{checkpoint} has the quant_method {method!r}; onnxruntime-genai's model"
@@ -284,10 +288,10 @@ def run_builder(
         "--extra_options",
         *options,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not (folder / "genai_config.json").is_file():
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode or not (folder / "genai_config.json").is_file():
         # The last line of a traceback names the error.
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        last = [line for line in completed.stderr.splitlines() if line.strip()][-1:]
         raise ModelError(
             f"the model builder of onnxruntime-genai fails on {checkpoint}:"
             f" {''.join(last)[:300] or 'it says nothing'}",
@@ -308,8 +312,8 @@ def _cache_difference(model: Any, scales: CacheScales) -> float:
         # Logits of the next token, (prompts, vocabulary).
         exact = model(input_ids=prompts).logits[:, -1]
         with rounded_cache(model, scales):
-            found = model(input_ids=prompts).logits[:, -1]
-    return float((found - exact).abs().max() / exact.abs().max())
+            rounded = model(input_ids=prompts).logits[:, -1]
+    return float((rounded - exact).abs().max() / exact.abs().max())
 
 
 def _compared(
@@ -324,7 +328,6 @@ def _compared(
     Args:
         prompts: token ids of shape (prompts, tokens).
         generated: tokens of onnxruntime-genai and logits of the first of them, per prompt.
-        new_tokens: maximum number of generated tokens per prompt.
         scales: scales by which transformers rounds keys and values; None for a float cache.
 
     Returns:
@@ -334,7 +337,7 @@ def _compared(
     for prompt, (tokens, logits) in zip(prompts, generated, strict=True):
         with torch.no_grad(), rounded_cache(model, scales):
             wanted = model(input_ids=prompt[None]).logits[0, -1]
-            rest = model.generate(
+            expected = model.generate(
                 prompt[None],
                 max_new_tokens=new_tokens,
                 do_sample=False,
@@ -343,11 +346,11 @@ def _compared(
         error = (torch.tensor(logits) - wanted).abs().max() / wanted.abs().max()
         difference = max(difference, float(error))
         # onnxruntime-genai omits the end-of-text token
-        expected = _before_end(rest, model)
-        found = _before_end(tokens, model)
+        expected = _before_end(expected, model)
+        tokens = _before_end(tokens, model)
         # Tokens beyond the end of the other text are different tokens.
-        total += max(len(expected), len(found))
-        equal += _agreeing(expected, found)
+        total += max(len(expected), len(tokens))
+        equal += _agreeing(expected, tokens)
     return total, equal, difference
 
 
@@ -362,11 +365,11 @@ def _before_end(tokens: list[int], model: Any) -> list[int]:
     return tokens
 
 
-def _agreeing(one: list[int], other: list[int]) -> int:
+def _agreeing(expected: list[int], tokens: list[int]) -> int:
     """Return the length of the common prefix of two token lists."""
     count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
+    for wanted, token in zip(expected, tokens, strict=False):
+        if wanted != token:
             return count
         count += 1
     return count
@@ -381,7 +384,7 @@ def generated_tokens(
     import onnxruntime_genai as genai
 
     model = genai.Model(str(folder))
-    found = []
+    results = []
     for prompt in prompts:
         settings = genai.GeneratorParams(model)
         settings.set_search_options(
@@ -396,5 +399,5 @@ def generated_tokens(
         while not generator.is_done():
             generator.generate_next_token()
         # The sequence begins with the prompt.
-        found.append((list(generator.get_sequence(0))[len(prompt) :], logits))
-    return found
+        results.append((list(generator.get_sequence(0))[len(prompt) :], logits))
+    return results

@@ -49,8 +49,8 @@ class CacheScales:
         """Return the content of the model builder's ``kv_cache_scale_file``."""
         return {
             "scales": {
-                "k_scales": [each.reshape(-1).tolist() for each in self.keys],
-                "v_scales": [each.reshape(-1).tolist() for each in self.values],
+                "k_scales": [scale.reshape(-1).tolist() for scale in self.keys],
+                "v_scales": [scale.reshape(-1).tolist() for scale in self.values],
             },
         }
 
@@ -92,11 +92,11 @@ def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScale
     def observe(layer: int, *sides: Any) -> tuple[Any, Any]:
         for side, tensor in enumerate(sides):
             # (batch, key heads, sequence, head size) to (key heads, 1, head size).
-            found = tensor.detach().float().abs().amax((0, 2))[:, None]
-            before = largest.get((layer, side))
-            if before is not None:
-                found = torch.maximum(before, found)
-            largest[layer, side] = found
+            peak = tensor.detach().float().abs().amax((0, 2))[:, None]
+            previous = largest.get((layer, side))
+            if previous is not None:
+                peak = torch.maximum(previous, peak)
+            largest[layer, side] = peak
         return sides[0], sides[1]
 
     with torch.no_grad(), _changed_attention(model, observe):
@@ -162,7 +162,7 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
     name = model.config._attn_implementation
 
     def attend(
-        module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any
+        module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
     ) -> Any:
         # Each model's file has its own eager attention, and a table of the other functions.
         code = sys.modules[type(module).__module__]
@@ -174,8 +174,8 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
             module,
             query,
             *change(module.layer_idx, key, value),
-            *rest,
-            **named,
+            *args,
+            **kwargs,
         )
 
     AttentionInterface.register(_NAME, attend)

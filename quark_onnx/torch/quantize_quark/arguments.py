@@ -53,7 +53,7 @@ class Argument:
 
 
 def _names(text: str) -> list[str]:
-    return list(filter(None, text.split(",")))
+    return [name for name in text.split(",") if name]
 
 
 def _batch(text: str) -> int | str:
@@ -489,7 +489,7 @@ ROWS: tuple[Argument, ...] = (
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all arguments."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         "quantize_quark.py",
         description="Quantize a language model into a checkpoint.",
     )
@@ -499,15 +499,15 @@ def parser() -> argparse.ArgumentParser:
             text = row.text
         else:
             text = f"{row.support}: {row.text}"
-        made.add_argument(
+        argument_parser.add_argument(
             *row.names.split(),
             **row.settings,
             # argparse formats help texts with the operator %.
             help=text.replace("%", "%%"),
         )
     # The second of the two arguments, store_false, has the default True.
-    made.set_defaults(trust_remote_code=False)
-    return made
+    argument_parser.set_defaults(trust_remote_code=False)
+    return argument_parser
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -103,25 +103,21 @@ class Evaluation:
         Raises:
             DataError: the text or a task cannot be read.
         """
-        found = dict[str, float]()
+        metrics = dict[str, float]()
         if self.text is not None:
             # Windows depend on the tokenizer, and so on the model.
             tokenizer = tokenizer_of(folder, trust_code)
-            windows = read_windows(
-                self.text.source,
-                tokenizer,
-                self.text.length,
-                self.text.count,
-            )
-            found[_PERPLEXITY] = perplexity(model, windows)
+            text = self.text
+            windows = read_windows(text.source, tokenizer, text.length, text.count)
+            metrics[_PERPLEXITY] = perplexity(model, windows)
         if self.tasks is not None:
             scores = self.tasks.scores_of(model, folder, trust_code=trust_code)
-            found |= {
+            metrics |= {
                 f"{task}: {name}": value
                 for task, row in scores.items()
                 for name, value in row.items()
             }
-        return found
+        return metrics
 
 
 def run(args: Namespace) -> Results:
@@ -249,8 +245,6 @@ def _quantize(
     scheme.
 
     Args:
-        args: the arguments of the script.
-        evaluation: text and tasks, which are evaluated before and after.
         results: receives metrics, notes and the headline.
     """
     config = torch_config(args, source)
@@ -292,9 +286,7 @@ def _quantize(
         scores: Mapping[str, Mapping[str, tuple[float, float]]] = {}
         if evaluation.tasks is not None:
             scores = evaluation.tasks.compared(
-                source.folder,
-                folder,
-                trust_code=source.trust_code,
+                source.folder, folder, trust_code=source.trust_code
             )
         if args.params_save:
             _save_params(args, load_checkpoint(folder, trust_code=source.trust_code))
@@ -313,13 +305,9 @@ def _quantize_in_memory(
     evaluation: Evaluation,
     results: Results,
 ) -> None:
-    """Quantize without writing a checkpoint, and evaluate before and after.
+    """Quantize the loaded model without a checkpoint, and evaluate before and after.
 
     Args:
-        args: the arguments of the script.
-        source: the float model, which is loaded as a whole.
-        config: the configuration of the quantization.
-        evaluation: text and tasks.
         results: receives metrics, notes and the headline.
     """
     trusted = source.trust_code
@@ -327,16 +315,11 @@ def _quantize_in_memory(
     data = None
     if config.needs_data:
         tokenizer = tokenizer_of(source.folder, trusted)
-        data = [
-            # Shape (1, length): a batch of one window.
-            row[None]
-            for row in read_windows(
-                args.dataset,
-                tokenizer,
-                args.seq_len,
-                args.num_calib_data,
-            )
-        ]
+        windows = read_windows(
+            args.dataset, tokenizer, args.seq_len, args.num_calib_data
+        )
+        # Shape (1, length): a batch of one window.
+        data = [window[None] for window in windows]
     # Before the quantization, which replaces layers of the same model.
     before = evaluation.of(model, source.folder, trusted)
     report = quantize_model(model, data, config)
@@ -351,12 +334,9 @@ def _quantize_in_memory(
 def _evaluate_float(args: Namespace, evaluation: Evaluation, results: Results) -> None:
     """Evaluate the float model."""
     folder = model_folder(args)
-    found = evaluation.of(
-        load_checkpoint(folder, trust_code=args.trust_remote_code),
-        folder,
-        args.trust_remote_code,
-    )
-    results.metrics |= {name: (value,) for name, value in found.items()}
+    model = load_checkpoint(folder, trust_code=args.trust_remote_code)
+    metrics = evaluation.of(model, folder, args.trust_remote_code)
+    results.metrics |= {name: (value,) for name, value in metrics.items()}
 
 
 def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
@@ -391,8 +371,8 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
     count = sum(isinstance(module, QuantizedLayer) for module in model.modules())
     layers = counted(count, f"layer of {folder} is", f"layers of {folder} are")
     results.notes.append(f"{layers} quantized")
-    found = evaluation.of(model, folder, args.trust_remote_code)
-    results.metrics |= {name: (value,) for name, value in found.items()}
+    metrics = evaluation.of(model, folder, args.trust_remote_code)
+    results.metrics |= {name: (value,) for name, value in metrics.items()}
 
 
 def _save_params(args: Namespace, model: Any) -> None:

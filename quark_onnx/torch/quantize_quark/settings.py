@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,9 +74,9 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
         ConfigError: a name is unknown, or a format is not supported.
     """
     if args.quant_scheme is None:
-        known = ", ".join(LLMTemplate.get_supported_schemes())
+        schemes = ", ".join(LLMTemplate.get_supported_schemes())
         raise ConfigError(
-            f"--quant_scheme is missing; it must be one of: {known}. Or give"
+            f"--quant_scheme is missing; it must be one of: {schemes}. Or give"
             " --skip_quantization",
         )
     for name in ("kv_cache_dtype", "attention_dtype"):
@@ -100,15 +99,15 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
     )
     # No parameter of AMD's ``get_config``.
     config.kv_cache_post_rope = args.kv_cache_post_rope
-    found = config.torch_config()
-    own = tuple(
+    result = config.torch_config()
+    sizes = tuple(
         (glob, _of_size(args, int(size))) for glob, size in args.group_size_per_layer
     )
     # The first matching glob counts: sizes of single layers come before schemes of layers.
-    found = found.with_(layers=(*own, *found.layers))
+    result = result.with_(layers=(*sizes, *result.layers))
     if args.scale_calculation_mode is not None:
-        found = _with_exponents(found, args.scale_calculation_mode)
-    return found
+        result = _with_exponents(result, args.scale_calculation_mode)
+    return result
 
 
 def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
@@ -170,26 +169,22 @@ def _excluded(args: Namespace) -> list[str] | None:
     if args.exclude_layers is None:
         return None
     # An empty list excludes nothing, where None means the template's patterns.
-    return [layer for layer in args.exclude_layers if layer not in (_NOTHING,)]
+    return [layer for layer in args.exclude_layers if layer != _NOTHING]
 
 
 def _of_size(args: Namespace, size: int) -> LayerSpec:
     """Return the scheme with a different group size.
 
-    Args:
-        args: the arguments of the script, with the scheme.
-        size: values in a group.
-
     Raises:
         ConfigError: the scheme has no groups, or groups of a fixed size.
     """
-    found = scheme(args.quant_scheme, args.group_size)
-    if found.weight is None or not found.weight.block_size:
+    spec = scheme(args.quant_scheme, args.group_size)
+    if spec.weight is None or not spec.weight.block_size:
         raise ConfigError(
             f"--group_size_per_layer: the scheme {args.quant_scheme} has no groups"
             " whose size is open",
         )
-    return found.with_(weight=found.weight.with_(block_size=size))
+    return spec.with_(weight=spec.weight.with_(block_size=size))
 
 
 def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
@@ -198,23 +193,19 @@ def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
     Raises:
         ConfigError: a file is for an algorithm that is not named.
     """
-    given = list(
-        chain.from_iterable(
-            filter(None, (args.pre_quantization_optimization, args.quant_algo))
-        )
-    )
-    names = list(map(str.lower, given))
-    found = dict[str, AlgoConfig]()
+    given = [*(args.pre_quantization_optimization or ()), *(args.quant_algo or ())]
+    names = [name.lower() for name in given]
+    settings = dict[str, AlgoConfig]()
     for path, config in _files(args):
         # By class: "smooth" and "smoothquant", "rotation" and "quarot" are the same settings.
-        own = [name for name in names if isinstance(config, algorithm_named(name))]
-        if not own:
+        matching = [name for name in names if isinstance(config, algorithm_named(name))]
+        if not matching:
             raise ConfigError(
                 f"{path} is for {config.name!r}, which --quant_algo does not name; add"
                 " it there",
             )
-        found[own[0]] = config
-    return names, found
+        settings[matching[0]] = config
+    return names, settings
 
 
 def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
@@ -222,9 +213,10 @@ def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
 
     Names of algorithms between the files are skipped.
     """
-    given = (args.quant_algo_config_file, args.pre_optimization_config_file_path)
-    for word in list(chain.from_iterable(filter(None, given))):
-        # The file says which algorithm it is for, so that a name in front of it adds nothing.
+    words = args.quant_algo_config_file or ()
+    pre_words = args.pre_optimization_config_file_path or ()
+    for word in (*words, *pre_words):
+        # The file says which algorithm it is for, so that a name before it adds nothing.
         if word.lower() not in ALGORITHMS:
             yield word, load_quant_algo_config_from_file(word)
 

@@ -162,14 +162,11 @@ def get_calib_dataloader(  # noqa: PLR0913
         # A processor of a multimodal model holds the tokenizer of its texts.
         tokenizer = getattr(processor, "tokenizer", None)
     windows = read_windows(dataset_name, tokenizer, seqlen, num_calib_data)
-    place = device_or_cpu(device)
-    size = min(
-        batch_size,
-        len(windows),
-    )  # keep a partial batch if it is the only one
+    target = device_or_cpu(device)
     return DataLoader(
-        cast("Dataset[Any]", [window.to(place) for window in windows]),
-        batch_size=size,
+        cast("Dataset[Any]", [window.to(target) for window in windows]),
+        # A partial batch is kept if it is the only one.
+        batch_size=min(batch_size, len(windows)),
         drop_last=drop_last,
         shuffle=shuffle,
     )
@@ -209,11 +206,8 @@ def get_loader(  # noqa: PLR0913
     # None reads all windows.
     count = num_batch * batch_size if num_batch > 0 else None
     windows = read_windows(path, tokenizer, seqlen, count)
-    return DataLoader(
-        cast("Dataset[Any]", windows),
-        batch_size=batch_size,
-        shuffle=shuffle,
-    )
+    dataset = cast("Dataset[Any]", windows)
+    return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle)
 
 
 def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:

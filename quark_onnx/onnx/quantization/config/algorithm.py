@@ -77,9 +77,9 @@ class AlgoConfig:
         name = parameters.pop("name", "")
         require_known(name, ALGO_NAME_TO_CLASS, "unknown algorithm")
         kind = ALGO_NAME_TO_CLASS[name]
-        known = [field.name for field in fields(kind)]
+        names = [field.name for field in fields(kind)]
         for parameter in parameters:
-            require_known(parameter, known, f"{name} has no parameter")
+            require_known(parameter, names, f"{name} has no parameter")
         return kind(**parameters)
 
     def native(self) -> Any:
@@ -370,10 +370,10 @@ class AutoMixprecisionConfig(AlgoConfig):
             "samples": self.data_size or AutoMixedPrecision().samples,
             "activation": self.narrow.native_activation(),
             "weight": None if weight is None else narrowed(weight),
-            "nodes": tuple(map(pattern, self.include_layers or ())),
+            "nodes": tuple(pattern(name) for name in self.include_layers or ()),
             # None is every operator type.
             "op_types": tuple(self.target_op_type or ()),
-            "exclude": tuple(map(pattern, self.exclude_layers or ())),
+            "exclude": tuple(pattern(name) for name in self.exclude_layers or ()),
         }
         if settings["nodes"]:
             settings["op_types"] = ()  # named nodes count for every operator type
@@ -430,8 +430,8 @@ class AutoMixprecisionConfig(AlgoConfig):
 
 #: The classes by the names that ``to_dict`` writes.
 ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
-    value.name: value
-    for value in (
+    cls.name: cls
+    for cls in (
         SmoothQuantConfig,
         CLEConfig,
         BiasCorrectionConfig,

@@ -89,7 +89,7 @@ class QConfig:
             _read(d.get("specific_layer_config", [])),
             _read(d.get("layer_type_config", [])),
             d.get("exclude", []),
-            list(map(AlgoConfig.from_dict, d.get("algo_config", []))),
+            [AlgoConfig.from_dict(entry) for entry in d.get("algo_config", [])],
             d.get("use_external_data_format", False),
             extra_options=d.get("extra_options", {}),
         )
@@ -142,7 +142,7 @@ class QConfig:
             # Names and pairs of ends are separate overrides: nodes of a name, nodes between ends.
             single = translation.single_names(names)
             if single:
-                nodes = list(map(translation.pattern, single))
+                nodes = [translation.pattern(name) for name in single]
                 draft.overrides.append(_override(config, nodes=nodes))
             for ends in translation.pairs_of_ends(names):
                 draft.overrides.append(_override(config, between=ends))

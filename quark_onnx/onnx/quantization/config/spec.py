@@ -83,9 +83,7 @@ def parse_enum(text: str) -> Any:
     members = _ENUMERATIONS[kind].__members__ if kind in _ENUMERATIONS else {}
     if name not in members:
         choices = [
-            f"{each}.{member}"
-            for each in _ENUMERATIONS
-            for member in _ENUMERATIONS[each].__members__
+            str(member) for members in _ENUMERATIONS.values() for member in members
         ]
         raise ConfigError(f"unknown value {text!r}{nearest(text, choices)}")
     return members[name]
@@ -226,7 +224,7 @@ class QTensorConfig:
         if method not in _CALIBRATORS:
             raise ConfigError(
                 f"calibration_method is {name_of(method)}; it must be one of: "
-                f"{', '.join([value.name for value in _CALIBRATORS])}",
+                f"{', '.join(choice.name for choice in _CALIBRATORS)}",
             )
         # The power of two that clips nothing is the min-max of these scales; AMD calls it
         # NonOverflow.
@@ -438,17 +436,17 @@ class QLayerConfig:
                 decision for each tensor.
         """
         # Of a layer's inputs and outputs, those that have a specification.
-        both = [
+        specs = [
             spec.native(weight=False)
             for spec in (self.input_tensors, self.output_tensors)
             if spec is not None
         ]
-        if len(both) == 2 and both[0] != both[1]:
+        if len(specs) == 2 and specs[0] != specs[1]:
             raise ConfigError(
-                f"input_tensors ({both[0]}) and output_tensors ({both[1]}) differ;"
+                f"input_tensors ({specs[0]}) and output_tensors ({specs[1]}) differ;"
                 " configure the layers around apart",
             )
-        return both[0] if both else None
+        return specs[0] if specs else None
 
     def native_weight(self) -> QuantizationSpec | None:
         """Translate the weights' specification; return None for float weights."""

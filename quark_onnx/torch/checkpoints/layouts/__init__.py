@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quark_onnx.common.containers import by_name as by_name
-from quark_onnx.common.containers import present_values as present_values
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.common.errors import nearest as nearest
 from quark_onnx.config.checks import require_known
 from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
@@ -23,8 +20,8 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = {
-    value.name: value
-    for value in (
+    layout.name: layout
+    for layout in (
         QuarkLayout,
         CompressedTensorsLayout,
         AwqLayout,
@@ -79,44 +76,28 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
         places[f"layers {glob!r}"] = spec
     for name, spec in config.types:
         places[f"types {name!r}"] = spec
-    for place, spec in places.items():
-        _check_spec(layout, place, spec)
+    for where, spec in places.items():
+        _check_spec(layout, where, spec)
     if config.kv_cache is not None:
         _check_cache(layout, config.kv_cache)
     _check_attention(layout, config)
 
 
 def _supporting(refusal: Callable[[Layout], str]) -> list[str]:
-    """Return the names of the layouts without a refusal.
-
-    Args:
-        refusal: function that returns why a layout does not support a setting; empty if it does.
-    """
-    names = list[str]()
-    for name, layout in LAYOUTS.items():
-        # Each layout is asked with its usual settings.
-        if not refusal(layout()):
-            names.append(name)
-    return names
+    """Return the names of the layouts without a refusal, which is a text, or empty."""
+    # Each layout is asked with its usual settings.
+    return [name for name, layout in LAYOUTS.items() if not refusal(layout())]
 
 
 def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
-    """Raise ConfigError if a layout does not support a layer.
-
-    Args:
-        place: the specification's place in the configuration, for errors.
-        spec: how the layer is quantized.
-    """
+    """Raise ConfigError, which names the place, if a layout does not support a layer."""
     if spec.weight is None and spec.weight_only:
         return  # stays float
     if reason := layout.refusal(spec):
         others = _supporting(lambda other: other.refusal(spec))
         tensors = {"weight": spec.weight, "input": spec.input, "output": spec.output}
         parts = [
-            f"{name} {part}"
-            for name, part in {
-                key: value for key, value in tensors.items() if value is not None
-            }.items()
+            f"{name} {tensor}" for name, tensor in tensors.items() if tensor is not None
         ]
         no_place = _no_place(layout, reason, others)
         raise ConfigError(f"{place}, {', '.join(parts)}, {no_place}")
@@ -147,13 +128,7 @@ def _check_attention(layout: Layout, config: TorchConfig) -> None:
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
-    """Return the end of a message, with the names of suitable layouts.
-
-    Args:
-        layout: the layout that does not.
-        reason: what that layout supports.
-        others: names of the layouts that support the setting.
-    """
+    """Return the end of a message, with the names of the other, suitable layouts."""
     if others:
         hint = f"these have one: {', '.join(others)}"
     else:
@@ -178,5 +153,5 @@ def read_layout(found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         # those of finegrained-fp8.
         if layout.method == method:
             return layout.read(found)
-    known = dict.fromkeys(layout.method for layout in LAYOUTS.values())
-    raise ConfigError(f"quant_method is {method!r}; this reads {', '.join(known)}")
+    methods = dict.fromkeys(layout.method for layout in LAYOUTS.values())
+    raise ConfigError(f"quant_method is {method!r}; this reads {', '.join(methods)}")

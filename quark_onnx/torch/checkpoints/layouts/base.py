@@ -216,11 +216,11 @@ def group_sizes(
         quantized: specifications of the quantized layers, by name.
         ungrouped: size that stands for weights without groups.
     """
-    sizes = dict[str, int]()
-    for name, spec in quantized.items():
-        if spec.weight is not None:
-            sizes[name] = spec.weight.group or ungrouped
-    return sizes
+    return {
+        name: spec.weight.group or ungrouped
+        for name, spec in quantized.items()
+        if spec.weight is not None
+    }
 
 
 def cache_key(name: str) -> str:
@@ -229,10 +229,10 @@ def cache_key(name: str) -> str:
     >>> cache_key("model.layers.0.self_attn.k_proj.output_scale")
     'model.layers.0.self_attn.k_scale'
     """
-    found = _PROJECTION.fullmatch(name)
-    if not found:
+    match = _PROJECTION.fullmatch(name)
+    if not match:
         return name
-    return f"{found['attention']}.{found['side']}_scale"
+    return f"{match['attention']}.{match['side']}_scale"
 
 
 def check_linear(
@@ -277,9 +277,7 @@ def small_integers(spec: LayerSpec) -> str:
     The integers have per-group or per-channel scales.
     """
     weight = spec.weight
-    if weight is None or [
-        value for value in (spec.input, spec.output) if value is not None
-    ]:
+    if weight is None or spec.input is not None or spec.output is not None:
         return "it has weights alone"
     if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 4:
         return "it has integers of 4 bits alone"
@@ -291,15 +289,9 @@ def small_integers(spec: LayerSpec) -> str:
 def unsigned(weight: Quantized) -> tuple[Any, Any]:
     """Return unsigned codes (outputs, inputs), zero points (outputs, blocks); int32."""
     below = _below(weight.spec)
-    zero = explicit_zero(weight.zero, weight.scale)
+    zero = in_columns(explicit_zero(weight.zero, weight.scale), weight)
     # In int32, since 8-bit codes plus 128 exceed int8.
-    return (
-        weight.matrix.to(torch.int32) + below,
-        in_columns(zero, weight).to(
-            torch.int32,
-        )
-        + below,
-    )
+    return weight.matrix.to(torch.int32) + below, zero.to(torch.int32) + below
 
 
 def from_unsigned(
@@ -328,15 +320,8 @@ def from_unsigned(
     if not spec.group:
         scale, zero = scale[:, 0], zero[:, 0]
     codes = in_blocks(codes, spec.group)
-    return Quantized(
-        spec,
-        like[0],
-        codes,
-        scale,
-        implicit_zero(zero),
-        None,
-        like[1],
-    )
+    shape, dtype = like
+    return Quantized(spec, shape, codes, scale, implicit_zero(zero), None, dtype)
 
 
 def _below(spec: TensorSpec) -> int:
@@ -363,12 +348,8 @@ def in_half(scale: torch.Tensor) -> torch.Tensor:
     half = scale.to(torch.float16)
     # Compared in float64, which holds all types of scales exactly. An overflow gives infinity,
     # which is never close.
-    if not torch.isclose(
-        half.double(),
-        scale.double(),
-        rtol=_HALF_LOSS,
-        atol=0.0,
-    ).all():
+    is_close = torch.isclose(half.double(), scale.double(), rtol=_HALF_LOSS, atol=0.0)
+    if not is_close.all():
         raise ConfigError(
             f"scales lie between {scale.min():.3g} and {scale.max():.3g}, which float16"
             " cannot hold; quantize with TensorSpec(..., scale='float16')",
@@ -393,7 +374,7 @@ def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
     def of_all(
         pairs: tuple[tuple[str, LayerSpec], ...],
     ) -> tuple[tuple[str, LayerSpec], ...]:
-        return tuple((key, of(spec)) for key, spec in pairs)
+        return tuple((name, of(spec)) for name, spec in pairs)
 
     return config.with_(
         default=of(config.default),
@@ -418,15 +399,15 @@ def the_one(layout: str, what: str, found: Mapping[str, Any]) -> Any:
             f"no layer is quantized, which the layout {layout!r} has no words for; copy"
             " the folder",
         )
-    first = next(iter(found))
+    first_name = next(iter(found))
     for name, value in found.items():
-        if value != found[first]:
+        if value != found[first_name]:
             raise ConfigError(
-                f"{first} has {what} {found[first]}, and {name} {value}; the layout"
+                f"{first_name} has {what} {found[first_name]}, and {name} {value}; the layout"
                 f" {layout!r} has one for all layers. Give them the same, or choose the"
                 " layout 'compressed-tensors' or 'quark'",
             )
-    return found[first]
+    return found[first_name]
 
 
 def check_parts_of_names(
@@ -446,10 +427,10 @@ def check_parts_of_names(
         is_named: whether the name of a quantized layer, given first, is matched by that of a float
             layer. By default clients look for the name of the float layer within other names.
     """
-    for name, other in product(floats, quantized):
-        if is_named(other, name):
+    for float_name, name in product(floats, quantized):
+        if is_named(name, float_name):
             raise ConfigError(
-                f"{name} stays float, and its name is a part of {other}: what reads the"
+                f"{float_name} stays float, and its name is a part of {name}: what reads the"
                 f" layout {layout!r} would take both for float; choose the layout"
                 " 'compressed-tensors' or 'quark'",
             )

@@ -101,12 +101,7 @@ _INPUTS: dict[str, Callable[[TensorSpec, TensorSpec], bool]] = {
 
 
 def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
-    """Return the name of the format of integer weights; empty if unsupported by vLLM.
-
-    Args:
-        weight: how the weight is quantized.
-        read: how the input is quantized; None if it is not.
-    """
+    """Return the name of the format of integer weights; empty if unsupported by vLLM."""
     if weight.dtype.bits > 8:
         return ""
     if read is None:
@@ -128,12 +123,7 @@ def _is_per_token_or_group(read: TensorSpec) -> bool:
 
 
 def _is_ungrouped_w8a8(weight: TensorSpec, read: TensorSpec) -> bool:
-    """Return whether weight and input are ungrouped 8-bit integers, and the weight symmetric.
-
-    Args:
-        weight: how the weight is quantized.
-        read: how the input is quantized.
-    """
+    """Return whether weight and input are ungrouped 8-bit integers, and the weight symmetric."""
     if weight.group or read.group:
         return False
     return weight.symmetric and weight.dtype.bits == read.dtype.bits == 8
@@ -166,8 +156,8 @@ class CompressedTensorsLayout(Layout):
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         """Return why keys and values cannot be stored; empty for E4M3 with per-tensor scales."""
-        whole = spec.dtype.name == "fp8e4m3" and spec.per_tensor
-        return "" if whole else "it has fp8e4m3 for keys and values"
+        is_supported = spec.dtype.name == "fp8e4m3" and spec.per_tensor
+        return "" if is_supported else "it has fp8e4m3 for keys and values"
 
     def check_layer(
         self,
@@ -211,12 +201,16 @@ class CompressedTensorsLayout(Layout):
         # group that would be the longest list of names.
         largest = max(members, key=lambda spec: len(members[spec]))
         # vLLM has another class for heads, and finds them by name alone.
-        heads = list(filter(_is_head, members.pop(largest)))
+        heads = [
+            name
+            for name in members.pop(largest)
+            if name.rpartition(".")[2] == "lm_head"
+        ]
         targets = members | {largest: ["Linear", *heads]}
         groups = dict[str, Any]()
         for spec, names in targets.items():
             groups[f"group_{len(groups)}"] = _group(spec, names)
-        formats = set(map(format_of, targets))
+        formats = {format_of(spec) for spec in targets}
         cache = None if config.kv_cache is None else config.kv_cache.spec
         return {
             "quant_method": "compressed-tensors",
@@ -335,7 +329,7 @@ class CompressedTensorsLayout(Layout):
         """
         floats = names_in(found, "ignore")
         # Without a group for the class Linear, layers that no group names stay float.
-        default, own = LayerSpec(), list[tuple[str, LayerSpec]]()
+        default, layers = LayerSpec(), list[tuple[str, LayerSpec]]()
         for group in _groups_of(found):
             spec = LayerSpec(
                 _spec(group.get("weights"), weight=True),
@@ -345,21 +339,16 @@ class CompressedTensorsLayout(Layout):
                 if target == "Linear":
                     default = spec
                 else:
-                    own.append((target, spec))
-        _check_names(*floats, *dict(own))
+                    layers.append((target, spec))
+        _check_names(*floats, *dict(layers))
         cache = _spec(found.get("kv_cache_scheme"))
         config = TorchConfig(
             default,
-            layers=tuple(own),
+            layers=tuple(layers),
             exclude=floats,
             kv_cache=None if cache is None else KVCache(cache),
         )
         return config, cls()
-
-
-def _is_head(name: str) -> bool:
-    """Return whether a layer computes the logits, by its name."""
-    return name.rpartition(".")[2] == "lm_head"
 
 
 def _group(spec: LayerSpec, targets: list[str]) -> dict[str, Any]:
@@ -469,9 +458,7 @@ def _unpacked(
 
     Args:
         parts: tensors by the end of their names.
-        weight: how the weight is quantized.
         shape: shape of the weight, (outputs, inputs).
-        dtype: dtype of the dequantized weight.
 
     Raises:
         ModelError: a tensor is missing, or does not hold the codes of the shape.
@@ -577,13 +564,12 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
     """Return the quantization arguments of a tensor, as in compressed-tensors.
 
     Args:
-        spec: how the tensor is quantized.
-        form: name of the format, for weights.
+        form: name of the format of a weight; empty for activations.
     """
     if spec is None:
         return None
     is_integer = isinstance(spec.dtype, Integer)
-    arguments = {
+    arguments: dict[str, Any] = {
         "num_bits": spec.dtype.bits,
         "type": "int" if is_integer else "float",
         # Floats have no zero point.
@@ -593,11 +579,9 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
         "dynamic": False if form else _dynamic(spec),
     }
     scale_dtype = _SCALE_DTYPES.get(spec.dtype.name)
-    return arguments | {
-        key: value
-        for key, value in {"scale_dtype": scale_dtype}.items()
-        if value is not None
-    }
+    if scale_dtype is not None:
+        arguments["scale_dtype"] = scale_dtype
+    return arguments
 
 
 #: Types of scales, of formats whose scales are no floats of the model's type.
@@ -608,12 +592,7 @@ _SCALE_DTYPES = {
 
 
 def _strategy(spec: TensorSpec, form: str) -> str:
-    """Return the name of the granularity of scales.
-
-    Args:
-        spec: how the tensor is quantized.
-        form: name of the format of a weight; empty for activations.
-    """
+    """Return the name of the granularity of scales; ``form`` is empty for activations."""
     if is_two_level(spec):
         return "tensor_group"
     if spec.group:

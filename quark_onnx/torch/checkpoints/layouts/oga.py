@@ -58,10 +58,9 @@ class OgaLayout(QuarkLayout):
         Blocks have one of the sizes of the operator MatMulNBits: 16, 32, 64, 128 or 256 inputs.
         Per-channel scales are refused.
         """
-        sizes = ", ".join(map(str, _SIZES))
         reason = small_integers(spec)
         if not reason and (spec.weight is None or spec.weight.group not in _SIZES):
-            reason = f"it has blocks of {sizes}"
+            return f"it has blocks of {', '.join(map(str, _SIZES))}"
         return reason
 
     def cache_refusal(self, spec: TensorSpec) -> str:
@@ -105,21 +104,22 @@ class OgaLayout(QuarkLayout):
             ConfigError: a layer other than ``lm_head`` stays float, layers of decoder blocks differ
                 in block size, or none of them is quantized.
         """
-        for lost in [value for value in floats if value not in [_HEAD]]:
-            raise ConfigError(
-                f"{lost} stays float, and the model builder of onnxruntime-genai takes"
-                " every layer of a block for integers; quantize all but lm_head, or"
-                " choose another layout",
-            )
+        for name in floats:
+            if name != _HEAD:
+                raise ConfigError(
+                    f"{name} stays float, and the model builder of onnxruntime-genai takes"
+                    " every layer of a block for integers; quantize all but lm_head, or"
+                    " choose another layout",
+                )
         sizes = group_sizes(quantized)
         head = sizes.pop(_HEAD, None)
         # The builder has one block size for all decoder blocks, and one for the head.
         size = the_one(self.name, "blocks of", sizes)
-        own = () if head in (None, size) else ((_HEAD, _spec(head)),)
+        entries = () if head in (None, size) else ((_HEAD, _spec(head)),)
         return super().quantization_config(
             quantized,
             floats,
-            TorchConfig(_spec(size), layers=own),
+            TorchConfig(_spec(size), layers=entries),
         )
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
@@ -139,16 +139,9 @@ class OgaLayout(QuarkLayout):
         plain = _spec(weight.spec.group)
         assert plain.weight is not None
         scale = in_columns(weight.scale, weight)
-        return super().stored(
-            from_unsigned(
-                codes,
-                zero,
-                scale,
-                plain.weight,
-                (weight.shape, weight.dtype),
-            ),
-            plain,
-        )
+        like = (weight.shape, weight.dtype)
+        shifted = from_unsigned(codes, zero, scale, plain.weight, like)
+        return super().stored(shifted, plain)
 
 
 def _spec(size: int) -> LayerSpec:

@@ -118,10 +118,10 @@ class QuarkLayout(Layout):
         Raises:
             ConfigError: AMD Quark does not know the rule for the shared exponents of an input.
         """
-        found = quark_json.to_json(config, floats, self.pack_method)
+        content = quark_json.to_json(config, floats, self.pack_method)
         # ``to_json`` writes the entry for codes.
-        found["export"]["weight_format"] = self.weight_format
-        return found
+        content["export"]["weight_format"] = self.weight_format
+        return content
 
     def _second(self, spec: TensorSpec) -> str:
         """Return the suffix of an activation scale: a global scale has "_2"."""
@@ -137,10 +137,10 @@ class QuarkLayout(Layout):
         >>> QuarkLayout().key("model.layers.0.self_attn.q_proj.prob_output_scale")
         'model.layers.0.self_attn.prob_output_scale'
         """
-        found = _PROBABILITIES.fullmatch(name)
-        if not found:
+        match = _PROBABILITIES.fullmatch(name)
+        if not match:
             return name
-        return f"{found['attention']}.{found['end']}"
+        return f"{match['attention']}.{match['end']}"
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         """Return the tensors of a weight: packed codes, or dequantized floats for "fake_quantized".
@@ -211,8 +211,7 @@ class QuarkLayout(Layout):
         """
         end = f"{side}_scale{self._second(spec)}"
         # Zero points that are all 0 become None, as in a quantized model.
-        zero = get(f"{side}_zero_point")
-        zero = implicit_zero(zero)
+        zero = implicit_zero(get(f"{side}_zero_point"))
         if zero is not None:
             zero = zero.reshape(())
         return Params(needed(get(end), end).reshape(()), zero)

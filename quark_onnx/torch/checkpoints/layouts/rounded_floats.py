@@ -29,27 +29,27 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 
 def stored_floats(weight: Quantized) -> dict[str, Any]:
     """Return the tensors of a quantized weight, by the end of their names."""
-    found = {"weight": weight.dequantize()}
+    tensors = {"weight": weight.dequantize()}
     # 16-bit floats and block floating point have no scales.
     if weight.scale is None:
-        return found
+        return tensors
     scale = weight.scale
     # Bytes are exponents (E8M0), or floats without a torch dtype (E5M3).
     if scale.dtype == torch.uint8:
         scale = scale_values(scale, weight.spec.dtype).to(weight.dtype)
     elif weight.whole is not None:  # E4M3, relative to the scale of the tensor
         scale = scale.float() * weight.whole
-    found["weight_scale"] = scale
+    tensors["weight_scale"] = scale
     if isinstance(weight.spec.dtype, Progressive):
         # The codes are symmetric; amd-quark has their zero points nevertheless.
         zero = torch.zeros_like(scale, dtype=torch.int32)
-        return found | factors_of(weight) | {"weight_zero_point_2": zero}
+        return tensors | factors_of(weight) | {"weight_zero_point_2": zero}
     if isinstance(weight.spec.dtype, Integer):
         zero = explicit_zero(weight.zero, scale)
-        found["weight_zero_point"] = zero.to(torch.int32)
+        tensors["weight_zero_point"] = zero.to(torch.int32)
     if weight.whole is not None:
-        found["weight_scale_2"] = weight.whole
-    return found
+        tensors["weight_scale_2"] = weight.whole
+    return tensors
 
 
 def restored_floats(

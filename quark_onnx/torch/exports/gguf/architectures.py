@@ -110,18 +110,19 @@ class Target:
         Raises:
             ModelError: the number of rows does not match the heads.
         """
-        part = _ROTATED.search(self.name)
-        if part is None:
+        match = _ROTATED.search(self.name)
+        if match is None:
             return None
         heads = (
-            config.num_attention_heads if part[1] == "q" else config.num_key_value_heads
+            config.num_attention_heads
+            if match[1] == "q"
+            else config.num_key_value_heads
         )
         rows = self.sources[0].shape[0]
         if rows != heads * head_dim(config):
-            found = f"{self.sources[0].name!r} has {rows} rows"
             raise ModelError(
-                f"{found}; the {heads} heads of {head_dim(config)} in config.json have"
-                " others",
+                f"{self.sources[0].name!r} has {rows} rows; the {heads} heads of"
+                f" {head_dim(config)} in config.json have others",
             )
         # (heads, half, features / 2) to (heads, features / 2, half).
         return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
@@ -174,7 +175,7 @@ def targets(
         if name == architecture.name
     )
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    found: dict[str, list[tuple[int, StoredTensor]]] = {}
+    parts_by_name: dict[str, list[tuple[int, StoredTensor]]] = {}
     # In natural order, so that expert 10 follows expert 9 in a stack.
     for stored in sorted(tensors, key=lambda stored: _natural(stored.name)):
         # llama.cpp takes the embedding for a tied head.
@@ -195,20 +196,22 @@ def targets(
                 f" {stored.name!r}",
             )
         if stored.dtype not in _FLOATS:
-            what = f"the tensor {stored.name!r} is of type {stored.dtype}"
             raise ModelError(
-                f"{stored.path}: {what}; the floats of the model are needed",
+                f"{stored.path}: the tensor {stored.name!r} is of type {stored.dtype}; the"
+                " floats of the model are needed",
             )
-        found.setdefault(name, []).append((int(expert[1]) if expert else 0, stored))
-    _check(found, config)
-    made = list[Target]()
-    for name, parts in found.items():
-        made.append(Target(name, tuple(stored for _, stored in parts)))
-    return made
+        parts_by_name.setdefault(name, []).append(
+            (int(expert[1]) if expert else 0, stored)
+        )
+    _check(parts_by_name, config)
+    return [
+        Target(name, tuple(stored for _, stored in parts))
+        for name, parts in parts_by_name.items()
+    ]
 
 
 def _check(
-    found: dict[str, list[tuple[int, StoredTensor]]], config: PreTrainedConfig
+    parts_by_name: dict[str, list[tuple[int, StoredTensor]]], config: PreTrainedConfig
 ) -> None:
     """Raise ModelError for missing tensors.
 
@@ -216,20 +219,20 @@ def _check(
     embedding and the final norm.
     """
     # The first block tells which tensors a block of this architecture has.
-    matches = [value for value in map(_BLOCK.fullmatch, found) if value is not None]
-    first = {match[2] for match in matches if match[1] == "0"}
+    matches = map(_BLOCK.fullmatch, parts_by_name)
+    suffixes = {match[2] for match in matches if match and match[1] == "0"}
     needed = {"token_embd.weight", "output_norm.weight"}
     for block in range(config.num_hidden_layers):
-        needed |= {f"blk.{block}.{rest}" for rest in first}
+        needed |= {f"blk.{block}.{suffix}" for suffix in suffixes}
     if not config.tie_word_embeddings:
         needed.add("output.weight")
-    if missing := sorted(needed - found.keys(), key=_natural):
+    if missing := sorted(needed - parts_by_name.keys(), key=_natural):
         raise ModelError(
             f"the checkpoint lacks what becomes {missing[0]!r}; config.json asks"
             " for it",
         )
     experts = getattr(config, "num_local_experts", None) or 0
-    for name, parts in found.items():
+    for name, parts in parts_by_name.items():
         # No index may be missing or repeated.
         if "_exps." in name and [index for index, _ in parts] != list(range(experts)):
             raise ModelError(

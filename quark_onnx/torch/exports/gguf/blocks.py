@@ -53,7 +53,7 @@ Q4_1 = Form("Q4_1", 0, 15, True)
 Q8_0 = Form("Q8_0", -128, 127, False)
 #: The codes are bit patterns of FP4 values, not integers.
 MXFP4 = Form("MXFP4", 0, 15, False)
-FORMS = {value.name: value for value in (Q4_0, Q4_1, Q8_0, MXFP4)}
+FORMS = {form.name: form for form in (Q4_0, Q4_1, Q8_0, MXFP4)}
 _MXFP4 = TensorSpec("mxfp4e2m1")
 
 
@@ -171,22 +171,27 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
     codes = _nearest(x, scale, offset, form)
     error = _error(x, codes, scale, offset)
     # The blocks that still improve, by index.
-    left = torch.arange(len(x))
+    active = torch.arange(len(x))
     for _ in range(_ROUNDS):
-        part = x[left]
-        fitted, moved = _least_squares(part, codes[left], form)
-        fitted, moved = fitted.to(torch.float16), moved.to(torch.float16)
+        values = x[active]
+        new_scale, new_offset = _least_squares(values, codes[active], form)
+        new_scale, new_offset = (
+            new_scale.to(torch.float16),
+            new_offset.to(torch.float16),
+        )
         # Fitted in float32, and judged as rounded to float16.
-        tried = _nearest(part, fitted, moved, form)
-        now = _error(part, tried, fitted, moved)
-        better = now < error[left]  # false for NaN and infinity after an overflow
+        new_codes = _nearest(values, new_scale, new_offset, form)
+        new_error = _error(values, new_codes, new_scale, new_offset)
+        better = (
+            new_error < error[active]
+        )  # false for NaN and infinity after an overflow
         # a block without improvement would repeat the same scale, so that it is finished
-        left, kept = left[better], better.nonzero().squeeze(1)
-        scale[left], offset[left], codes[left], error[left] = (
-            fitted[kept],
-            moved[kept],
-            tried[kept],
-            now[kept],
+        active, improved = active[better], better.nonzero().squeeze(1)
+        scale[active], offset[active], codes[active], error[active] = (
+            new_scale[improved],
+            new_offset[improved],
+            new_codes[improved],
+            new_error[improved],
         )
     # (blocks, ...) to (rows, blocks, ...).
     rows = (len(weight), -1)
@@ -249,8 +254,8 @@ def _error(
 ) -> Any:
     """Return the squared error of each block, (blocks,)."""
     # In float64, as squares of great float32 numbers overflow.
-    left = x - (codes.float() * scale.float() + offset.float())
-    return (left.double() ** 2).sum(-1)
+    residual = x - (codes.float() * scale.float() + offset.float())
+    return (residual.double() ** 2).sum(-1)
 
 
 def _float16(x: torch.Tensor, name: str) -> Any:

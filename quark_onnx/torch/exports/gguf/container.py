@@ -61,14 +61,14 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> GGUFWriter:
     """
     import gguf
 
-    found = gguf.GGUFWriter(path, architecture)
-    found.add_type("model")
-    found.add_name(name)
+    gguf_writer = gguf.GGUFWriter(path, architecture)
+    gguf_writer.add_type("model")
+    gguf_writer.add_name(name)
     # The file type of MXFP4 bears the name of mixtures of experts.
     special = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
-    found.add_file_type(gguf.LlamaFileType[special.get(kind, f"MOSTLY_{kind}")])
-    found.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    return found
+    gguf_writer.add_file_type(gguf.LlamaFileType[special.get(kind, f"MOSTLY_{kind}")])
+    gguf_writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    return gguf_writer
 
 
 def write(writer: GGUFWriter, entries: Sequence[Entry]) -> None:
@@ -109,7 +109,7 @@ def verify(path: Path, entries: Sequence[Entry]) -> None:
 
     try:
         reader = gguf.GGUFReader(path)
-        found = {
+        tensors = {
             # GGUF lists the fastest axis first.
             tensor.name: (tensor.tensor_type.name, tuple(tensor.shape[::-1]))
             for tensor in reader.tensors
@@ -118,7 +118,7 @@ def verify(path: Path, entries: Sequence[Entry]) -> None:
         raise ModelError(
             f"{path.name} reads back damaged: {error}; is the disk full?",
         ) from error
-    if found != {entry.name: (entry.type, entry.shape) for entry in entries}:
+    if tensors != {entry.name: (entry.type, entry.shape) for entry in entries}:
         raise ModelError(
             f"{path.name} reads back with other tensors than were written; is the disk full?",
         )

@@ -109,30 +109,23 @@ def write_gguf(  # noqa: PLR0913
     # All errors of arguments come before the file is begun.
     source, output = Path(source), Path(output)
     kind, embeddings = _types(kind, embeddings, output)
-    architecture, config, found = planned(source)
-    found += _untied_head(weights or {}, source, config)
-    given = _matched(
-        weights or {},
-        {
-            value.name: value
-            for value in [source for target in found for source in target.sources]
-        },
-    )
+    architecture, config, planned_targets = planned(source)
+    planned_targets += _untied_head(weights or {}, source, config)
+    stored = {
+        tensor.name: tensor for target in planned_targets for tensor in target.sources
+    }
+    given = _matched(weights or {}, stored)
     parts = [
         _part(target, given, (kind, embeddings), architecture, config)
-        for target in found
+        for target in planned_targets
     ]
     _check_not_all_float(parts, kind)
     entries = _entries(parts, config)
     # The rows of the embedding are the vocabulary, padding included.
     rows = {entry.name: entry for entry in entries}["token_embd.weight"].shape[0]
     with container.staged(output) as temporary:
-        writer = container.writer(
-            temporary,
-            architecture.name,
-            source.resolve().name,
-            kind,
-        )
+        name = source.resolve().name
+        writer = container.writer(temporary, architecture.name, name, kind)
         add_hyperparameters(writer, config, architecture, rows)
         notes = add_vocabulary(writer, source, rows, split)
         container.write(writer, entries)
@@ -152,13 +145,14 @@ def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
     """
     # Before the packages are needed, since this error is the more useful one.
     architecture = architecture_of(read_json(source / "config.json").get("model_type"))
-    _need("gguf", "transformers")
+    for package in ("gguf", "transformers"):
+        if find_spec(package) is None:
+            raise MissingDependency(
+                f"a GGUF file needs the package {package}: {pip_install('llm')}",
+            )
     config = float_config_of(source)
-    return (
-        architecture,
-        config,
-        targets(Reader(source).tensors.values(), architecture, config),
-    )
+    tensors = Reader(source).tensors.values()
+    return architecture, config, targets(tensors, architecture, config)
 
 
 def _part(
@@ -171,10 +165,7 @@ def _part(
     """Return a tensor with its type, the order of its rows and the constant of norms.
 
     Args:
-        given: codes or floats by names of the checkpoint.
         kinds: types of the weights in blocks, and of embeddings.
-        architecture: the architecture of llama.cpp.
-        config: the transformers configuration.
     """
     kind, reason = typed(target, given, *kinds)
     # q and k have rows in another order only where features rotate in adjacent pairs.
@@ -191,28 +182,19 @@ def _part(
 
 def _entries(parts: Iterable[Part], config: PreTrainedConfig) -> list[container.Entry]:
     """Return what is written: the tensors of a checkpoint, and those of the rotary embedding."""
-    found = [
+    entries = [
         container.Entry(
-            part.target.name,
-            part.type,
-            part.target.shape,
-            part.nbytes,
-            part.data,
+            part.target.name, part.type, part.target.shape, part.nbytes, part.data
         )
         for part in parts
     ]
     # The checkpoint has no such tensors; they follow from config.json.
     for name, factors in rope_tensors(config).items():
-        found.append(
-            container.Entry(
-                name,
-                "F32",
-                factors.shape,
-                factors.nbytes,
-                partial(np.copy, factors),
-            ),
+        data = partial(np.copy, factors)
+        entries.append(
+            container.Entry(name, "F32", factors.shape, factors.nbytes, data)
         )
-    return found
+    return entries
 
 
 def _check_not_all_float(parts: Iterable[Part], kind: str) -> None:
@@ -243,10 +225,10 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
     embeddings = embeddings or ("f32" if kind.lower() == "f32" else "f16")
     for option, value in (("kind", kind), ("embeddings", embeddings)):
         if value.upper() not in TYPES:
-            known = [name.lower() for name in TYPES]
+            names = [name.lower() for name in TYPES]
             raise ConfigError(
-                f"{option} is {value!r}{nearest(value, known)}; it must be one of:"
-                f" {', '.join(known)}",
+                f"{option} is {value!r}{nearest(value, names)}; it must be one of:"
+                f" {', '.join(names)}",
             )
     if output.suffix != ".gguf":
         raise ConfigError(
@@ -255,25 +237,10 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
     return kind.upper(), embeddings.upper()
 
 
-def _need(*packages: str) -> None:
-    """Raise MissingDependency if a package is not installed."""
-    for package in packages:
-        if find_spec(package) is None:
-            raise MissingDependency(
-                f"a GGUF file needs the package {package}: {pip_install('llm')}",
-            )
-
-
 def _untied_head(
     weights: Mapping[str, Any], source: Path, config: PreTrainedConfig
 ) -> list[Target]:
-    """Return the head that weights separate from the embedding, as rotations do, or nothing.
-
-    Args:
-        weights: codes or floats by names of the checkpoint.
-        source: the folder of the checkpoint, which has no such tensor.
-        config: the transformers configuration.
-    """
+    """Return the head if weights separate it from the embedding, as rotations do; else nothing."""
     if not config.tie_word_embeddings or _HEAD not in weights:
         return []
     # llama.cpp takes the embedding for the head only if the file has no head
@@ -290,22 +257,19 @@ def _matched(
     Raises:
         ConfigError: a name or a shape does not match.
     """
-    found = {}
+    matched = {}
     for name, weight in weights.items():
         # The suffix may be left out.
-        if name in stored:
-            full = name
-        else:
-            full = f"{name}.weight"
-        if full not in stored:
+        full_name = name if name in stored else f"{name}.weight"
+        if full_name not in stored:
             raise ConfigError(
                 f"weights has {name!r}, which is no tensor to"
-                f" write{nearest(full, list(stored))}",
+                f" write{nearest(full_name, list(stored))}",
             )
-        if tuple(weight.shape) != stored[full].shape:
+        if tuple(weight.shape) != stored[full_name].shape:
             raise ConfigError(
                 f"weights[{name!r}] is of shape {tuple(weight.shape)}, stored is"
-                f" {stored[full].shape}",
+                f" {stored[full_name].shape}",
             )
-        found[full] = weight
-    return found
+        matched[full_name] = weight
+    return matched

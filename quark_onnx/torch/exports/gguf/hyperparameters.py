@@ -71,10 +71,10 @@ def notes_on(config: PreTrainedConfig) -> list[str]:
 def _check(config: PreTrainedConfig, architecture: Architecture) -> None:
     """Raise ModelError for settings without a key in GGUF, where llama.cpp differs."""
     if config.hidden_act not in architecture.activations:
-        known = " or ".join(architecture.activations)
+        computed = " or ".join(architecture.activations)
         raise ModelError(
             f"hidden_act is {config.hidden_act!r}; llama.cpp's {architecture.name!r}"
-            f" computes {known}",
+            f" computes {computed}",
         )
     if not getattr(config, "norm_topk_prob", True):
         raise ModelError(
@@ -164,10 +164,10 @@ def _llama3(rope: Any, dim: int) -> Any:
 
 def _original(config: PreTrainedConfig) -> int:
     """Return the number of tokens of the context before its extension."""
-    own = config.rope_parameters.get("original_max_position_embeddings")
+    length = config.rope_parameters.get("original_max_position_embeddings")
     return int(
         # The parameters of the embedding have priority over the configuration of the model.
-        own
+        length
         or getattr(config, "original_max_position_embeddings", None)
         or config.max_position_embeddings,
     )

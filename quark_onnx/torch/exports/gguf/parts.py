@@ -60,8 +60,8 @@ class Part:
             ModelError: a tensor cannot be read, or its type cannot hold the values.
         """
         # The first axis of a stack counts the experts.
-        each = list(map(self._encoded, self.target.sources))
-        return np.stack(each) if self.target.stacked else each[0]
+        arrays = [self._encoded(tensor) for tensor in self.target.sources]
+        return np.stack(arrays) if self.target.stacked else arrays[0]
 
     def _encoded(self, stored: StoredTensor) -> Any:
         """Return the rows of one source in the type and the order of the file."""

@@ -45,9 +45,8 @@ def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFi
     weights = dict[str, Any]()
     # A layer whose activations alone are rounded has its weight under another name.
     for name, parameter in model.named_parameters():
-        weights[sources.key_of(name.replace(".float_weight", ".weight"))] = (
-            parameter.detach()
-        )
+        key = sources.key_of(name.replace(".float_weight", ".weight"))
+        weights[key] = parameter.detach()
     for name, layer in instances(model, QuantizedLayer).items():
         if layer.spec.probabilities is not None:
             raise ConfigError(f"{name}: {_NO_ATTENTION}")
@@ -76,10 +75,7 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         if spec.probabilities is not None:
             raise ConfigError(f"{name}: {_NO_ATTENTION}")
     targets = planned(source.folder)[2]
-    stored = {
-        value.name
-        for value in [source for target in targets for source in target.sources]
-    }
+    stored = {tensor.name for target in targets for tensor in target.sources}
     sources = Sources(source.reader, source.model)
     # The kind of codes decides, so that a weight of one block stands for all layers of the spec.
     for weight in dict.fromkeys(spec.weight for _, spec in chosen.values()):

@@ -67,11 +67,13 @@ def read(path: Path) -> SentencePiece:
         )
     # 1 is a normal piece, the default of the field.
     pieces = [(piece.piece, piece.score, piece.type or 1) for piece in message.pieces]
-    prefix = message.normalizer
+    normalizer = message.normalizer
     # The default of the field is true, which this descriptor does not tell.
     return SentencePiece(
         pieces,
-        prefix.add_dummy_prefix if prefix.HasField("add_dummy_prefix") else True,
+        normalizer.add_dummy_prefix
+        if normalizer.HasField("add_dummy_prefix")
+        else True,
     )
 
 
@@ -93,13 +95,10 @@ def _message() -> Any:
         )
         # A text in place of a type names a message.
         if isinstance(kind, str):
-            field.type, field.type_name = (
-                _FIELD.TYPE_MESSAGE,
-                f".quark_onnx.sentencepiece.{kind}",
-            )
-            field.label = (
-                _FIELD.LABEL_REPEATED if name == "pieces" else _FIELD.LABEL_OPTIONAL
-            )
+            field.type = _FIELD.TYPE_MESSAGE
+            field.type_name = f".quark_onnx.sentencepiece.{kind}"
+            if name == "pieces":
+                field.label = _FIELD.LABEL_REPEATED
         else:
             field.type = kind
     # A pool of its own leaves the default pool of the process unchanged.

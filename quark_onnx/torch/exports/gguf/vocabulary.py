@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +90,8 @@ def add_vocabulary(
     import gguf
 
     vocabulary = _read(folder, split)
-    special = _special(
-        folder,
-        rows,
-        vocabulary is not None and vocabulary.model == "gpt2",
-    )
+    merges = vocabulary is not None and vocabulary.model == "gpt2"
+    special = _special(folder, rows, merges)
     if vocabulary is None:
         writer.add_tokenizer_model(gguf.NoVocab.tokenizer_model)
         special.add_to_gguf(writer, quiet=True)
@@ -125,10 +121,8 @@ def add_vocabulary(
         writer.add_token_scores(vocabulary.scores + [min(vocabulary.scores)] * missing)
         writer.add_add_space_prefix(vocabulary.space)
     if (folder / "tokenizer.json").is_file():
-        special.add_special_token.setdefault(
-            "bos",
-            False,
-        )  # llama.cpp would guess by the name of the split
+        # llama.cpp would guess by the name of the split.
+        special.add_special_token.setdefault("bos", False)
     special.add_to_gguf(writer, quiet=True)
     return []
 
@@ -150,10 +144,10 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
         for kind in ("bos", "eos"):
             ids = values.get(f"{kind}_token_id")
             # GGUF has one id of the end; of several, the first is written.
-            first = ids[0] if isinstance(ids, list) and ids else ids
+            token_id = ids[0] if isinstance(ids, list) and ids else ids
             # A configuration may have -1 for no token.
-            if isinstance(first, int) and 0 <= first < rows:
-                special.special_token_ids.setdefault(kind, first)
+            if isinstance(token_id, int) and 0 <= token_id < rows:
+                special.special_token_ids.setdefault(kind, token_id)
     return special
 
 
@@ -205,7 +199,7 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
             types[index] = _type_of_piece(text, model, types[index])
     if not pieces:
         return Vocabulary("gpt2", split or _split_of(values), tokens, types, [], False)
-    merges = list(map(_merged, model["merges"]))
+    merges = [_merged(merge) for merge in model["merges"]]
     # the first of several merges to a token has its rank; tokens of no merge come last
     ranks = [-float(len(merges))] * len(tokens)
     for rank, merged in reversed(list(enumerate(merges))):
@@ -240,14 +234,10 @@ _WITHOUT = (
 def _split_of(values: dict[str, Any]) -> str:
     """Return llama.cpp's name of a byte-level tokenizer's pre-tokenizer."""
     pre_tokenizers = _flat(values.get("pre_tokenizer"), "pretokenizers")
-    steps = list(chain.from_iterable(map(_expressions, pre_tokenizers)))
+    steps = [expression for step in pre_tokenizers for expression in _expressions(step)]
     normalizers = _flat(values.get("normalizer"), "normalizers")
     # Another normalization changes the text before it is split.
-    normal = [
-        value
-        for value in [step["type"] for step in normalizers]
-        if value not in ["NFC"]
-    ]
+    normal = [step["type"] for step in normalizers if step["type"] != "NFC"]
     name = _SPLITS.get((tuple(steps), bool(values["model"].get("ignore_merges"))))
     if name is None or normal:
         raise ModelError(
@@ -289,11 +279,9 @@ def _keeps_all(split: dict[str, Any]) -> bool:
 
 def _prepends(values: dict[str, Any]) -> bool:
     """Return whether a sentencepiece-like tokenizer prepends a space to the text."""
-    steps = _flat(values.get("normalizer"), "normalizers") + _flat(
-        values.get("pre_tokenizer"),
-        "pretokenizers",
-    )
-    return any(map(_adds_space, steps))
+    steps = _flat(values.get("normalizer"), "normalizers")
+    steps += _flat(values.get("pre_tokenizer"), "pretokenizers")
+    return any(_adds_space(step) for step in steps)
 
 
 def _adds_space(step: dict[str, Any]) -> bool:
@@ -318,17 +306,17 @@ def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
     """
     model = sentencepiece.read(path)
     tokens, scores, types = map(list, zip(*model.pieces, strict=True))
-    more = folder / "added_tokens.json"
+    added_file = folder / "added_tokens.json"
     added = sorted(
         (index, text)
         # The file repeats tokens of the model.
-        for text, index in _read_optional(more).items()
+        for text, index in _read_optional(added_file).items()
         if index >= len(tokens)
     )
     for index, text in added:
         if index != len(tokens):
             raise ModelError(
-                f"{more}: the ids of its tokens do not follow those of {path.name}",
+                f"{added_file}: the ids of its tokens do not follow those of {path.name}",
             )
         tokens.append(text)
     scores += [min(scores)] * len(added)

@@ -58,10 +58,8 @@ class Roundings:
         stem, narrow = f"{layer}.{side}", result
         # The nodes below round float32.
         if self._kind != TensorProto.FLOAT:
-            source, narrow = (
-                self._cast(source, f"{stem}_wide", TensorProto.FLOAT),
-                graph.fresh(f"{stem}_rounded_wide"),
-            )
+            source = self._cast(source, f"{stem}_wide", TensorProto.FLOAT)
+            narrow = graph.fresh(f"{stem}_rounded_wide")
         text = self._rounded(source, narrow, rounding, stem)
         if narrow != result:
             graph.add("Cast", [narrow], [result], to=self._kind)
@@ -80,10 +78,10 @@ class Roundings:
         if not isinstance(spec.dtype, Scaled):
             # 16-bit floats are cast, and block formats have functions.
             return
-        known = is_float8(spec.dtype) or (
+        has_operators = is_float8(spec.dtype) or (
             isinstance(spec.dtype, Integer) and spec.dtype.bits <= 16
         )
-        if not known or (spec.dynamic and spec.scale == "bfloat16"):
+        if not has_operators or (spec.dynamic and spec.scale == "bfloat16"):
             raise ConfigError(f"{where}; ONNX has no operators that compute the same")
         if self._kind != TensorProto.FLOAT and spec.dynamic and spec.scale == "model":
             raise ConfigError(
@@ -131,15 +129,15 @@ class Roundings:
         codes, plain = graph.fresh(f"{stem}_quantized"), result
         if is_small(dtype):
             # onnxruntime fuses these pairs with adjacent nodes incorrectly
-            # (``steps.fusion_barriers``); a Min prevents the fusion, without an effect on values,
-            # since greater values saturate
+            # (``writing.fusion_barriers``); a Min prevents the fusion, without an effect on values,
+            # since greater values saturate.
             # Values of the least and of the greatest code; the greater magnitude bounds both.
             ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
             greatest = graph.add_constant(f"{stem}_greatest", ends.max())
-            held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
-            graph.add("Min", [source, greatest], [held], name=f"{stem}_Min")
+            bounded, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
+            graph.add("Min", [source, greatest], [bounded], name=f"{stem}_Min")
             graph.add("Min", [plain, greatest], [result], name=f"{stem}_Min_behind")
-            source = held
+            source = bounded
         graph.add(
             "QuantizeLinear",
             [source, *parts],
@@ -161,15 +159,19 @@ class Roundings:
             self.functions[name] = bodies.rounding(spec, graph.opset)
             graph.import_domain(bodies.DOMAIN)
         # NVFP4 has its calibrated scale as the global scale.
-        told = {"scale": rounding.scale, "whole": rounding.scale, "zero": rounding.zero}
+        parameters = {
+            "scale": rounding.scale,
+            "whole": rounding.scale,
+            "zero": rounding.zero,
+        }
         inputs = [source]
-        for part in bodies.inputs_of(spec)[1:]:
-            tensor = told[part]
+        for parameter in bodies.inputs_of(spec)[1:]:
+            tensor = parameters[parameter]
             if tensor is None:
                 value = np.float32(0)
             else:
                 value = array_of(tensor.float()).reshape(())
-            inputs.append(graph.add_constant(f"{stem}_{part}", np.asarray(value)))
+            inputs.append(graph.add_constant(f"{stem}_{parameter}", np.asarray(value)))
         graph.add(
             name,
             inputs,

@@ -121,23 +121,23 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
     lo = _double(body, body.op("Min", body.op("ReduceMin", x, *over), none))
     hi = _double(body, body.op("Max", body.op("ReduceMax", x, *over), none))
 
-    def part(value: str, by: float) -> str:
+    def divided(value: str, by: float) -> str:
         return body.op("Div", value, body.constant(by, np.float64))
 
     if not grid.symmetric:
-        scale = part(body.op("Sub", hi, lo), grid.levels)
+        scale = divided(body.op("Sub", hi, lo), grid.levels)
     # All codes share the range: ``levels`` steps and no step for the zero point.
     elif grid.even:
-        scale = part(body.op("Max", hi, body.op("Neg", lo)), grid.levels / 2)
+        scale = divided(body.op("Max", hi, body.op("Neg", lo)), grid.levels / 2)
     # Both sides have to be covered: the least code may reach further than the greatest.
     elif grid.qmin < grid.zero:
         scale = body.op(
             "Max",
-            part(hi, grid.qmax - grid.zero),
-            part(lo, grid.qmin - grid.zero),
+            divided(hi, grid.qmax - grid.zero),
+            divided(lo, grid.qmin - grid.zero),
         )
     else:
-        scale = part(hi, grid.qmax)
+        scale = divided(hi, grid.qmax)
     # A range of zeros has the scale 1.
     positive = body.op("Greater", scale, body.constant(0, np.float64))
     least, greatest = SMALLEST_SCALE, float(np.finfo(np.float32).max)

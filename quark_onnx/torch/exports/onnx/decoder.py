@@ -63,7 +63,7 @@ class _Decoder(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: Any
     ) -> Any:
         """Return logits, present keys and present values by output name."""
-        # The attention function of transformers has no parameter for them.
+        # The attention function of transformers has no parameter for past keys and values.
         keys = self._keys
         keys.past = {
             layer: (past[_past(layer, "key")], past[_past(layer, "value")])
@@ -73,13 +73,13 @@ class _Decoder(nn.Module):
         # Tokens in the cache.
         before = attention_mask.shape[1] - input_ids.shape[1]
         positions = torch.arange(input_ids.shape[1]) + before
-        found = self.model(
+        result = self.model(
             input_ids=input_ids,
             position_ids=positions[None],
             # The cache of transformers is not used: keys and values are inputs and outputs.
             use_cache=False,
         )
-        outputs = {"logits": found.logits}
+        outputs = {"logits": result.logits}
         for layer, (key, value) in sorted(keys.present.items()):
             outputs[f"present.{layer}.key"] = key
             outputs[f"present.{layer}.value"] = value
@@ -139,17 +139,17 @@ def export_decoder(
 def _shapes(model: Any, keys: _Keys) -> list[tuple[int, int]]:
     """Return the number and the size of key heads, by layer."""
     model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
-    found = [
+    shapes = [
         (int(key.shape[1]), int(key.shape[3]))
         for _, (key, _) in sorted(keys.present.items())
     ]
-    if not found or sorted(keys.present) != list(range(len(found))):
+    if not shapes or sorted(keys.present) != list(range(len(shapes))):
         raise ConfigError(
             f"a {type(model).__name__} computes attention by itself, and not by the"
             " attention functions of transformers, so that its keys and values cannot"
             " be kept; export it without a cache",
         )
-    return found
+    return shapes
 
 
 def _batch(model: Any, shapes: Sequence[tuple[int, int]]) -> Batch:
@@ -199,19 +199,19 @@ def _generate(
         for side in ("key", "value"):
             # Nothing is in the cache.
             past[_past(layer, side)] = np.zeros((1, heads, 0, size), np.float32)
-    names = [value.name for value in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     given, worst = tokens, 0.0
-    empty = {name: torch.from_numpy(value) for name, value in past.items()}
+    empty = {name: torch.from_numpy(array) for name, array in past.items()}
 
     def expected() -> NDArray[np.float32]:
         """Compute the next token's logits in torch without a cache."""
-        found: NDArray[np.float32] = flat.model(
+        next_logits: NDArray[np.float32] = flat.model(
             # All tokens are new in each step.
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
             **empty,
         )["logits"][0, -1].numpy()
-        return found
+        return next_logits
 
     for _ in range(_GENERATED):
         mask = np.ones((1, tokens.shape[1]), np.int64)
@@ -257,13 +257,13 @@ def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
         **settings: Any,
     ) -> tuple[Any, None]:
         layer: Any = module.layer_idx
-        own = _Attention.of(module, query, key, scaling, settings)
+        operator = _Attention.of(module, query, key, scaling, settings)
         past = keys.past.get(layer)
         # The run that measures shapes has no past.
         if past is None:
             empty = key.new_zeros(key.shape[0], key.shape[1], 0, key.shape[3])
             past = (empty, empty)
-        run = own.node if torch.compiler.is_exporting() else own.compute
+        run = operator.node if torch.compiler.is_exporting() else operator.compute
         output, present = run(query, key, value, past, keys.mask)
         keys.present[layer] = present
         return output, None
@@ -332,11 +332,11 @@ class _Attention:
         batch, _, length, size = query.shape
         total = past[0].shape[2] + length
         # The operator's ``seqlens_k``: the index of the last token of each sample.
-        last = (mask.sum(1) - 1).to(torch.int32)
+        last_index = (mask.sum(1) - 1).to(torch.int32)
         # The operator's ``total_sequence_length``.
         count = torch.full((1,), mask.shape[1], dtype=torch.int32)
         # (batch, tokens, heads * size).
-        flat = [each.transpose(1, 2).flatten(2) for each in (query, key, value)]
+        flat = [tensor.transpose(1, 2).flatten(2) for tensor in (query, key, value)]
         kept = (batch, self.key_heads, total, size)
         attributes: dict[str, Any] = {
             "num_heads": self.heads,
@@ -349,7 +349,7 @@ class _Attention:
         }
         output, keys, values = torch.onnx.ops.symbolic_multi_out(
             _OPERATOR,
-            (*flat, *past, last, count),
+            (*flat, *past, last_index, count),
             attributes,
             dtypes=(query.dtype,) * 3,
             shapes=((batch, length, self.heads * size), kept, kept),
@@ -388,11 +388,11 @@ class _Attention:
             products = self.softcap * torch.tanh(products / self.softcap)
         length, total = query.shape[2], keys.shape[2]
         # Distance of each new token from each token, (tokens, total).
-        apart = torch.arange(total - length, total)[:, None] - torch.arange(total)
-        seen = apart >= 0
+        distances = torch.arange(total - length, total)[:, None] - torch.arange(total)
+        seen = distances >= 0
         # The window includes the token itself.
         if self.window > 0:
-            seen &= apart < self.window
+            seen &= distances < self.window
         products = products.masked_fill(~seen, -math.inf)
-        found = products.softmax(-1) @ wide_values
-        return found.transpose(1, 2), (keys, values)
+        output = products.softmax(-1) @ wide_values
+        return output.transpose(1, 2), (keys, values)

@@ -136,7 +136,7 @@ def write_onnx(  # noqa: PLR0913
         if store is not None:
             store.close()
     notes: tuple[str, ...] = ()
-    if form == "qdq" and any(map(_integers_alone, layers.values())):
+    if form == "qdq" and any(_integers_alone(layer) for layer in layers.values()):
         notes = (_ROUNDS,)
     exported = Exported(path, became, difference, notes)
     logger.info("%s: %s", path, str(exported).replace("\n", "; "))
@@ -153,14 +153,13 @@ def _integers_alone(layer: QuantizedLayer) -> bool:
 
 def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
     """Return a store on disk for the weights of a large model; None for a small one."""
-    count = 0
-    for layer in layers.values():
-        if layer.quantized is not None:
-            # Codes take a byte each in memory.
-            count += layer.quantized.codes.numel()
-    if count > LARGE_MODEL:
-        return Store(path)
-    return None
+    # Codes take a byte each in memory.
+    count = sum(
+        layer.quantized.codes.numel()
+        for layer in layers.values()
+        if layer.quantized is not None
+    )
+    return Store(path) if count > LARGE_MODEL else None
 
 
 def checked(path: Path) -> None:

@@ -68,9 +68,8 @@ def exported(
             f"opset is {opset!r}; torch exports opsets {_LEAST_OPSET} to"
             f" {_GREATEST_OPSET}",
         )
-    module = _float32(
-        getattr(module, "_orig_mod", module),
-    )  # torch.compile wraps the module
+    # torch.compile wraps the module.
+    module = _float32(getattr(module, "_orig_mod", module))
     batch = named(module, example_inputs).in_type(torch.float32)
     axes = axes_of(batch, dynamic)
     signature = _Signature(
@@ -90,7 +89,8 @@ def exported(
 
 def _float32(module: nn.Module) -> nn.Module:
     """Return the module with float32 weights on the CPU; copy it only if needed."""
-    if all(map(_is_exported_as_is, (*module.parameters(), *module.buffers()))):
+    tensors = (*module.parameters(), *module.buffers())
+    if all(_is_exported_as_is(tensor) for tensor in tensors):
         return module
     # The caller's module must not be changed.
     return copy.deepcopy(module).to("cpu", torch.float32)
@@ -144,7 +144,7 @@ class _Signature:
         if isinstance(data, Iterator):
             return map(name, data)
         if isinstance(data, list | tuple):
-            return list(map(name, data))
+            return [name(batch) for batch in data]
         # Other iterables may be read several times.
         return _Batches(data, name)
 
@@ -178,10 +178,16 @@ class _Signature:
             return _readable(batch)
         # Labels and other entries are dropped.
         if labelled:
-            return {n: _readable(given[n]) for n in self.inputs if n in given}
+            return {
+                name: _readable(given[name]) for name in self.inputs if name in given
+            }
+        constants = self._constants
         self._check_left_out(given)
-        kept = [value for value in given if value not in self._constants]
-        return {name: _readable(given[name]) for name in kept}
+        return {
+            name: _readable(value)
+            for name, value in given.items()
+            if name not in constants
+        }
 
     @property
     def _constants(self) -> set[str]:

@@ -49,14 +49,14 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 def _names(graph: GraphProto) -> set[str]:
     """Return the names of all tensors of a graph and of its subgraphs."""
-    found = {tensor.name for tensor in graph.initializer}
-    found |= {value.name for value in (*graph.input, *graph.output)}
+    names = {tensor.name for tensor in graph.initializer}
+    names |= {value.name for value in (*graph.input, *graph.output)}
     for node in graph.node:
-        found |= {*node.input, *node.output}
+        names |= {*node.input, *node.output}
         for attribute in node.attribute:
             # The graph of another attribute is empty.
-            found |= _names(attribute.g)
-    return found
+            names |= _names(attribute.g)
+    return names
 
 
 def _renamed(graph: GraphProto, names: Mapping[str, str]) -> None:

@@ -65,12 +65,10 @@ class StandIn(nn.Module):
         # A float weight is traced as it is.
         if layer.quantized is None or not torch.compiler.is_exporting():
             return layer(input, *more, **named)
-        if (
-            layer.input is not None and input.is_floating_point()
-        ):  # not the indices of an embedding
+        # The indices of an embedding are not rounded.
+        if layer.input is not None and input.is_floating_point():
             input = layer.input(input)
-        found = self._exported(input, more, named)
-        return layer.rounded(found)
+        return layer.rounded(self._exported(input, more, named))
 
     def _exported(
         self, x: torch.Tensor, more: Sequence[Any], named: Mapping[str, Any]
@@ -79,8 +77,6 @@ class StandIn(nn.Module):
 
         Args:
             x: input of the layer, rounded if the layer rounds it.
-            more: further positional arguments of the layer.
-            named: further keyword arguments of the layer.
         """
         layer, attributes = self.layer, {"layer": self.name}
         assert layer.quantized is not None
@@ -106,14 +102,7 @@ def _node(
     dtype: torch.dtype,
     shape: Sequence[Any],
 ) -> Any:
-    """Return the output of a placeholder node.
-
-    Args:
-        kind: operator of the node.
-        inputs: tensors that the node reads.
-        attributes: the layer and the side.
-        shape: shape of the output; sizes may be symbolic.
-    """
+    """Return the output of a placeholder node; sizes of its shape may be symbolic."""
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::{kind}",
         inputs,
@@ -140,7 +129,7 @@ def _check_has_nodes(name: str, spec: LayerSpec) -> None:
 
 
 def _moved_tensors(module: nn.Module, dtype: torch.dtype) -> dict[int, torch.Tensor]:
-    """Return a module's own tensors on the CPU, in a dtype unless they are codes, by identity."""
+    """Return a module's own tensors by id, on the CPU, cast to a dtype unless they are codes."""
     moved = dict[int, torch.Tensor]()
     parameters = dict(module.named_parameters(recurse=False))
     for parameter in parameters.values():
@@ -189,16 +178,12 @@ def standing_in(
     for module in model.modules():
         memo |= _moved_tensors(module, dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore",
-            FutureWarning,
-        )  # torch warns of its own exported graphs
+        # torch warns of its own exported graphs.
+        warnings.simplefilter("ignore", FutureWarning)
         copied = copy.deepcopy(model, memo)
-    layers, made, between = (
-        dict[str, QuantizedLayer](),
-        dict[int, StandIn](),
-        dict[str, Rounding](),
-    )
+    layers = dict[str, QuantizedLayer]()
+    stand_ins = dict[int, StandIn]()
+    between = dict[str, Rounding]()
     # A module that is shared has several names.
     modules = dict(copied.named_modules(remove_duplicate=False))
     quantized = {
@@ -207,12 +192,12 @@ def standing_in(
     for name, module in modules.items():
         if name in quantized:
             # One stand-in for a shared module, and one node for each call.
-            if id(module) not in made:
+            if id(module) not in stand_ins:
                 if module.quantized is not None:
                     # The weight is dequantized to the dtype of the computation.
                     module.quantized = replace(module.quantized, dtype=dtype)
-                layers[name], made[id(module)] = module, StandIn(module, name)
-            set_module(copied, name, made[id(module)])
+                layers[name], stand_ins[id(module)] = module, StandIn(module, name)
+            set_module(copied, name, stand_ins[id(module)])
         # Roundings within quantized layers are marked by their stand-ins.
         elif isinstance(module, Rounding) and name.rpartition(".")[0] not in quantized:
             between[name] = module

@@ -17,7 +17,6 @@ from torch import nn
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
@@ -88,11 +87,9 @@ def named(model: nn.Module, inputs: Sample) -> Batch:
         raise DataError("inputs hold no tensor")
     # None is the default of a parameter, which the model sets itself.
     others = {
-        key: value
-        for key, value in {
-            key: value for key, value in inputs.items() if key not in tensors
-        }.items()
-        if value is not None
+        name: value
+        for name, value in inputs.items()
+        if name not in tensors and value is not None
     }
     for name, value in others.items():
         if not isinstance(value, bool | int | float | str):
@@ -154,11 +151,8 @@ class Flat(nn.Module):
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         super().__init__()
-        self.model, self._inputs, self._others = (
-            model,
-            tuple(batch.tensors),
-            batch.others,
-        )
+        self.model = model
+        self._inputs, self._others = tuple(batch.tensors), batch.others
         # A run tells the names and the number of outputs.
         self.outputs = list(_flat(self._run(batch.tensors)))
         if not self.outputs:
@@ -166,29 +160,31 @@ class Flat(nn.Module):
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """Compute the model's outputs."""
-        return tuple(
-            _flat(self._run(dict(zip(self._inputs, tensors, strict=True)))).values(),
-        )
+        outputs = self._run(dict(zip(self._inputs, tensors, strict=True)))
+        return tuple(_flat(outputs).values())
 
     def _run(self, tensors: Tensors) -> Any:
         return call(self.model, {**tensors, **self._others})
 
 
-def _flat(found: Any, name: str = "") -> dict[str, Any]:
+def _flat(output: Any, name: str = "") -> dict[str, Any]:
     """Return the tensors of a nested output, named by key or index."""
-    if isinstance(found, torch.Tensor):
-        return {name or "output": found}
-    if isinstance(found, Mapping):
-        parts = found.items()
-    elif isinstance(found, tuple | list):
-        # Elements of a tuple are named by their places.
+    if isinstance(output, torch.Tensor):
+        return {name or "output": output}
+    if isinstance(output, Mapping):
+        parts = {str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        # Elements of a tuple are named by their indices.
         parts = {
-            f"{name or 'output'}_{place}": part for place, part in enumerate(found)
-        }.items()
+            f"{name or 'output'}_{index}": part for index, part in enumerate(output)
+        }
     else:
         # None and other values are no outputs of a graph.
         return {}
-    return merged(_flat(part, str(part_name)) for part_name, part in parts)
+    tensors = dict[str, Any]()
+    for part_name, part in parts.items():
+        tensors |= _flat(part, part_name)
+    return tensors
 
 
 @contextmanager
@@ -244,21 +240,16 @@ def save_trace(  # noqa: PLR0913
     example = tuple(
         _varied(tensor, axes[name]) for name, tensor in batch.tensors.items()
     )
-    names = list[str]()
-    for name in flat.outputs:
-        # ONNX needs different names for an input and an output.
-        names.append(f"{name}_out" if name in batch.tensors else name)
     settings = {
         "input_names": [*batch.tensors],
-        "output_names": names,
+        # ONNX needs different names for an input and an output.
+        "output_names": [
+            f"{name}_out" if name in batch.tensors else name for name in flat.outputs
+        ],
         "opset_version": opset,
     }
-    program = _exported(
-        flat,
-        example,
-        settings,
-        [dict(axes[name]) for name in batch.tensors],
-    )
+    axes_of_inputs = [dict(axes[name]) for name in batch.tensors]
+    program = _exported(flat, example, settings, axes_of_inputs)
     with _quiet():
         program.save(str(path), external_data=external)
 
@@ -289,7 +280,7 @@ def _exported(
             " install torch>=2.8",
         )
     try:
-        import onnxscript  # torch's exporter needs it  # noqa: F401  # torch's exporter needs it
+        import onnxscript  # noqa: F401  # torch's exporter needs it
     except ImportError as error:
         raise MissingDependency(
             "the export to ONNX needs onnxscript; pip install onnxscript",
@@ -311,19 +302,20 @@ def _exported(
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        asked = list[str]()
-        for name, named_axes in zip(settings["input_names"], axes, strict=True):
-            if named_axes:
-                asked.append(f"{name} {named_axes}")
+        asked = [
+            f"{name} {named_axes}"
+            for name, named_axes in zip(settings["input_names"], axes, strict=True)
+            if named_axes
+        ]
         hint = ""
         if asked:
             hint = f"; with dynamic axes ({', '.join(asked)}): give fewer by dynamic"
         raise ModelError(
-            f"torch cannot export the model: {_first(cause)}{hint}",
+            f"torch cannot export the model: {_first_lines(cause)}{hint}",
         ) from error
 
 
-def _first(error: BaseException) -> str:
+def _first_lines(error: BaseException) -> str:
     """Return the first lines of a message, which may be as long as the model."""
     text = str(error).strip() or type(error).__name__
     return "\n".join(text.splitlines()[:6])[:800]

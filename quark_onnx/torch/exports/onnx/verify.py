@@ -63,10 +63,8 @@ def verify(  # noqa: PLR0913
     for tensors in _samples(batch, axes):
         expected = _run(flat, tensors)
         try:
-            found = session.run(
-                None,
-                {name: value.numpy() for name, value in tensors.items()},
-            )
+            feeds = {name: tensor.numpy() for name, tensor in tensors.items()}
+            results = session.run(None, feeds)
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
                 f"onnxruntime cannot run the exported model on {_shapes(tensors)}:"
@@ -75,17 +73,15 @@ def verify(  # noqa: PLR0913
         shown = _shown(tensors)
         # Drawn for the first output that differs, as each draw runs the model.
         noisy = list[list[NDArray[Any]]]()
-        for place, output in enumerate(session.get_outputs()):
-            difference, allowed = (
-                distance(found[place], expected[place], shown),
-                TOLERANCE[dtype],
-            )
+        for index, output in enumerate(session.get_outputs()):
+            difference = distance(results[index], expected[index], shown)
+            allowed = TOLERANCE[dtype]
             if difference > allowed and not noisy:
                 with noise(flat, dtype):
                     noisy = [_run(flat, tensors) for _ in range(DRAWS)]
             for outputs in noisy:
-                moved = distance(outputs[place], expected[place], shown)
-                allowed = max(allowed, TIMES * moved)
+                noise_effect = distance(outputs[index], expected[index], shown)
+                allowed = max(allowed, TIMES * noise_effect)
             # Not ``>``, since NaN must fail, too.
             if not difference <= allowed:
                 raise ModelError(
@@ -164,7 +160,7 @@ def _samples(
 def _run(flat: Flat, tensors: Mapping[str, Any]) -> list[NDArray[Any]]:
     """Return the outputs of torch, in the order of the ONNX model."""
     with torch.no_grad():
-        return [value.numpy() for value in flat(*tensors.values())]
+        return [output.numpy() for output in flat(*tensors.values())]
 
 
 def _shown(tensors: Mapping[str, Any]) -> NDArray[np.bool_] | None:

@@ -42,14 +42,12 @@ def array_of(tensor: torch.Tensor, dtype: DType | None = None) -> NDArray[Any]:
         and tensor.dtype != torch.float16
     ):
         # Types that numpy has by ml_dtypes alone.
-        named = {torch.float8_e5m2: "fp8e5m2", torch.bfloat16: "bfloat16"}.get(
-            tensor.dtype,
-            "fp8e4m3",
-        )
+        names = {torch.float8_e5m2: "fp8e5m2", torch.bfloat16: "bfloat16"}
+        named = names.get(tensor.dtype, "fp8e4m3")
         # The bits are reinterpreted.
         raw = tensor.view(torch.uint8 if tensor.itemsize == 1 else torch.int16)
-        found: NDArray[Any] = raw.numpy().view(_numpy(format_named(named)))
-        return found
+        array: NDArray[Any] = raw.numpy().view(_numpy(format_named(named)))
+        return array
     values: NDArray[Any] = tensor.numpy()
     if dtype is None:
         return values
@@ -98,30 +96,27 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
     codes = array_of(quantized.matrix).astype(np.int16) + offset
     (n, k), blocks = codes.shape, -(-quantized.shape[1] // group)
     # The last block is padded with the code of 0.
-    codes = np.pad(
-        codes,
-        [(0, 0), (0, blocks * group - k)],
-        constant_values=offset,
-    ).reshape(n, blocks, group)
+    padding = [(0, 0), (0, blocks * group - k)]
+    codes = np.pad(codes, padding, constant_values=offset).reshape(n, blocks, group)
     scale, zero = _scales(quantized)
     scale = _by_block(scale, n, blocks)
     zero = _by_block(zero + offset, n, blocks)
     # Zero points of HQQ are no integers.
-    whole = bool(
+    is_whole = bool(
         (zero == np.rint(zero)).all() and zero.min() >= 0 and zero.max() < 1 << bits,
     )
     if (zero == 1 << bits - 1).all():
         points = None  # the operator's own
     else:
-        points = zero.astype(np.uint8) if whole else zero
+        points = zero.astype(np.uint8) if is_whole else zero
     return from_codes(codes, np.ascontiguousarray(scale), points, bits, k)
 
 
-def _by_block(part: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
+def _by_block(values: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
     """Repeat scales or zero points of a tensor or of rows to (rows, blocks)."""
-    if part.ndim != 2:
-        part = part.reshape(-1, 1)
-    return np.broadcast_to(part, (rows, blocks))
+    if values.ndim != 2:
+        values = values.reshape(-1, 1)
+    return np.broadcast_to(values, (rows, blocks))
 
 
 def _scales(quantized: Quantized) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -155,18 +150,11 @@ def write_weight(
     quantized = layer.quantized
     assert quantized is not None
     # Placeholders have (inputs, outputs) for these kinds, and outputs first for the others.
-    turned, format = (
-        layer.kind in ("Linear", "ConvTranspose2d"),
-        quantized.spec.dtype.name,
-    )
+    turned = layer.kind in ("Linear", "ConvTranspose2d")
+    format = quantized.spec.dtype.name
     if isinstance(quantized.spec.dtype, Scaled):
-        return _dequantized(
-            graph,
-            name,
-            quantized,
-            turned,
-            kind,
-        ), f"DequantizeLinear of {format}"
+        result = _dequantized(graph, name, quantized, turned, kind)
+        return result, f"DequantizeLinear of {format}"
     if quantized.scale is None:  # a cast, or floats whose blocks would not be smaller
         values, form = quantized.codes, "they are"
         if not quantized.spec.is_cast:
@@ -177,13 +165,8 @@ def write_weight(
         stored = graph.add_constant(f"{name}.weight", array_of(values))
         text = f"values of {format}, stored as {form}"
         return _cast(graph, stored, kind), text
-    return _looked_up(
-        graph,
-        name,
-        quantized,
-        turned,
-        kind,
-    ), f"codes of {format} and a table of their values"
+    result = _looked_up(graph, name, quantized, turned, kind)
+    return result, f"codes of {format} and a table of their values"
 
 
 def _dequantized(
@@ -252,46 +235,27 @@ def _looked_up(
 ) -> str:
     """Add block codes, a lookup table of their values, and block scales."""
     spec, codes = quantized.spec, quantized.codes
-    two_levels, unsigned = (
-        isinstance(spec.dtype, TwoLevel),
-        isinstance(spec.dtype, FloatScaled),
-    )
     # Every code: 16 of FP4, 64 of FP6 and 256 of FP8.
-    every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8).view(
-        codes.dtype,
-    )[None, None]
+    every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8)
+    every = every.view(codes.dtype)[None, None]
     # The values of all codes are what each decodes to under scales of 1.
     one = scale_codes(torch.ones((1, 1)), spec.dtype)
     table = array_of(decode(Shared(every, one, torch.ones(())), spec)).reshape(-1)
-    stored = array_of(
-        codes.view(torch.uint8),
-        format_named("uint4") if len(table) == 16 else None,
-    )
-    values = _gathered(
-        graph,
-        graph.add_constant(f"{name}.weight", stored),
-        f"{spec.dtype.name}_values",
-        table,
-    )
+    code_format = format_named("uint4") if len(table) == 16 else None
+    stored = array_of(codes.view(torch.uint8), code_format)
+    weight = graph.add_constant(f"{name}.weight", stored)
+    values = _gathered(graph, weight, f"{spec.dtype.name}_values", table)
     # (rows, blocks, 1), to be multiplied with (rows, blocks, block size).
-    scales = graph.add_constant(
-        f"{name}.weight_scale",
-        array_of(quantized.scale)[..., None],
-    )
-    if two_levels:
-        whole = graph.add_constant(
-            f"{name}.weight_scale_2",
-            array_of(quantized.whole.float()).reshape(()),
-        )
+    scale = array_of(quantized.scale)[..., None]
+    scales = graph.add_constant(f"{name}.weight_scale", scale)
+    if isinstance(spec.dtype, TwoLevel):
+        global_scale = array_of(quantized.whole.float()).reshape(())
+        whole = graph.add_constant(f"{name}.weight_scale_2", global_scale)
         # E4M3 codes become float32 without a table.
         scales = _result(graph, "Mul", _cast(graph, scales, _FLOAT, always=True), whole)
-    elif unsigned:
-        scales = _gathered(
-            graph,
-            scales,
-            "e5m3_values",
-            array_of(scale_values(torch.arange(256), spec.dtype)),
-        )
+    elif isinstance(spec.dtype, FloatScaled):
+        decoded = array_of(scale_values(torch.arange(256), spec.dtype))
+        scales = _gathered(graph, scales, "e5m3_values", decoded)
     else:
         # The last byte is NaN in E8M0 and never written; its power overflows.
         with np.errstate(over="ignore"):
@@ -300,12 +264,13 @@ def _looked_up(
     result = _result(graph, "Mul", values, scales)
     # (rows, blocks * block size), with the padding of the last block.
     result = _shaped(graph, result, (quantized.shape[0], -1))
-    ends = [
-        graph.add_constant(f"{name}.weight_{part}", np.array([n], np.int64))
-        for part, n in _columns(quantized)
-    ]
-    if ends:
-        result = _result(graph, "Slice", result, *ends)
+    columns = quantized.matrix.shape[1]
+    if columns % spec.group:
+        bounds = [
+            graph.add_constant(f"{name}.weight_{end}", np.array([index], np.int64))
+            for end, index in (("start", 0), ("end", columns), ("axis", 1))
+        ]
+        result = _result(graph, "Slice", result, *bounds)
     if len(quantized.shape) != 2:
         result = _shaped(graph, result, quantized.shape)
     if turned:
@@ -313,35 +278,19 @@ def _looked_up(
     return _cast(graph, result, kind)
 
 
-def _columns(quantized: Quantized) -> list[tuple[str, int]]:
-    """Return start, end and axis of unpadded columns; empty without padding."""
-    count = quantized.matrix.shape[1]
-    if count % quantized.spec.group:
-        return [("start", 0), ("end", count), ("axis", 1)]
-    return []
-
-
 def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str:
-    """Add a look-up of codes in a table, and return the name of the values.
-
-    Args:
-        graph: the graph, which is changed.
-    """
+    """Add a look-up of codes in a table, and return the name of the values."""
     # Layers of a format share the table.
     [shared] = graph.once((table,), lambda: [graph.add_constant(table, values)])
-    return _result(
-        graph,
-        "Gather",
-        shared,
-        _cast(graph, codes, int(TensorProto.INT32), always=True),
-    )
+    indices = _cast(graph, codes, int(TensorProto.INT32), always=True)
+    return _result(graph, "Gather", shared, indices)
 
 
 def _cast(graph: Graph, tensor: str, kind: int, *, always: bool = False) -> str:
     """Cast a tensor unless it already has the type."""
     # An unknown type is that of the float graph.
-    found = graph.elem_type(tensor) or _FLOAT
-    if found == kind and not always:
+    current = graph.elem_type(tensor) or _FLOAT
+    if current == kind and not always:
         return tensor
     return _result(graph, "Cast", tensor, to=kind)
 

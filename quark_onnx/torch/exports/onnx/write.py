@@ -159,14 +159,14 @@ def _weight(  # noqa: PLR0913
     layer: QuantizedLayer,
     form: str,
     kind: int,
-    done: dict[str, tuple[str, str]],
+    written: dict[str, tuple[str, str]],
 ) -> str:
     """Write a layer with a separate weight and product; return a description."""
     assert layer.quantized is not None
     # A layer that is called several times has one weight.
-    if name not in done:
-        done[name] = write_weight(graph, name, layer, kind)
-    weight, text = done[name]
+    if name not in written:
+        written[name] = write_weight(graph, name, layer, kind)
+    weight, text = written[name]
     graph.remove([node])
     if node.op_type == LINEAR:
         _multiply(graph, node, name, weight)

@@ -229,32 +229,30 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
         ModelError: the file does not exist, or is no JSON object.
     """
     # A new dictionary, whose entries are moved below.
-    found = read_json(Path(file_path))
-    if not isinstance(found.get("name"), str):
+    entries = read_json(Path(file_path))
+    if not isinstance(entries.get("name"), str):
         raise ConfigError(
             f'{file_path} must hold an object with the name of an algorithm: {{"name":'
             ' "awq", ...}',
         )
     # Older files switch all rotations at run time on together.
-    if found["name"] in ("rotation", "quarot") and _ONLINE in found:
-        found.setdefault(
-            "r4",
-            bool(found.pop(_ONLINE)),
-        )  # a rotation of keys (R3) has no effect here
+    if entries["name"] in ("rotation", "quarot") and _ONLINE in entries:
+        # A rotation of keys (R3) has no effect here.
+        entries.setdefault("r4", bool(entries.pop(_ONLINE)))
     try:
-        cls = algorithm_named(found["name"])
+        cls = algorithm_named(entries["name"])
         # Before the constructor, so that the error names the file.
-        check_names(found, cls)
+        check_names(entries, cls)
     except ConfigError as error:
         raise ConfigError(f"{file_path}: {error}") from error
-    if isinstance(online := found.get("online_config"), dict):
+    if isinstance(online := entries.get("online_config"), dict):
         try:
-            found["online_config"] = OnlineRotationConfig(**online)
+            entries["online_config"] = OnlineRotationConfig(**online)
         except TypeError as error:
             raise ConfigError(
                 f"{file_path}: online_config must say whether it is shared_parallel",
             ) from error
-    config: AlgoConfig = cls(**found)
+    config: AlgoConfig = cls(**entries)
     return config
 
 

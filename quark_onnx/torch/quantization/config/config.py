@@ -114,7 +114,7 @@ class QLayerConfig(Fields):
 
 def _tensor_from(entry: Any) -> Any:
     if isinstance(entry, list):
-        return list(map(QTensorConfig.from_dict, entry))
+        return [QTensorConfig.from_dict(stage) for stage in entry]
     return None if entry is None else QTensorConfig.from_dict(entry)
 
 
@@ -127,7 +127,7 @@ def _first(given: Stages) -> QTensorConfig:
 def _static(given: Any) -> Any:
     """Return the settings with static scales, since weights are constant."""
     if isinstance(given, list):
-        return list(map(_static, given))
+        return [_static(stage) for stage in given]
     # Helpers of group formats are dynamic by default, for weights, too.
     if not isinstance(given, QTensorConfig) or not given.is_dynamic:
         return given
@@ -251,27 +251,24 @@ class QConfig(Fields):
         """
         # First: a setting that is not supported is named before any other error.
         self._check()
+        # An algorithm alone, or a list of algorithms in order.
         chosen: Any = self.algo_config or ()
+        if not isinstance(chosen, Sequence):
+            chosen = (chosen,)
         config = TorchConfig(
             _layer(self.global_quant_config, "global_quant_config"),
             types=tuple(self._types()),
             exclude=tuple(self.exclude),
-            algorithms=tuple(
-                # An algorithm alone, or a list of algorithms in order.
-                map(
-                    algorithm_for,
-                    chosen if isinstance(chosen, Sequence) else (chosen,),
-                ),
-            ),
+            algorithms=tuple(algorithm_for(algorithm) for algorithm in chosen),
         )
         # The right side wins for globs in both; ``with_layers`` puts layers of the cache first.
         entries = self.layer_quant_config | self.kv_cache_quant_config
         layers = {
-            glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()
+            glob: _layer(entry, f"the layers {glob!r}")
+            for glob, entry in entries.items()
         }
         where = "rope" if self.kv_cache_post_rope else "projection"
-        given = self.softmax_quant_spec
-        probabilities = _activation(given, "softmax_quant_spec")
+        probabilities = _activation(self.softmax_quant_spec, "softmax_quant_spec")
         return quark_json.with_layers(
             config,
             layers,
@@ -286,7 +283,7 @@ class QConfig(Fields):
 
         Classes that cannot be quantized stay float, with a warning.
         """
-        for kind, each in self.layer_type_quant_config.items():
+        for kind, entry in self.layer_type_quant_config.items():
             # Scripts give classes of torch; a configuration from a file has their names.
             name = kind if isinstance(kind, str) else kind.__name__
             if not isinstance(kind, str) and name not in TYPES:
@@ -296,7 +293,7 @@ class QConfig(Fields):
                     name,
                 )
                 continue
-            yield name, _layer(each, "layer_type_quant_config")
+            yield name, _layer(entry, "layer_type_quant_config")
 
     def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
         """Return globs of the layers that compute keys and values."""
@@ -323,9 +320,9 @@ class QConfig(Fields):
         return named
 
     def _check(self) -> None:
+        # The defaults of the fields, as a dataclass knows them.
+        usual = type(self)(QLayerConfig())
         for name, why in _NOT_DONE.items():
-            # The defaults of the fields, as a dataclass knows them.
-            usual = type(self)(QLayerConfig())
             if (value := getattr(self, name)) != getattr(usual, name):
                 if isinstance(value, Enum):
                     value = value.name

@@ -162,9 +162,9 @@ def queries_of(model_type: str) -> list[str]:
     (['*language_model.*q_proj'], ['*qkv_proj'])
     """
     # Keys come first in each row; a fused layer computes queries as well.
-    first = FAMILIES[model_type][0].split()[0]
-    if first.endswith("k_proj"):
-        usual = f"{first.removesuffix('k_proj')}q_proj"
+    key_glob = FAMILIES[model_type][0].split()[0]
+    if key_glob.endswith("k_proj"):
+        usual = f"{key_glob.removesuffix('k_proj')}q_proj"
     else:
-        usual = first
+        usual = key_glob
     return _QUERIES.get(model_type, usual).split()

@@ -53,10 +53,8 @@ class LLMTemplate(Fields):
     @classmethod
     def list_available(cls) -> list[str]:
         """Return the model types with a template."""
-        return [
-            *FAMILIES,
-            *[value for value in cls.registered if value not in FAMILIES],
-        ]
+        registered = [name for name in cls.registered if name not in FAMILIES]
+        return [*FAMILIES, *registered]
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
@@ -161,7 +159,7 @@ class LLMTemplate(Fields):
             ConfigError: a name is unknown, or a setting is not supported.
         """
         # DefaultExclude marks patterns that need not match; those of the caller have to.
-        usual: list[str] = list(map(DefaultExclude, self.exclude_layers_name))
+        usual: list[str] = [DefaultExclude(glob) for glob in self.exclude_layers_name]
         config = QConfig(
             self._scheme(scheme, group_size),
             exclude=usual if exclude_layers is None else list(exclude_layers),
@@ -201,8 +199,8 @@ class LLMTemplate(Fields):
         for glob in self.kv_layers_name:
             # Only the output changes: weights and inputs keep the scheme of the glob, or the global
             # one.
-            own = config.layer_quant_config.get(glob, config.global_quant_config)
-            entry = QLayerConfig(own.input_tensors, spec, own.weight)
+            layer = config.layer_quant_config.get(glob, config.global_quant_config)
+            entry = QLayerConfig(layer.input_tensors, spec, layer.weight)
             config.layer_quant_config[glob] = config.kv_cache_quant_config[glob] = entry
         config.kv_cache_group = list(self.kv_layers_name)
         return config
@@ -216,17 +214,11 @@ class LLMTemplate(Fields):
             )
         # Queries are rounded as outputs of their layers, probabilities inside the attention.
         spec = config.softmax_quant_spec = _ATTENTIONS[name].to_quantization_spec()
-        for glob in (
-            [self.q_layer_name]
-            if isinstance(self.q_layer_name, str)
-            else self.q_layer_name
-        ):
-            own = config.layer_quant_config.get(glob, config.global_quant_config)
-            config.layer_quant_config[glob] = QLayerConfig(
-                own.input_tensors,
-                spec,
-                own.weight,
-            )
+        globs = self.q_layer_name
+        for glob in [globs] if isinstance(globs, str) else globs:
+            layer = config.layer_quant_config.get(glob, config.global_quant_config)
+            entry = QLayerConfig(layer.input_tensors, spec, layer.weight)
+            config.layer_quant_config[glob] = entry
         return config
 
     def _algorithms(
@@ -237,14 +229,13 @@ class LLMTemplate(Fields):
         """Return the settings of algorithms in order; None without algorithms, as in AMD Quark.
 
         Args:
-            names: the name of an algorithm, or a list.
             given: settings by name; they take precedence over those of the template.
         """
         if isinstance(names, str):
             names = [names]
-        known = {**self.algorithm_configs, **given}
-        found = list[AlgoConfig]()
+        settings = {**self.algorithm_configs, **given}
+        configs = list[AlgoConfig]()
         for name in names or ():
-            config = known.get(name)
-            found.append(algorithm_named(name)() if config is None else config)
-        return found or None
+            config = settings.get(name)
+            configs.append(algorithm_named(name)() if config is None else config)
+        return configs or None

@@ -142,78 +142,73 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     """
     # One stage, or two: formats of codes, then of the codes' or the scales' own.
     stages: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if not stages or len(
-        [stage for stage in stages if isinstance(stage, QTensorConfig)]
-    ) < len(stages):
+    if not stages or not all(isinstance(stage, QTensorConfig) for stage in stages):
         raise ConfigError(
             f"{where} is {given!r}; it must be a QTensorConfig; a helper has one:"
             " .to_quantization_spec()",
         )
-    for each in stages:
-        _check(each, where)
-    first = stages[0]
+    for stage in stages:
+        _check(stage, where)
+    first_stage = stages[0]
     # Without a format of scales these elements have no meaning that a kernel knows.
-    has_shared_exponents = first.scale_format in ("e8m0", "e5m3")
-    if len(stages) == 1 and first.dtype in _IN_BLOCKS and not has_shared_exponents:
+    has_shared_exponents = first_stage.scale_format in ("e8m0", "e5m3")
+    if (
+        len(stages) == 1
+        and first_stage.dtype in _IN_BLOCKS
+        and not has_shared_exponents
+    ):
         raise ConfigError(
-            f"{where}: scale_format is {first.scale_format!r}; blocks of"
-            f" {_name(first.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
+            f"{where}: scale_format is {first_stage.scale_format!r}; blocks of"
+            f" {_name(first_stage.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
             " stages (ScaleQuantSpec)",
         )
     try:
         # The reader of checkpoints has all combinations that are supported.
-        found = quark_json.spec_from_json([each.to_dict() for each in stages], "it")
+        spec = quark_json.spec_from_json([stage.to_dict() for stage in stages], "it")
     except ConfigError as error:
         raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
-    assert found is not None
-    _check_symmetry(stages, found, where)
-    return _observed(found, first.observer_cls, where)
+    assert spec is not None
+    _check_symmetry(stages, spec, where)
+    return _observed(spec, first_stage.observer_cls, where)
 
 
 def _check_symmetry(
     stages: Sequence[QTensorConfig],
-    found: TensorSpec,
+    spec: TensorSpec,
     where: str,
 ) -> None:
     """Raise ConfigError unless integers say whether they have a zero point, and others do not."""
-    if not isinstance(found.dtype, Integer):
+    if not isinstance(spec.dtype, Integer):
         if stages[0].symmetric is False:
             raise ConfigError(
-                f"{where}: symmetric is False, but {found.dtype.name} has no zero point",
+                f"{where}: symmetric is False, but {spec.dtype.name} has no zero point",
             )
         return
     # The last stage has the integer codes: int4 after fp8 in int4_fp8.
     if stages[-1].symmetric is None:
         raise ConfigError(
-            f"{where}: symmetric is None; for {found.dtype.name} it must be True or"
+            f"{where}: symmetric is None; for {spec.dtype.name} it must be True or"
             " False",
         )
 
 
-def _observed(found: TensorSpec, observer: Any, where: str) -> TensorSpec:
-    """Return a spec with the calibration method and the scales of an observer.
+def _observed(spec: TensorSpec, observer: Any, where: str) -> TensorSpec:
+    """Return a spec with the calibration method and the scales of an observer, or None.
 
     The entry of a checkpoint has no observer, as its scales are known already.
-
-    Args:
-        found: spec without an observer.
-        observer: class of the observer, or None.
-        where: the name of the settings in errors.
 
     Raises:
         ConfigError: the observer needs data, and scales are computed at run time.
     """
     if observer is None:
-        return found
+        return spec
     # Dynamic scales come from the extremes of each token or tensor at run time.
-    if found.dynamic and observer.calibrator != Observer.calibrator:
+    if spec.dynamic and observer.calibrator != Observer.calibrator:
         raise ConfigError(
             f"{where}: {observer.__name__} needs data, but is_dynamic is set",
         )
-    return found.with_(
-        calibrator=observer.calibrator,
-        pow2=observer.pow2 or found.pow2,
-    )
+    pow2 = observer.pow2 or spec.pow2
+    return spec.with_(calibrator=observer.calibrator, pow2=pow2)
 
 
 def _check(config: QTensorConfig, where: str) -> None:
