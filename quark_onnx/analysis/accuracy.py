@@ -407,8 +407,6 @@ class _Ladder:
         """Quantize and evaluate a configuration; return None if the budget ran out.
 
         Args:
-            name: name of the configuration.
-            config: the configuration.
             first: True for the first attempt, which has no time limit.
         """
 

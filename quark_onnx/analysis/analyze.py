@@ -25,7 +25,6 @@ from quark_onnx.analysis.result import Analysis
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import among, excluding, flattened, names_of, present
 from quark_onnx.common.errors import ModelError, crash_errors, data_errors
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, gather_constants, reach
@@ -197,7 +196,7 @@ def _analyzed(
 
 
 def _outputs(model: ModelProto) -> set[str]:
-    return set(names_of(model.graph.output))
+    return {value.name for value in model.graph.output}
 
 
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
@@ -383,12 +382,11 @@ def _explained(
     """Add causes to errors.
 
     Args:
-        reference: the float model.
         errors: errors of the tensors in the order of execution, without causes.
         measured: the measurements behind the errors.
         weights: errors of the constants.
     """
-    between = _Between(reference, set(names_of(errors)))
+    between = _Between(reference, {error.name for error in errors})
     grids = dict[str, float | None]()  # noise of each grid; None if it is not known
     # None marks a format whose noise was not measured; tensors that stay float are absent, and add
     # nothing.
@@ -448,15 +446,27 @@ class _Between:
             of these compared tensors. Both are empty for an input of the model.
         """
         tensors = reach([tensor], self._before)
-        nodes = present(map(self._graph.producer, tensors))
-        reads = among(flattened(node.inputs for node in nodes), self._compared)
-        return set(names_of(nodes)), set(reads)
+        nodes = [
+            tensor
+            for tensor in map(self._graph.producer, tensors)
+            if tensor is not None
+        ]
+        reads = [
+            item
+            for item in [value for node in nodes for value in node.inputs]
+            if item in self._compared
+        ]
+        return {node.name for node in nodes}, set(reads)
 
     def _before(self, tensor: str) -> list[str]:
         """Return the tensors without a comparison that the producer of a tensor reads."""
         node = self._graph.producer(tensor)
         # Compared tensors end the walk. Operands include the tensors that bodies read.
-        return [] if node is None else excluding(node.operands, self._compared)
+        return (
+            []
+            if node is None
+            else [operand for operand in node.operands if operand not in self._compared]
+        )
 
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
@@ -464,13 +474,12 @@ def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analys
 
     Args:
         found: the analysis without histograms.
-        reference: the float model.
         measured: the measurements, with the histograms of the tensors.
     """
     # Histograms of weights are computed here, for the pictured nodes alone: each reads the whole
     # weight.
-    worst = set(names_of(found.ranking[:PICTURED]))
-    between = _Between(reference, set(names_of(found.tensors)))
+    worst = {value.name for value in found.ranking[:PICTURED]}
+    between = _Between(reference, {tensor.name for tensor in found.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
 
     def pictured_tensor(tensor: TensorError) -> TensorError:

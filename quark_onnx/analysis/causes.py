@@ -333,7 +333,6 @@ def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | No
 
     Args:
         evidence: observations of the tensor.
-        grid: grid of the tensor.
         share: share of rounding in the tensor's noise.
     """
     statistic = evidence.statistic
@@ -481,7 +480,6 @@ def _of_weight(
     """Return the rounding of a weight as a cause, with the amplification by the operator.
 
     Args:
-        weight: error of the weight.
         evidence: observations of the tensor that the weight's operator computes.
         share: share of the weight in the tensor's noise.
         least: minimum share of a cause.
@@ -504,7 +502,6 @@ def _dead_cause(weight: WeightError, share: float) -> Cause:
     """Return dead channels, with zero codes only, as a cause.
 
     Args:
-        weight: error of the weight.
         share: share of the dead channels in the tensor's noise.
     """
     text = (
@@ -521,7 +518,6 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
     """Return the rounding of a weight as a cause, with the remedy for its kind.
 
     Args:
-        weight: error of the weight.
         share: share of the weight in the tensor's noise.
     """
     ratio = (
@@ -565,7 +561,6 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
     """Yield a saturated bias, or a bias with too coarse a step.
 
     Args:
-        weight: error of the bias.
         evidence: observations of the tensor that the bias is added to.
         least: minimum share of a cause.
     """

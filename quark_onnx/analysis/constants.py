@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.containers import flattened, present
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import dequantized
@@ -62,8 +61,11 @@ class Constants:
         # No node with a body is constant, so that all that is read are inputs.
         # All nodes upstream of the tensor, in no particular order; the model below takes them in
         # graph order.
-        nodes = reach(present([self.graph.producer(tensor)]), self.graph.leaders)
-        names = set(flattened(node.inputs for node in nodes))
+        nodes = reach(
+            [value for value in [self.graph.producer(tensor)] if value is not None],
+            self.graph.leaders,
+        )
+        names = {value for node in nodes for value in node.inputs}
         model: ModelProto = self.graph.shell()
         model.graph.name = "constant"
         model.graph.node.extend(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quark_onnx.analysis.reading import FLOATS, Operand, Reading
-from quark_onnx.common.containers import among, excluding, names_of
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Node
 
@@ -119,9 +118,9 @@ class _Walk:
         Raises:
             ModelError: the quantized model lacks an input of the float model.
         """
-        inputs = names_of(self.reference.graph.fed)
-        others = set(names_of(self.other.graph.inputs))
-        missing = excluding(inputs, others)
+        inputs = [value.name for value in self.reference.graph.fed]
+        others = {value.name for value in self.other.graph.inputs}
+        missing = [value for value in inputs if value not in others]
         if missing:
             # Initializers may be inputs as well (always up to IR version 3), which no caller feeds.
             known = sorted(others - self.other.graph.initializers.keys())
@@ -173,7 +172,11 @@ class _Walk:
 
     def _namesake(self, tensor: str) -> str:
         """Return the tensor of the quantized model with the same name; empty if none."""
-        names = among((tensor + suffix for suffix in SUFFIXES), self._names)
+        names = [
+            value
+            for value in (tensor + suffix for suffix in SUFFIXES)
+            if value in self._names
+        ]
         return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
@@ -192,7 +195,7 @@ class _Walk:
     def match_node(self, node: Node) -> None:
         """Pair results of a node without a counterpart by structure."""
         # Some outputs may be paired by name already.
-        missing = excluding(node.results, self.found.pairs)
+        missing = [result for result in node.results if result not in self.found.pairs]
         if not missing:
             return
         chosen = self._choose(node)
@@ -211,7 +214,10 @@ class _Walk:
         """Record a reason for every float tensor without a counterpart."""
         for node in filter(self.computes, self.reference.graph.nodes):
             reason = f"no {node.op_type} of the quantized model reads the same tensors"
-            for name in filter(self._float, excluding(node.results, self.found.pairs)):
+            for name in filter(
+                self._float,
+                [result for result in node.results if result not in self.found.pairs],
+            ):
                 self.found.unmatched[name] = self._reasons.get(name, reason)
 
     # -- by name
@@ -302,7 +308,7 @@ class _Walk:
             readers.update(dict.fromkeys(self.other.readers(raw)))
         fitting = [
             reader
-            for reader in excluding(readers, self._taken)
+            for reader in [reader for reader in readers if reader not in self._taken]
             if self._fits(node, inputs, reader)
         ]
         # Weights are read only where several candidates fit; large ones cost time.

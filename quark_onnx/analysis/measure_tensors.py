@@ -22,7 +22,6 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
-from quark_onnx.common.containers import excluding, names_of, subset
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import rename_entries
@@ -68,14 +67,18 @@ class Side:
         *,
         optimize: bool = False,
     ) -> None:
-        given = set(names_of(model.graph.input))
+        given = {value.name for value in model.graph.input}
         # Inputs are not exposed: run() returns the fed values of those.
-        self._names = excluding(dict.fromkeys(tensors), given)
+        self._names = [
+            fromkey for fromkey in dict.fromkeys(tensors) if fromkey not in given
+        ]
         exposed = ModelProto()
         exposed.CopyFrom(model)
         # An output must not be declared twice.
-        shown = set(names_of(exposed.graph.output))
-        exposed.graph.output.extend(untyped(excluding(self._names, shown)))
+        shown = {value.name for value in exposed.graph.output}
+        exposed.graph.output.extend(
+            untyped([name for name in self._names if name not in shown])
+        )
         self._title = title
         try:
             self._session = open_session(
@@ -89,12 +92,12 @@ class Side:
             raise ModelError(
                 f"onnxruntime cannot load the {title} model: {error}",
             ) from error
-        self._inputs = names_of(self._session.get_inputs())
-        self._outputs = names_of(model.graph.output)
+        self._inputs = [value.name for value in self._session.get_inputs()]
+        self._outputs = [value.name for value in model.graph.output]
 
     def run(self, sample: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return exposed tensors, outputs and inputs on a sample, by name."""
-        feeds = subset(sample, self._inputs)
+        feeds = {key: sample[key] for key in self._inputs if key in sample}
         names = list(dict.fromkeys([*self._outputs, *self._names]))
         try:
             values = self._session.run(names, feeds)
@@ -229,7 +232,6 @@ def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
     """Return a pair of tensors with the statistic that samples fill.
 
     Args:
-        reference: the float model.
         other: the quantized model.
         pair: the matched tensors.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from quark_onnx.common.containers import present, present_values
 from quark_onnx.graph import Graph, reach
 from quark_onnx.rules.passthrough import HANDING_ON
 
@@ -27,7 +26,7 @@ def output_steps(graph: Graph, steps: Mapping[str, float | None]) -> dict[str, f
         The step of each output, by name.
     """
     found = {value.name: _widest(graph, value.name, steps) for value in graph.outputs}
-    return present_values(found)
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _widest(
@@ -51,4 +50,11 @@ def _widest(
         # Further inputs of the moving operators are shapes and indices.
         return node.inputs if node.kind == "Concat" else node.inputs[:1]
 
-    return max(present(map(steps.get, reach([output], sources))), default=None)
+    return max(
+        [
+            value
+            for value in map(steps.get, reach([output], sources))
+            if value is not None
+        ],
+        default=None,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from quark_onnx.analysis.constants import Constants
-from quark_onnx.common.containers import flattened
 from quark_onnx.fusions.moving import MOVING
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import spread
@@ -258,7 +257,9 @@ class Reading:
             changes = filter(self.formats, self.graph.consumers(tensor))
             return [node.outputs[0] for node in changes]
 
-        consumers = flattened(map(self.graph.consumers, reach([raw], formatted)))
+        consumers = list(
+            chain.from_iterable(map(self.graph.consumers, reach([raw], formatted)))
+        )
         return list(dict.fromkeys(filterfalse(self.formats, consumers)))
 
     def view(self, raw: str) -> View:

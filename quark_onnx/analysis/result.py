@@ -10,7 +10,6 @@ from typing import Any
 from quark_onnx.analysis.findings import TensorError, Unmatched, WeightError
 from quark_onnx.analysis.page.along import along_the_graph
 from quark_onnx.analysis.page.ranking import READING, noise_ranking
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.wording import counted, tally
 from quark_onnx.page.blocks import Block, Facts, Reasons, Warnings
 from quark_onnx.page.reported import Reported
@@ -99,5 +98,5 @@ class Analysis(Reported):
             "worst_sqnr": self.sqnr,
             # asdict copies fields alone; properties are added by name.
             **asdict(self),
-            "ranking": names_of(self.ranking),
+            "ranking": [value.name for value in self.ranking],
         }

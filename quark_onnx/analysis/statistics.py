@@ -172,7 +172,6 @@ class TensorStatistic:
         """Count the values beyond the grid, and return where they are.
 
         Args:
-            exact: the float values.
             usual: False for masks, which are not counted.
 
         Returns:
@@ -344,7 +343,6 @@ def _noise(
     """Return the sum of squared errors at some places, without those of masks.
 
     Args:
-        values: the values.
         exact: the float values, in float64.
         where: places to count.
     """

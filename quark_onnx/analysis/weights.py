@@ -12,7 +12,6 @@ from calibrators.layout import rows
 from quark_onnx.analysis.findings import Bins, Unmatched, WeightError
 from quark_onnx.analysis.match import Matching
 from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
-from quark_onnx.common.containers import among
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
@@ -70,7 +69,7 @@ def weight_errors(
     """
     errors = list[WeightError]()
     missing = list[Unmatched]()
-    for node in among(reference.graph.nodes, matching.nodes):
+    for node in [node for node in reference.graph.nodes if node in matching.nodes]:
         twin = matching.nodes[node]
         operands = other.operands(twin)[1]
         for place, name in enumerate(node.inputs):
@@ -104,7 +103,6 @@ def _compared(
     """Return the error of a constant.
 
     Args:
-        reference: the float model.
         other: the quantized model.
         node: node of the float model.
         place: index of the constant among the inputs of ``node``.
@@ -338,7 +336,6 @@ def _grid(
     Args:
         other: the quantized model.
         codes: name and scale of the codes; None without codes.
-        values: the float values.
         rescaled: True if the float values have other channel scales.
     """
     if codes is None:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import excluding, names_of, subset
 from quark_onnx.common.wording import counted
 from quark_onnx.graph.states import State
 from quark_onnx.report.measure import Observe, OutputError, OutputTotals, measure
@@ -76,7 +75,7 @@ class Loop:
         """
         self._before = _Recurrent(reference, states)
         self._after = _Recurrent(other, states)
-        self._names = names_of(reference.get_outputs())
+        self._names = [value.name for value in reference.get_outputs()]
         self._updated = [state.output for state in states]
         self._totals = OutputTotals(self._names)
         self._last: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -100,7 +99,7 @@ class Loop:
         found = self._after.step(sample, self._names)
         # A single run has measured the first sample.
         if self._steps:
-            others = excluding(self._names, self._updated)
+            others = [name for name in self._names if name not in self._updated]
             self._totals.add(others, expected, found)
         # The errors of states count at the end alone.
         self._last = expected, found
@@ -150,8 +149,8 @@ class _Recurrent:
             sample: inputs by name; the states in it count in the first step alone.
             names: names of the outputs to return, among them those of all states.
         """
-        inputs = names_of(self._session.get_inputs())
-        feeds = subset(sample, inputs)
+        inputs = [value.name for value in self._session.get_inputs()]
+        feeds = {key: sample[key] for key in inputs if key in sample}
         # The carried states replace those of the sample; before the first step there are none.
         values = self._session.run(names, feeds | self._carried)
         outputs = dict(zip(names, values, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median_low
 from typing import Any, TypeVar
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.remembering import may_be_random, without_memory
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import flattened, names_of, subset
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,11 @@ class Measurement:
             names: outputs to compare; None for all of the reference.
         """
         self._reference, self._other = reference, other
-        self._names = names_of(reference.get_outputs()) if names is None else names
+        self._names = (
+            [value.name for value in reference.get_outputs()]
+            if names is None
+            else names
+        )
         self._totals = OutputTotals(self._names)
         self._feeds: dict[str, Any] | None = None
 
@@ -199,16 +203,14 @@ def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, An
     """Return the part of a sample for the inputs of a session."""
     # A quantized model may lack an input whose readers were removed; onnxruntime rejects unknown
     # inputs.
-    names = names_of(session.get_inputs())
-    return subset(sample, names)
+    names = [value.name for value in session.get_inputs()]
+    return {name: sample[name] for name in names if name in sample}
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
     """Return the error of a single pair of outputs.
 
     Args:
-        name: name of the output.
-        reference: output of the reference.
         other: output of the other model.
     """
     total = Total()
@@ -220,7 +222,6 @@ def _poor(error: OutputError, bound: float) -> bool:
     """Return whether an output has an SQNR below a bound, or unequal values without an SQNR.
 
     Args:
-        error: the error of an output.
         bound: least SQNR in dB.
     """
     if error.sqnr is None:
@@ -237,7 +238,7 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
         # ZipMap of scikit-learn's exporters returns a sequence of maps: class to probability.
         return [np.asarray(list(value.values()))]
     if isinstance(value, list):
-        return flattened(map(_leaves, value))
+        return list(chain.from_iterable(map(_leaves, value)))
     return [np.asarray(value)]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.containers import present
 from quark_onnx.report.measure import OutputError, Total
 from quark_onnx.report.verdict.boxes import DetectorLayout, arrays_of, detector_layout
 
@@ -71,13 +70,20 @@ class JoinedParts:
         # An infinite SQNR (outputs that are equal, or broken) needs no parts.
         if error.sqnr is None or not np.isfinite(error.sqnr) or not joined:
             return error.sqnr
-        values = present(total.result(error.name).sqnr for total in self._totals)
+        values = [
+            value
+            for value in (total.result(error.name).sqnr for total in self._totals)
+            if value is not None
+        ]
         # A mean in dB, so that a loss in a part counts equally however large its values are.
         return float(np.mean(np.clip(values, -_MOST, _MOST)))
 
     def least_sqnr(self, errors: Iterable[OutputError]) -> float | None:
         """Return the minimum over the outputs, in dB; None without SQNR."""
-        return min(present(map(self.sqnr, errors)), default=None)
+        return min(
+            [error for error in map(self.sqnr, errors) if error is not None],
+            default=None,
+        )
 
 
 def _joined_layout(

@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from quark_onnx.common.containers import without
 from quark_onnx.common.reported import SCHEMA, plain
 from quark_onnx.common.wording import counted
 from quark_onnx.optimizers.problem import LayerResult
@@ -88,7 +87,13 @@ class Report(Reported):
             "schema": SCHEMA,
             "quantized_nodes": self.quantized,
             # JSON has no infinities and no NaN; plain() replaces them.
-            **plain(without(asdict(replace(self, exhibits=None)), ["exhibits"])),
+            **plain(
+                {
+                    key: value
+                    for key, value in asdict(replace(self, exhibits=None)).items()
+                    if key not in ["exhibits"]
+                }
+            ),
         }
 
     def blocks(self) -> list[Block]:
@@ -177,7 +182,9 @@ def summarize(
                 # A bool counts as 0 or 1.
                 quantized = plan.computes_on_codes(node)
                 operators[node.kind] = (done + quantized, count + 1)
-        kept_nodes |= without(plan.kept, outer)
+        kept_nodes |= {
+            key: value for key, value in plan.kept.items() if key not in outer
+        }
         kept_tensors |= _kept_tensors(plan)
     # Sorted by name: reports of two runs can be compared line by line.
     return dict(sorted(operators.items())), kept_nodes, kept_tensors

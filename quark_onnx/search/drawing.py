@@ -86,10 +86,8 @@ def _plot(  # noqa: PLR0913
     """Return a plot of scores by another measure.
 
     Args:
-        title: title of the plot.
         units: titles of the horizontal and of the vertical axis, with their units.
         measure: the horizontal value of a candidate.
-        drawn: the candidates of the plot.
         candidates: all candidates, which are numbered from 1, the best first.
         front: the Pareto front.
     """
@@ -118,8 +116,6 @@ def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> 
     """Return the style of a point; empty for candidates that others surpass.
 
     Args:
-        candidate: the candidate.
-        best: the best candidate.
         front: the Pareto front.
     """
     if candidate is best:

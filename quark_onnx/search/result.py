@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.containers import present
 from quark_onnx.common.reported import plain
 from quark_onnx.common.wording import byte_size, counted
 from quark_onnx.config import to_dict
@@ -167,7 +166,9 @@ class SearchResult(Reported):
         if self.left:
             count = counted(len(self.left), "configuration")
             more = Action(f"raise --budget: {count} did not fit")
-        return tuple(present([write, self._smaller(), more]))
+        return tuple(
+            [value for value in [write, self._smaller(), more] if value is not None]
+        )
 
     def _smaller(self) -> Action | None:
         """Return the smallest candidate that is hardly worse than the best, if any."""

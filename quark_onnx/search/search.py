@@ -22,7 +22,6 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.containers import names_of, present
 from quark_onnx.common.errors import (
     ConfigError,
     ModelError,
@@ -263,7 +262,7 @@ class Search:
             candidates,
             len(self._samples.calibration),
             len(self._samples.judges),
-            names_of(self._left.values()),
+            [value.name for value in self._left.values()],
             self._total,
             self._target is None or self._is_reached(),
             self._study.optuna,
@@ -342,7 +341,10 @@ class Search:
         scores = [
             record.score for _, record in self._study.finished() if not record.pruned
         ]
-        return any(score >= self._target for score in present(scores))
+        return any(
+            score >= self._target
+            for score in [score for score in scores if score is not None]
+        )
 
     def _candidates(self) -> Iterator[Asked[ConfigCombination]]:
         """Yield candidates until the end of the search.
@@ -425,7 +427,6 @@ class Search:
         """Return True if a candidate is estimated to end within the budget.
 
         Args:
-            combination: the candidate.
             found: the finished candidates with their records; without any the candidate fits.
         """
         # The first candidate always runs, and known records take no time.
@@ -544,7 +545,6 @@ def _estimate(combination: ConfigCombination, found: list[_Finished]) -> float:
     """Estimate the runtime of a candidate in seconds from earlier ones.
 
     Args:
-        combination: the candidate.
         found: the finished candidates with their records, at least one.
     """
     alike = [
@@ -578,7 +578,9 @@ def _slow(found: list[_Finished]) -> float:
     A processor without fast integers may run every candidate slower than the float model: the
     fastest one is the measure then.
     """
-    ratios = present(record.runtime for _, record in found)
+    ratios = [
+        value for value in (record.runtime for _, record in found) if value is not None
+    ]
     return _SLOW * max(1.0, min(ratios, default=1.0))
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnx import ModelProto
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import PRESETS, TARGETS
 from quark_onnx.config import QConfig, to_dict
@@ -70,7 +69,7 @@ class ConfigCombination:
     @property
     def kinds(self) -> frozenset[str]:
         """Return the names of the optimizers, which dominate the runtime."""
-        return frozenset(names_of(self.config.optimizers))
+        return frozenset([optimizer.name for optimizer in self.config.optimizers])
 
     @property
     def relative_cost(self) -> float:
@@ -80,7 +79,7 @@ class ConfigCombination:
 
 def relative_cost(config: QConfig) -> float:
     """Estimate the runtime of a configuration relative to a run without optimizers."""
-    kinds = set(names_of(config.optimizers))
+    kinds = {optimizer.name for optimizer in config.optimizers}
     costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in sorted(kinds)]
     # Each cost includes the plain run, which happens once.
     return 1.0 + sum(cost - 1.0 for cost in costs)
@@ -441,7 +440,6 @@ def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
     Args:
         setting: name of the setting, with which the message begins.
         make: function that parses or checks a value.
-        value: the value.
 
     Raises:
         ConfigError: the value is wrong.

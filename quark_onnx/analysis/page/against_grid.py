@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from quark_onnx.analysis.findings import Bins
-from quark_onnx.common.containers import present
 from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0
@@ -39,7 +38,7 @@ def against_grid(  # noqa: PLR0913
         The plot as SVG.
     """
     first, last = values.edges[0], values.edges[-1]
-    ends = present((lo, hi))
+    ends = [value for value in (lo, hi) if value is not None]
     least, most = min([first, *ends]), max([last, *ends])
     margin = 0.03 * (most - least or 1.0)
     x = linear(least - margin, most + margin, _LEFT, _RIGHT)

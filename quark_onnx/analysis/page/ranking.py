@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from quark_onnx.analysis.findings import Cause, TensorError, WeightError
 from quark_onnx.analysis.page.against_grid import against_grid
-from quark_onnx.common.containers import flattened
 from quark_onnx.page.blocks import Entry, Figure, Ranking, Share, Terms
 from quark_onnx.page.svg import short
 from quark_onnx.report import percentage
@@ -71,7 +70,7 @@ def _entry(tensor: TensorError, weights: Sequence[WeightError]) -> Entry:
         ("alone", _ratio(tensor.sqnr_local)),
     )
     # The weight that the causes cite or the node reads.
-    cited = set(flattened(cause.options for cause in tensor.causes))
+    cited = {option for cause in tensor.causes for option in cause.options}
     read = [
         weight
         for weight in weights

@@ -171,7 +171,6 @@ def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, s
     """Return the outputs with scores and classes of boxes.
 
     Args:
-        name: name of the output with the boxes.
         boxes: the boxes: (N, count, 4), or (count, 4) of a model for one image.
         outputs: all outputs by name.
 
@@ -205,7 +204,6 @@ def _may_be_labels(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
     """Return whether an output per box may hold classes: integers, one for each box.
 
     Args:
-        value: an output with values for each box.
         boxes: the boxes, (N, count, 4) or (count, 4).
     """
     return value.dtype.kind in "iu" and value.ndim < boxes.ndim
@@ -382,7 +380,6 @@ def _paired(
     """Return boxes, scores and classes of every image where boxes and scores are two outputs.
 
     Args:
-        layout: the layout of the outputs.
         boxes: boxes, (images, boxes, 4).
         outputs: outputs by name.
     """

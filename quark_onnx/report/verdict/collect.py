@@ -11,7 +11,6 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.containers import by_name, present
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report.figures import near_limits, percentage
@@ -214,12 +213,11 @@ class VerdictCollector:
         Args:
             task: name of the task.
             figures: the measured values.
-            band: band of the verdict.
 
         Returns:
             A clause for the end of the sentence; empty without a reservation.
         """
-        known = by_name(figures)
+        known = {figure.name: figure for figure in figures}
         # The bands without the reservations: those must be good for a reservation to explain
         # "risky".
         bands = _bands(THRESHOLDS[task], known)
@@ -259,9 +257,8 @@ class VerdictCollector:
         Args:
             task: name of the task.
             figures: the measured values.
-            errors: errors of the outputs.
         """
-        known = by_name(figures)
+        known = {figure.name: figure for figure in figures}
         thresholds = THRESHOLDS[task]
         has_own = any(threshold.figure in known for threshold in thresholds)
         if self.rows < _FEW_ROWS or not has_own:
@@ -291,11 +288,7 @@ def _rows(feeds: Mapping[str, Any], output: Any) -> int:
 
 
 def _is_clear(error: OutputError) -> bool:
-    """Return whether all samples have the SQNR of one band; True for an error without an SQNR.
-
-    Args:
-        error: the error of an output.
-    """
+    """Return whether all samples have the SQNR of one band; True for an error without an SQNR."""
     judged = error.sqnr_of_changes
     if error.sqnr is None or judged is None or error.steps:
         return True
@@ -339,7 +332,9 @@ def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
     for figure in figures.values():
         if figure.least is not None:
             lower_bounds.append(replace(figure, value=figure.least))
-    return "poor" in _bands(THRESHOLDS[task], by_name(lower_bounds))
+    return "poor" in _bands(
+        THRESHOLDS[task], {bound.name: bound for bound in lower_bounds}
+    )
 
 
 def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
@@ -352,7 +347,6 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
     """Return the figure of every task: the SQNR, or for integers the share of equal values.
 
     Args:
-        errors: errors of the outputs.
         whole: take the SQNR of whole outputs, where another figure decides; else that of their
             varying part, which a constant offset does not raise.
 
@@ -362,7 +356,14 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
     least = least_sqnr(errors, math.nan)
     judged = least
     if not whole:
-        judged = min(present(error.sqnr_of_changes for error in errors), default=least)
+        judged = min(
+            [
+                change
+                for change in (error.sqnr_of_changes for error in errors)
+                if change is not None
+            ],
+            default=least,
+        )
     if not math.isnan(least):
         shown = near_limits(judged, limits_of("signal", "sqnr"))
         text = f"SQNR {shown} dB"
@@ -370,7 +371,9 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
             text += f" of what varies ({near_limits(least)} dB with the constant part)"
         return [Figure("sqnr", judged, text)]
     # All outputs are integers, or random.
-    shares = present(error.agreement for error in errors)
+    shares = [
+        value for value in (error.agreement for error in errors) if value is not None
+    ]
     if not shares:
         return []
     share = min(shares)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from calibrators.json_file import Entry, read_document, read_json
 from calibrators.shown import short
-from quark_onnx.common.containers import among
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.report.figures import percent
 from quark_onnx.report.verdict.boxes import detections, overlaps
@@ -135,7 +134,9 @@ def _csv(path: Path, text: str) -> Labels:
         columns = rows.fieldnames or []
     except csv.Error as error:
         raise DataError(f"labels {path}, line 1: {error}") from error
-    name = next(iter(among(columns, ("name", "file"))), None)
+    name = next(
+        iter([column for column in columns if column in ("name", "file")]), None
+    )
     if name is None or "label" not in columns:
         raise DataError(
             f"labels {path}: the columns are {', '.join(map(short, columns[:8])) or 'none'};"

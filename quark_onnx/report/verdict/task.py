@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.graph import Graph, scopes_of
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.graph.states import State, states
@@ -115,7 +114,10 @@ class Traits:
         return cls(
             _token_input(model),
             frozenset(tables),
-            {name: operators.get(name, "") for name in names_of(model.graph.output)},
+            {
+                name: operators.get(name, "")
+                for name in [value.name for value in model.graph.output]
+            },
             frozenset(state.output for state in states_of(model)),
         )
 
@@ -141,13 +143,13 @@ def _outputs_of_bodies(graph: GraphProto) -> Iterator[tuple[str, str]]:
         for body in subgraphs(node):
             # Aligned at the end: the first output of a Loop's body is the condition, which is no
             # result.
-            inner = reversed(names_of(body.output))
+            inner = reversed([value.name for value in body.output])
             yield from zip(reversed(node.output), inner, strict=False)
 
 
 def _token_input(model: ModelProto) -> str:
     """Return the name of the first input of possible token identifiers, or an empty string."""
-    constants = set(names_of(model.graph.initializer))
+    constants = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
         # Up to IR version 3, initializers are inputs, too.
         if value.name not in constants and _may_hold_tokens(value):
@@ -352,7 +354,6 @@ def _are_maps_of_detector(
     """Return whether two outputs are maps of boxes and scores.
 
     Args:
-        value: an output.
         other: another output.
         image: the input image.
     """

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Action
 
@@ -240,7 +239,7 @@ def worst_band(bands: Sequence[Band]) -> Band:
     >>> worst_band(["good", "unknown", "risky"]), worst_band([])
     ('risky', 'unknown')
     """
-    known = excluding(bands, ("unknown",))
+    known = [band for band in bands if band not in ("unknown",)]
     if not known:
         return "unknown"
     # BANDS is ordered from good to poor.

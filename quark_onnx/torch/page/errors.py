@@ -78,8 +78,6 @@ def _plot(  # noqa: PLR0913
     empty if no outcome has errors.
 
     Args:
-        outcomes: results of algorithms.
-        quantized: specs of the quantized layers, in the order of the model.
         algorithms: names of the algorithms, in the order of execution.
         width: width of the drawing in pixels.
         height: height of the drawing in pixels.

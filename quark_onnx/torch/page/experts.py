@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
+from itertools import chain
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
@@ -65,7 +65,7 @@ def _plot(
     Returns:
         SVG.
     """
-    count = 1 + max(flattened(rows.values()))
+    count = 1 + max(list(chain.from_iterable(rows.values())))
     high = _ROW
     if len(rows) > _MANY:
         high = _LOW

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import excluding, grouped_by
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.checkpoints.export import described
@@ -117,7 +117,7 @@ def _alternatives(
 ) -> tuple[str, ...]:
     """Return the names of the other layouts of which a client breaks no rule."""
     found = list[str]()
-    for name in excluding(LAYOUTS, [layout.name]):
+    for name in [value for value in LAYOUTS if value not in [layout.name]]:
         other = LAYOUTS[name]()
         if client in _clients(other) and _is_accepted(source, config, other, client):
             found.append(name)
@@ -258,7 +258,6 @@ def _shapes(
         name: name of the layer, for errors.
         spec: how it is quantized.
         dtype: the model's dtype.
-        layout: the layout.
     """
     shape = tuple(module.weight.shape)
     # kernels of convolutions are small, and may be in groups
@@ -311,7 +310,6 @@ def _tensors(  # noqa: PLR0913
         name: name of the layer, for errors.
         spec: how it is quantized.
         dtype: the model's dtype.
-        layout: the layout.
 
     Returns:
         Tensors by the end of their names. Their shapes and dtypes are those of a run, their values

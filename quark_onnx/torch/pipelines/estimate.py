@@ -7,12 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.algorithms.cost import (
     BATCH_TOKENS,
@@ -368,7 +368,7 @@ def shapes_of(
     """
     blocks = _block_parameters(model)
     # by identity, as parameters may be shared, and comparing tensors compares values
-    inside = set(map(id, flattened(blocks)))
+    inside = set(map(id, list(chain.from_iterable(blocks))))
     layers = dict[str, Any]()
     for name, (module, spec) in chosen.items():
         weight = module.weight
@@ -454,7 +454,6 @@ def _probabilities(
     """Return the bytes of attention probabilities in a block, if they are quantized.
 
     Args:
-        source: the checkpoint.
         chosen: the layers to quantize.
         length: tokens of a sample.
         dtype: the model's dtype.
@@ -475,7 +474,6 @@ def _work(
 
     Args:
         speed: speed of the machine.
-        cost: the work.
         spec: format of the weights that are rounded; None if none are.
         dtype: type of products.
         width: values of a hidden state.
@@ -511,7 +509,6 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
 
     Args:
         source: the checkpoint, with the names of its heads.
-        blocks: the parameters of each block.
 
     Returns:
         Parameters in the order of the model. The weight of the embedding is among them also where
@@ -519,12 +516,14 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
     """
     model = source.model
     modules = map(model.get_submodule, source.heads)
-    heads = set(map(id, flattened(head.parameters() for head in modules)))
+    heads = set(
+        map(id, [parameter for head in modules for parameter in head.parameters()])
+    )
     embedding = embedding_of(model)
     if embedding is not None:
         # a tied head has the weight of the embedding, which is run
         heads -= set(map(id, embedding.parameters()))
-    others = heads | set(map(id, flattened(blocks)))
+    others = heads | set(map(id, list(chain.from_iterable(blocks))))
     return [
         parameter for parameter in model.parameters() if id(parameter) not in others
     ]
@@ -535,7 +534,6 @@ def _weight(rows: int, dtype: torch.dtype) -> torch.Tensor:
 
     Args:
         rows: number of outputs.
-        dtype: dtype of the weight.
 
     Returns:
         A matrix of shape (rows, ``_COLUMNS``) with equally spaced values from -1 to 1.

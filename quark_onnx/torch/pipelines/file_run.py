@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.containers import among, excluding
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.calibration.block_stream import (
@@ -277,7 +276,7 @@ class FileRun:
                 yield from self._after(later, blocks, walk, samples)
         self.report.note_outside(
             # layers that stay float have left ``chosen``
-            among(outside, self.chosen),
+            [value for value in outside if value in self.chosen],
             self.config.algorithms,
         )
 
@@ -308,7 +307,7 @@ class FileRun:
             raise NotWalkable("the model has no list of blocks")
         # recording runs the first block once to learn the form of its output
         self._fill(next(iter(blocks)), {})
-        heads = excluding(heads_of(self.model), self.chosen)
+        heads = [value for value in heads_of(self.model) if value not in self.chosen]
         # heads that stay float run only after the last block, unless they are embeddings too
         heads = [
             name
@@ -611,7 +610,6 @@ class FileRun:
         Args:
             blocks: the quantized blocks by name.
             samples: the calibration batches, on which the algorithms run the model.
-            journal: journal of the run.
             progress: whether to show a progress bar; None decides by the terminal.
 
         Yields:
@@ -647,7 +645,6 @@ class FileRun:
 
         Args:
             ahead: the thread that reads.
-            names: names of the modules.
             recurse: whether to include the children.
         """
         for name in names:

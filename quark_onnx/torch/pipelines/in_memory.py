@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.containers import merged, present_values, without
+from quark_onnx.common.containers import merged, without
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
@@ -379,7 +379,14 @@ def _walk(  # noqa: C901, PLR0913
     rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
     alone = {name: quantize_data_free(name, rest, config, report) for name in rest}
-    finish(model, rest, watching, config, report, present_values(alone))
+    finish(
+        model,
+        rest,
+        watching,
+        config,
+        report,
+        {key: value for key, value in alone.items() if value is not None},
+    )
     return True
 
 
@@ -394,7 +401,6 @@ def _whole(
 
     Args:
         model: the model; its layers are replaced.
-        layers: the layers to quantize.
         data: the calibration batches.
         config: the quantization configuration.
         report: the report, for notes on layers that the data did not reach.
@@ -423,7 +429,6 @@ def _reached(
     blocks they stay float.
 
     Args:
-        model: the model.
         layers: the observed layers.
         watching: their observers, after the run.
         config: the quantization configuration.

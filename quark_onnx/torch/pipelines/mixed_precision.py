@@ -9,13 +9,14 @@ reduces the divergence most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import excluding, flattened
+from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
@@ -186,7 +187,7 @@ def _groups(
         if not part or not calls:
             continue
         stages = stages_of(block, part, calls[0])
-        groups = flattened(map(attrgetter("groups"), stages))
+        groups = list(chain.from_iterable(map(attrgetter("groups"), stages)))
         for place, group in enumerate(groups):
             for layer in group:
                 # experts have different inputs, and one scheme in clients
@@ -194,7 +195,7 @@ def _groups(
                 found.setdefault(key, []).append(layer)
     together = list(map(tuple, found.values()))
     # layers outside of the blocks, and those that the sample did not reach
-    alone = excluding(chosen, flattened(together))
+    alone = excluding(chosen, list(chain.from_iterable(together)))
     return together + [(name,) for name in alone]
 
 
@@ -256,7 +257,6 @@ def _quantized(
     """Return a quantized layer; weight-only for layers without calibration.
 
     Args:
-        name: name of the layer.
         layers: float layers by name, with their specs.
         scales: calibrated scales of the layers.
     """

@@ -276,7 +276,6 @@ def _estimate(
     """Estimate a run, and runs with less work if it is long.
 
     Args:
-        source: the checkpoint.
         config: the quantization configuration.
         windows: calibration windows.
         evaluated: tokens of each window of the evaluation.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from quark_onnx.common.containers import grouped_by, present_values
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.wording import counted, labelled, tally
 from quark_onnx.page.blocks import Block, Facts, Notes, Reasons
 from quark_onnx.page.reported import Reported
@@ -202,11 +202,7 @@ class TorchReport(Reported):
 
 
 def _gain(outcomes: list[Outcome]) -> str:
-    """Return a one-line summary of the error reduction of an algorithm.
-
-    Args:
-        outcomes: the outcomes of the algorithm.
-    """
+    """Return a one-line summary of the error reduction of an algorithm."""
     reductions = list[float]()
     for outcome in outcomes:
         if outcome.after < outcome.before and outcome.before > 0:
@@ -238,4 +234,9 @@ def _spec(spec: LayerSpec) -> dict[str, str]:
         "output": spec.output,
         "probabilities": spec.probabilities,
     }
-    return {name: str(each) for name, each in present_values(parts).items()}
+    return {
+        name: str(each)
+        for name, each in {
+            key: value for key, value in parts.items() if value is not None
+        }.items()
+    }

@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from calibrators.json_file import parse_json, read_json
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.version import __version__
 from quark_onnx.torch.algorithms.base import Outcome
@@ -214,7 +213,7 @@ class BlockJournal:
         The run stopped before writing them.
         """
         assert self._folder is not None
-        names = set(names_of(self._folder.iterdir()))
+        names = {value.name for value in self._folder.iterdir()}
         own = set(filter(_OWN.fullmatch, names))
         # a mistyped folder must not lose its files
         if others := names - own:

@@ -394,7 +394,6 @@ def _measure(
     """Quantize into a scratch folder, and compare with the float model.
 
     Args:
-        source: the float model.
         candidate: scheme, algorithms and layout.
         text: the calibration text; the windows after it are held out for the comparison.
         folder: folder of the journal, in which the scratch folder is created.

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import names_of
 from quark_onnx.common.progress import Progress
 from quark_onnx.dtypes import Integer
 from quark_onnx.page.blocks import Action, Block, Facts, Judgement
@@ -270,7 +269,6 @@ def _compared_models(  # noqa: PLR0913
     """Load and compare both models, as ``judge`` does.
 
     Args:
-        source: the float model.
         checkpoint: the quantized checkpoint.
         config: the quantization configuration.
         windows: held-out token ids.
@@ -294,7 +292,9 @@ def _compared_models(  # noqa: PLR0913
     # not before the text exists: generating needs memory, too
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     # a layer of a rotated or rescaled model reads other values than that of the float model
-    rewritten_by = tuple(names_of(at_stage(config.algorithms, "model", "block")))
+    rewritten_by = tuple(
+        [value.name for value in at_stage(config.algorithms, "model", "block")]
+    )
     errors = dict[str, float]()
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows, progress)
@@ -451,7 +451,6 @@ def _scores(
 
     Args:
         model: the float model.
-        quantized: the quantized model.
         windows: vectors of token ids.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
@@ -488,7 +487,6 @@ def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
     """Return the relative output error of each quantized layer on float inputs.
 
     Args:
-        model: the float model.
         quantized: the quantized model.
         window: a vector of token ids.
 
@@ -606,7 +604,7 @@ def _activation_advice(config: TorchConfig, layout: Layout) -> tuple[str, str] |
         SmoothQuant.
     """
     inputs = config.default.input
-    is_smooth = "smoothquant" in names_of(config.algorithms)
+    is_smooth = "smoothquant" in [algorithm.name for algorithm in config.algorithms]
     # SmoothQuant has moved the outliers into the weights already
     if inputs is None or not inputs.measured or is_smooth:
         return None
@@ -629,7 +627,10 @@ def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
         float weights, for weights of more than 4 bits, and if the rounding is learned already and
         groups have at most 32 weights.
     """
-    weight, names = config.default.weight, set(names_of(config.algorithms))
+    weight, names = (
+        config.default.weight,
+        {algorithm.name for algorithm in config.algorithms},
+    )
     # weights of 6 or 8 bits lose little; the loss has another cause
     if weight is None or weight.dtype.bits > 4:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import compress
 from operator import attrgetter
 
-from quark_onnx.common.containers import grouped_by, present, without
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.compressed import unread_outputs_in_vllm
 from quark_onnx.torch.validate.fields import QUANTIZATION, meets, object_of, one_of
@@ -94,7 +94,11 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
         text = f"the loader of {name} does not find {len(lost)} scales called so"
         yield broken("kv-scales-loader", f"{lost[0]}.output_scale", text)
     for module in checkpoint.modules.values():
-        for end, tensor in without(module.tensors, ["prob_output_scale"]).items():
+        for end, tensor in {
+            key: value
+            for key, value in module.tensors.items()
+            if key not in ["prob_output_scale"]
+        }.items():
             # vLLM maps prob_output_scale to attn.prob_scale, and finds no parameter for a zero
             # point
             if end.startswith("prob_output_"):
@@ -127,7 +131,11 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         # ``KVCacheScaleParameter`` takes one value; attn_head has a loader of its own
         if object_of(scheme).get("strategy") == "attn_head":
             continue
-        for tensor in present(_scale(checkpoint, parent, side) for side in "kv"):
+        for tensor in [
+            value
+            for value in (_scale(checkpoint, parent, side) for side in "kv")
+            if value is not None
+        ]:
             # a module with this tensor alone, so that no other tensor is found unknown
             owner, _, end = tensor.name.rpartition(".")
             yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
@@ -151,7 +159,6 @@ def _pair_findings(
     parameters, initialized to 1.0 (vllm/model_executor/layers/quantization/kv_cache.py of 0.33).
 
     Args:
-        checkpoint: the checkpoint.
         parent: name of the attention module.
         cached: whether the configuration quantizes keys, and values.
     """
@@ -194,4 +201,9 @@ def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
     ]
     if side == "k":
         names.append(f"{parent}.kv_scale")
-    return next(iter(present(map(checkpoint.tensor_today, names))), None)
+    return next(
+        iter(
+            [name for name in map(checkpoint.tensor_today, names) if name is not None]
+        ),
+        None,
+    )

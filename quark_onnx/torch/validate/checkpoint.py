@@ -10,7 +10,7 @@ from typing import Any
 
 from calibrators.json_file import parse_json
 from calibrators.limits import read_text
-from quark_onnx.common.containers import merged, subset
+from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
 from quark_onnx.torch.validate.fields import is_names, object_of
@@ -190,7 +190,11 @@ class Checkpoint:
         Empty if the configuration has no dtype.
         """
         # transformers wrote torch_dtype before release 4.56, and reads both keys
-        given = subset(self.text_config, ("dtype", "torch_dtype")).values()
+        given = {
+            key: self.text_config[key]
+            for key in ("dtype", "torch_dtype")
+            if key in self.text_config
+        }.values()
         return str(next(filter(None, given), ""))
 
     @property

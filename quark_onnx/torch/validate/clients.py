@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.torch.validate import (
     cache_in_vllm,
@@ -260,8 +260,8 @@ def validate(folder: Path, client: str) -> Validation:
     if client == "llama.cpp":
         layout = "gguf"
         models = llama_cpp.read_models(folder)
-        schemes = flattened(map(llama_cpp.schemes, models))
-        found = flattened(map(llama_cpp.findings, models))
+        schemes = list(chain.from_iterable(map(llama_cpp.schemes, models)))
+        found = list(chain.from_iterable(map(llama_cpp.findings, models)))
         if not models:
             found.append(broken("gguf-none", str(folder), "there is no *.gguf"))
     elif client == "onnxruntime-genai":

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from quark_onnx.common.containers import present_values
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.compressed_arguments import (
     Group,
@@ -292,7 +291,9 @@ def _group_findings(
         yield broken("ct-groups", place, "it lacks the list targets")
         return
     # null means the same as a missing format: that of the checkpoint holds
-    form = present_values(group).get("format", entries.get("format"))
+    form = {key: value for key, value in group.items() if value is not None}.get(
+        "format", entries.get("format")
+    )
     if form not in FORMATS:
         yield broken("ct-format", f"{place}.format", repr(form))
     for key in _TENSORS:

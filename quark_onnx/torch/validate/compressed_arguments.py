@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
@@ -156,7 +155,11 @@ def _strategies_for(dynamic: object) -> tuple[str, ...]:
         return ("tensor_group",)
     if dynamic is True:
         return _DYNAMIC
-    return tuple(excluding(_STRATEGIES, ["token"])) if dynamic is False else ()
+    return (
+        tuple([value for value in _STRATEGIES if value not in ["token"]])
+        if dynamic is False
+        else ()
+    )
 
 
 def _is_torch_type(value: object) -> bool:
@@ -234,7 +237,7 @@ def argument_findings(place: str, found: Group) -> Iterator[Finding]:
         place: place of the arguments for the finding.
         found: the arguments as they stand in the file.
     """
-    unknown = excluding(found, _DEFAULTS)
+    unknown = [value for value in found if value not in _DEFAULTS]
     if unknown:
         yield broken("ct-arguments", f"{place}.{unknown[0]}", "no such argument")
         return

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from quark_onnx.common.containers import excluding, of_type
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
 
@@ -46,7 +45,11 @@ def strings_of(value: Any) -> list[str]:
     (['lm_head'], [])
     """
     # a string is iterable, too, and must not be taken for a list of its letters
-    return of_type(value, str) if isinstance(value, list) else []
+    return (
+        [item for item in value if isinstance(item, str)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def one_of(*allowed: Any) -> Callable[[Any], bool]:
@@ -175,7 +178,7 @@ def missing_key_findings(
     entries: Mapping[str, Any], place: str, rule: str, *keys: str
 ) -> Iterator[Finding]:
     """Yield a finding for every key that an object lacks."""
-    for key in excluding(keys, entries):
+    for key in [key for key in keys if key not in entries]:
         yield broken(rule, f"{place}.{key}", NO_KEY)
 
 

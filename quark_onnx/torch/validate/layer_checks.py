@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import filterfalse
 from typing import NamedTuple
 
-from quark_onnx.common.containers import grouped_by, present, without
+from quark_onnx.common.containers import grouped_by, without
 from quark_onnx.torch.models.fused_groups import FUSED_NAMES
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import QUANTIZATION, is_positive
@@ -326,8 +326,12 @@ def _differing_findings(
 ) -> Iterator[Finding]:
     """Yield a fused layer whose parts have different global scales of a name."""
     # int4_fp8 has a second scale for each output: single_value returns None, which drops out
-    tensors = present(module.tensors.get(scale) for module in modules)
-    values = present(map(single_value, tensors))
+    tensors = [
+        value
+        for value in (module.tensors.get(scale) for module in modules)
+        if value is not None
+    ]
+    values = [tensor for tensor in map(single_value, tensors) if tensor is not None]
     # an unusable scale has a finding of its own
     if not values or not all(0 < value < math.inf for value in values):
         return

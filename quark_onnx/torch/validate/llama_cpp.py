@@ -16,11 +16,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from quark_onnx.common.containers import (
-    by_name,
-    excluding,
-    flattened,
     grouped_by,
-    values_at,
 )
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
@@ -250,7 +246,12 @@ class GGUFModel:
     @property
     def tensors(self) -> dict[str, GGUFTensor]:
         """Tensors of the model by name."""
-        return by_name(flattened(header.tensors for header in self.headers.values()))
+        return {
+            value.name: value
+            for value in [
+                tensor for header in self.headers.values() for tensor in header.tensors
+            ]
+        }
 
 
 def read_models(place: Path) -> list[GGUFModel]:
@@ -400,7 +401,11 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
     # other families have other keys, but all count their blocks
     keys = _KEYS if family in _DENSE else ("block_count",)
     wanted = [f"{family}.{key}" for key in keys]
-    for key in excluding([*wanted, "tokenizer.ggml.model"], model.first.metadata):
+    for key in [
+        value
+        for value in [*wanted, "tokenizer.ggml.model"]
+        if value not in model.first.metadata
+    ]:
         yield broken("gguf-key", model.name, f"there is no {key}")
 
 
@@ -409,7 +414,7 @@ def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
     # gguf has the names by number
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     tensors = gguf.MODEL_TENSORS[families[model.first.architecture]]
-    known = set(values_at(gguf.TENSOR_NAMES, tensors))
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in tensors}
     for name in model.tensors:
         # "blk.3.attn_q.weight" is "blk.{bid}.attn_q" there: only the first number is that of a
         # block
@@ -433,6 +438,6 @@ def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
         for number in range(min(count, _MOST_BLOCKS)):
             parts = (*_BLOCK, *_FEED_FORWARD[has_experts])
             names += [f"blk.{number}.{part}.weight" for part in parts]
-    for name in excluding(names, model.tensors):
+    for name in [name for name in names if name not in model.tensors]:
         text = f"{family} with {count} blocks needs it"
         yield broken("gguf-tensor-missing", name, text)

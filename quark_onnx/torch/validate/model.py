@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from quark_onnx.common.containers import present, subset, without
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
@@ -102,7 +101,9 @@ def _index_findings(
         elif file not in files:
             text = f"{INDEX} says {file}; it is in {files[0]}"
             yield broken("tensor-misplaced", name, text)
-    for name, files in without(files_of, index).items():
+    for name, files in {
+        key: value for key, value in files_of.items() if key not in index
+    }.items():
         text = f"{INDEX} does not have it; it is in {files[0]}"
         yield broken("tensor-misplaced", name, text)
 
@@ -116,7 +117,10 @@ def settings_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     for file, settings in checkpoint.settings.items():
         for names in _SETTINGS:
-            here, there = subset(settings, names), subset(entries, names)
+            here, there = (
+                {name: settings[name] for name in names if name in settings},
+                {name: entries[name] for name in names if name in entries},
+            )
             if here and not entries:
                 yield broken("settings-differ", file, f"{CONFIG} has no {QUANTIZATION}")
                 break
@@ -280,7 +284,11 @@ def missing_findings(
     """
     if not checkpoint.is_whole or not checkpoint.headers:
         return
-    matches = present(map(_LAYER.search, checkpoint.tensors))
+    matches = [
+        tensor
+        for tensor in map(_LAYER.search, checkpoint.tensors)
+        if tensor is not None
+    ]
     layers = {int(match[1]) for match in matches}
     count = checkpoint.text_config.get("num_hidden_layers")
     # a model without blocks, or of a family with other names for them
@@ -344,7 +352,11 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     for block in blocks:
         # a layer that is missing altogether is in ``lost`` already
         names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
-        for name, module in subset(checkpoint.modules, names).items():
+        for name, module in {
+            name: checkpoint.modules[name]
+            for name in names
+            if name in checkpoint.modules
+        }.items():
             if "bias" not in module.tensors:
                 lost.append(f"{name}.bias")
     return lost

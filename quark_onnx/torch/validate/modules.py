@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.common.containers import subset
 from quark_onnx.torch.models.checkpoint_names import is_embedding
 from quark_onnx.torch.models.fused_groups import FUSED, FUSED_NAMES
 from quark_onnx.torch.validate.fields import is_positive
@@ -45,7 +44,14 @@ class Module:
     @property
     def weight(self) -> Tensor | None:
         """The values of the layer; None for a module without a weight."""
-        return next(iter(subset(self.tensors, WEIGHTS).values()), None)
+        return next(
+            iter(
+                {
+                    key: self.tensors[key] for key in WEIGHTS if key in self.tensors
+                }.values()
+            ),
+            None,
+        )
 
     @property
     def matrix(self) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.common.containers import subset
 from quark_onnx.torch.models.names import NamesInTransformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
@@ -106,7 +105,11 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     old = list[str]()
     for module in checkpoint.modules.values():
         # transformers creates weight_scale_inv and activation_scale, and skips other tensors
-        for end in subset(module.tensors, ("weight_scale", "input_scale")):
+        for end in {
+            key: module.tensors[key]
+            for key in ("weight_scale", "input_scale")
+            if key in module.tensors
+        }:
             old.append(f"{module.name}.{end}")
     if old:
         text = f"{len(old)} scales are called so, and are not found"
@@ -137,8 +140,6 @@ def _layer_findings(
     """Yield errors in a layer whose weight or tensors are unlike the configuration.
 
     Args:
-        checkpoint: the checkpoint.
-        module: the layer.
         is_out: whether the client keeps the layer float.
         scales: names under which the client finds the scales of a weight; several for transformers.
         inputs: name under which the client finds the scale of the inputs.

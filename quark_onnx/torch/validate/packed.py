@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
-from quark_onnx.common.containers import flattened, of_type, subset
 from quark_onnx.torch.models.names import NamesInTransformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
@@ -73,7 +73,9 @@ def _group_size_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding
     """Yield a group size that is no number of inputs; a missing one has a finding of its own."""
     size = _group_size(entries)
     is_group_size = is_positive(size) or (is_integer(size) and size == -1)
-    if subset(entries, ("q_group_size", "group_size")) and not is_group_size:
+    if {
+        key: entries[key] for key in ("q_group_size", "group_size") if key in entries
+    } and not is_group_size:
         yield broken(rule, f"{QUANTIZATION}.group_size", shown(size))
 
 
@@ -152,7 +154,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
         # vLLM takes either name (``get_from_keys`` of auto_awq.py)
-        if not subset(entries, names):
+        if not {name: entries[name] for name in names if name in entries}:
             yield broken("awq-config", f"{QUANTIZATION}.{names[-1]}", NO_KEY)
     bits = _bits(entries, 4)
     if bits != 4:
@@ -403,7 +405,9 @@ def _listed(entries: Mapping[str, Any]) -> list[str]:
     """Return the names in the list of quantized layers, which may be nested; empty without one."""
     names = entries.get(_LISTED) or []
     nested = (name if isinstance(name, list) else [name] for name in names)
-    return of_type(flattened(nested), str)
+    return [
+        value for value in list(chain.from_iterable(nested)) if isinstance(value, str)
+    ]
 
 
 def _listed_findings(

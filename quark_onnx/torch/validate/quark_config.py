@@ -8,7 +8,6 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
-from quark_onnx.common.containers import of_type
 from quark_onnx.torch.config.torch_config import matches
 from quark_onnx.torch.validate.fields import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module
@@ -31,7 +30,7 @@ def stages(spec: Any) -> list[dict[str, Any]]:
     ([], [{'dtype': 'int8'}])
     """
     # null and malformed entries drop out; ``listed`` tells how many there were
-    return of_type(listed(spec), dict)
+    return [value for value in listed(spec) if isinstance(value, dict)]
 
 
 def listed(spec: Any) -> list[Any]:

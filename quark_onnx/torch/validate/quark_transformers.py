@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.common.containers import excluding, subset, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
@@ -142,7 +141,9 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = config.entries
     yield from missing_key_findings(entries, QUANTIZATION, "quark-key", *_TOP_KEYS)
     # missing keys have defaults
-    extra = without(config.export, EXPORT_KEYS)
+    extra = {
+        key: value for key, value in config.export.items() if key not in EXPORT_KEYS
+    }
     if extra:
         text = f"it has {', '.join(map(repr, extra))}"
         yield broken("quark-export-keys", f"{QUANTIZATION}.export", text)
@@ -157,7 +158,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken("quark-fake", place, text, severity)
     # null or a list is no object, and has a finding of vLLM's rules alone
     classes = object_of(entries.get("layer_type_quant_config"))
-    for layer_class in excluding(classes, _LAYER_CLASSES):
+    for layer_class in [kind for kind in classes if kind not in _LAYER_CLASSES]:
         place = f"{QUANTIZATION}.layer_type_quant_config"
         yield broken("quark-layer-class", place, f"it names {layer_class!r}")
     for algorithm in listed(entries.get("algo_config") or []):
@@ -170,7 +171,9 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for spec in stages(entries.get("softmax_quant_spec")):
         place = f"{QUANTIZATION}.softmax_quant_spec"
         yield broken("quark-softmax", place, describe({"weight": spec}))
-    for key, layer in subset(entries, ["global_quant_config"]).items():
+    for key, layer in {
+        key: entries[key] for key in ["global_quant_config"] if key in entries
+    }.items():
         yield from _layer_findings(f"{QUANTIZATION}.{key}", layer)
     for key in _LAYERS_BY_NAME:
         for name, layer in object_of(entries.get(key)).items():

@@ -7,7 +7,6 @@ from fnmatch import filter as fnmatch_filter
 from functools import partial
 from typing import Any
 
-from quark_onnx.common.containers import names_of, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
@@ -167,7 +166,11 @@ def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]
         # vLLM creates quantized layers for float weights: values are cast to codes without a scale
         has_floats = any(
             module.is_linear and not module.is_quantized
-            for module in subset(checkpoint.modules, names).values()
+            for module in {
+                name: checkpoint.modules[name]
+                for name in names
+                if name in checkpoint.modules
+            }.values()
         )
         text = f"{pattern!r} means {len(names)} layers"
         severity = WRONG if has_floats else WARNING
@@ -234,7 +237,7 @@ def _fused_findings(
     The experts of a block are fused as well.
     """
     # by the shell patterns of amd-quark or the regular expressions of vLLM
-    names = names_of(modules)
+    names = [module.name for module in modules]
     excluded = list(filter(config.excludes, names))
     if excluded:
         if len(excluded) < len(modules):
@@ -313,7 +316,9 @@ def _layer_findings(
         return
     layer = config.layer_in_vllm(module)
     # outputs for the KV cache are removed by ``layer_in_vllm``
-    for key, spec in subset(layer, ("output_tensors", "bias")).items():
+    for key, spec in {
+        key: layer[key] for key in ("output_tensors", "bias") if key in layer
+    }.items():
         if spec:
             yield broken("quark-outputs", module.name, f"{key} is {_short(spec)}")
     name, why = scheme_in_vllm(layer, config.pack_method, bool(module.experts))
@@ -391,7 +396,11 @@ def attention_findings(
     scaled = checkpoint.modules_with(_PROBABILITIES)
     for module in scaled.values():
         # the other tensors of the module have rules of their own
-        alone = subset(module.tensors, [_PROBABILITIES])
+        alone = {
+            key: module.tensors[key]
+            for key in [_PROBABILITIES]
+            if key in module.tensors
+        }
         yield from slot_findings(Module(module.name, alone), {_PROBABILITIES: SCALE})
     # without quantized probabilities the scales are not needed
     if config.rounds_attention:

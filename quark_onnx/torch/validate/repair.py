@@ -14,10 +14,6 @@ from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.containers import (
     excluding,
-    names_of,
-    of_type,
-    present_values,
-    subset,
     without,
 )
 from quark_onnx.common.errors import ConfigError
@@ -151,7 +147,12 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     notes = _mend_export(entries)
     # the keys of amd-quark's QConfig that are missing or null; copies, or all configurations would
     # share the lists and objects of the table
-    missing = deepcopy(without(_PLAIN_KEYS, present_values(entries)))
+    missing = deepcopy(
+        without(
+            _PLAIN_KEYS,
+            {key: value for key, value in entries.items() if value is not None},
+        )
+    )
     entries |= missing
     notes += [f"{key} is {json.dumps(plain)}" for key, plain in missing.items()]
     notes += _mend_layers(entries)
@@ -186,14 +187,24 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
     found = entries.get("export")
     export = object_of(found)
     # null counts as missing: vLLM fails for a kv_cache_group of null as for none
-    given = present_values(subset(export, EXPORT_KEYS))
+    given = {
+        key: value
+        for key, value in {
+            key: export[key] for key in EXPORT_KEYS if key in export
+        }.items()
+        if value is not None
+    }
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
     if whole == found:
         return []
     entries["export"] = whole
     changes = {
-        "gets": excluding(("kv_cache_group", "pack_method"), given),
-        "loses": list(without(export, EXPORT_KEYS)),
+        "gets": [
+            value for value in ("kv_cache_group", "pack_method") if value not in given
+        ],
+        "loses": list(
+            {key: value for key, value in export.items() if key not in EXPORT_KEYS}
+        ),
     }
     parts = [f"{verb} {', '.join(keys)}" for verb, keys in changes.items() if keys]
     # no parts: only keys were added that need no words
@@ -207,12 +218,12 @@ def _mend_layers(entries: dict[str, Any]) -> list[str]:
         layers += object_of(entries.get(key)).values()
     changed = list[str]()
     # malformed entries stay as they are, and have findings
-    for layer in of_type(layers, dict):
+    for layer in [layer for layer in layers if isinstance(layer, dict)]:
         # an object without a weight is no configuration of a layer
         if "weight" not in layer:
             continue
         # weight and input_tensors are left out: no plain value follows for them
-        missing = excluding(LAYER_KEYS[2:], layer)
+        missing = [value for value in LAYER_KEYS[2:] if value not in layer]
         layer |= dict.fromkeys(missing)
         changed += missing
         for key in LAYER_KEYS:
@@ -237,13 +248,15 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
         # the values that amd-quark writes for all of its integer schemes
         plain |= {"round_method": "half_even", "scale_type": "float"}
     # keys that are missing or null
-    changed = excluding(plain, present_values(spec))
+    changed = excluding(
+        plain, {key: value for key, value in spec.items() if value is not None}
+    )
     if observers and spec.get("observer_cls") not in observers:
         changed.append("observer_cls")
-    spec |= subset(plain, changed)
+    spec |= {key: plain[key] for key in changed if key in plain}
     # amd-quark demands the keys, though they mean nothing for one scale
     if qscheme == "per_tensor":
-        missing = excluding(("ch_axis", "group_size"), spec)
+        missing = [value for value in ("ch_axis", "group_size") if value not in spec]
         spec |= dict.fromkeys(missing)
         changed += missing
     return changed
@@ -256,13 +269,13 @@ def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     """
     config, notes = QuarkConfig(entries), list[str]()
     patterns = list(filter(is_glob, config.exclude))
-    names = excluding(config.exclude, patterns)
+    names = [value for value in config.exclude if value not in patterns]
     matrices = checkpoint.matrices
     if patterns:
         # the patterns alone, so that the names in the list are not repeated
         meant = QuarkConfig({"exclude": patterns})
-        matched = filter(meant.excludes, names_of(matrices))
-        expanded = excluding(matched, names)
+        matched = filter(meant.excludes, [matrix.name for matrix in matrices])
+        expanded = [value for value in matched if value not in names]
         names += expanded
         notes.append(
             f"exclude has {len(expanded)} names in place of {', '.join(patterns)}"

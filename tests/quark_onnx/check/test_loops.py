@@ -83,6 +83,16 @@ def test_a_loop_in_a_branch_is_found() -> None:
         quantize(outer, None, "W8")
 
 
+def test_a_cycle_of_copies_is_left_to_the_runtime() -> None:
+    """No order of the nodes is a valid one: nothing is followed twice."""
+    model = loop(", always, x", "k = Identity (before) after = Identity (k)")
+    body = model.graph.node[0].attribute[0].g
+    for node in body.node:
+        if node.output[0] == "k":
+            node.input[0] = "after"
+    check_loops(model)
+
+
 @pytest.mark.parametrize("missing", ["output", "input"])
 def test_a_damaged_body_is_left_to_the_runtime(missing: str) -> None:
     model = loop(", always, x", KEPT)

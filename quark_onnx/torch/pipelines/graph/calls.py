@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
@@ -14,11 +15,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from quark_onnx.common.containers import (
-    flattened,
     grouped,
-    names_of,
-    present,
-    subset,
     values_at,
     without,
 )
@@ -119,7 +116,9 @@ def arguments(node: Node) -> dict[str, Any]:
     return {
         **found,
         # arguments override defaults, and keywords follow the positional ones
-        **dict(zip(names_of(parameters), node.args, strict=False)),
+        **dict(
+            zip([parameter.name for parameter in parameters], node.args, strict=False)
+        ),
         **node.kwargs,
     }
 
@@ -271,7 +270,9 @@ def _reason_to_keep(nodes: list[Node]) -> str:
 
 def _settings(node: Node) -> dict[str, Any]:
     """Return the arguments of a call without its inputs."""
-    return without(arguments(node), ["input", *flattened(_OPERANDS.values())])
+    return without(
+        arguments(node), ["input", *list(chain.from_iterable(_OPERANDS.values()))]
+    )
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
@@ -307,7 +308,9 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
         bias = attribute(module, settings["bias"].target)
         # detached: the parameter of the model keeps its own gradients
         bias = nn.Parameter(bias.detach(), requires_grad=False)
-    rest = without(settings, ("weight", "bias"))
+    rest = {
+        key: value for key, value in settings.items() if key not in ("weight", "bias")
+    }
     # (outputs, inputs, ...); of transposed convolutions (inputs, outputs, ...)
     rows, columns = weight.shape[:2]
     if kind == "Linear":
@@ -316,7 +319,11 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
     elif kind == "Embedding":  # further settings only affect gradients
         layer = nn.Embedding(rows, columns, device="meta")
     elif kind == "EmbeddingBag":
-        own = subset(rest, ("include_last_offset", "padding_idx"))
+        own = {
+            key: rest[key]
+            for key in ("include_last_offset", "padding_idx")
+            if key in rest
+        }
         layer = nn.EmbeddingBag(
             rows,
             columns,
@@ -411,7 +418,7 @@ def with_single_bags(graph: Graph) -> None:
             if user.target is operator.getitem:
                 results[user.args[1]] = user
         # a reader of all results, or of the positions, needs the original operator
-        positions = without(results, [0])
+        positions = {key: value for key, value in results.items() if key not in [0]}
         if len(results) < len(node.users):
             continue
         if any(map(attrgetter("users"), positions.values())):
@@ -541,8 +548,11 @@ def _norm_parts(module: GraphModule, norm: Node) -> list[Any] | None:
     """
     given = arguments(norm)
     names = ("weight", "bias", "running_mean", "running_var")
-    nodes = subset(given, names)
-    if any(part.op != "get_attr" for part in present(nodes.values())):
+    nodes = {name: given[name] for name in names if name in given}
+    if any(
+        part.op != "get_attr"
+        for part in [value for value in nodes.values() if value is not None]
+    ):
         return None
     # such a norm computes statistics of each batch
     if nodes["running_mean"] is None or nodes["running_var"] is None:
@@ -562,7 +572,6 @@ def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
 
     Args:
         module: the graph, to which two parameters are added.
-        node: the call of the convolution.
         layer: the layer with the folded weight and bias.
     """
     own = list[Any]()
@@ -574,7 +583,11 @@ def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
             own.append(module.graph.get_attr(target))
     # input, weight and bias are the first three arguments of all convolutions
     node.args = (arguments(node)["input"], *own, *node.args[3:])
-    node.kwargs = without(node.kwargs, ("weight", "bias"))
+    node.kwargs = {
+        key: value
+        for key, value in node.kwargs.items()
+        if key not in ("weight", "bias")
+    }
 
 
 def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) -> None:

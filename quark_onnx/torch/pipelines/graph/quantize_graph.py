@@ -228,7 +228,6 @@ def _exported(
     """Export a module with torch in evaluation mode, and return the graph.
 
     Args:
-        model: the module.
         example: its arguments: a tensor, a dict of keywords or a list.
         dynamic_shapes: the axes that may vary.
         report: the report, for a note on a module in training mode.
@@ -276,7 +275,6 @@ def _chosen(
     """Choose the layers (by name) and the operator calls to quantize.
 
     Args:
-        module: the graph.
         config: the quantization configuration.
         routers: names of routers of mixtures, which stay float unless the configuration names them.
         report: the report, to which specs and reasons for float layers are added.
@@ -328,7 +326,6 @@ def _operator_spec(spec: LayerSpec, config: TorchConfig) -> LayerSpec:
 
     Args:
         spec: the specification that the configuration has for the operator.
-        config: the configuration.
     """
     # named by the user, who may want per-token scales there
     if spec != config.default:
@@ -350,8 +347,6 @@ def _put(
 
     Args:
         module: the graph; it is changed.
-        name: name of the layer.
-        layer: the quantized layer.
         calls: the calls of the float layer, which become calls of the module.
     """
     for node, operands in zip(calls.nodes, calls.operands, strict=True):

@@ -89,10 +89,7 @@ class Roundings:
         """Add the scales of a layer's input and output.
 
         Args:
-            name: name of the layer.
-            calls: its calls.
             spec: how it is quantized.
-            least: the least scale of its output.
         """
         if spec.input is not None:
             what = f"the input of {name}"
@@ -114,7 +111,6 @@ class Roundings:
         """Add the scales of the inputs and the output of an operator call.
 
         Args:
-            node: the call of the operator.
             spec: quantization of its inputs and of its output.
         """
         name = operator_name(node)
@@ -244,7 +240,6 @@ class Roundings:
 
         Args:
             node: the tensor, which is followed back through operators that move values.
-            scale: the scale.
 
         Returns:
             True or False; False for dynamic scales.
@@ -308,8 +303,6 @@ def _run(module: GraphModule, batch: Any, count: int) -> None:
     """Run a graph on a sample, with its number for errors.
 
     Args:
-        module: the graph.
-        batch: the sample.
         count: index of the sample.
 
     Raises:
