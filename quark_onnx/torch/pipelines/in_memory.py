@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.containers import merged, without
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
@@ -336,7 +335,8 @@ def _walk(  # noqa: C901, PLR0913
     """
     blocks = blocks_of(model)
     parts = {block: inside(chosen, block) for block in blocks}
-    rest = without(chosen, merged(parts.values()))
+    in_blocks = {name for part in parts.values() for name in part}
+    rest = {name: layer for name, layer in chosen.items() if name not in in_blocks}
     try:
         if not blocks:
             # a fallback for models without algorithms: the handler below returns False

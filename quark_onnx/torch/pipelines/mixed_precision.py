@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
@@ -195,7 +194,8 @@ def _groups(
                 found.setdefault(key, []).append(layer)
     together = list(map(tuple, found.values()))
     # layers outside of the blocks, and those that the sample did not reach
-    alone = excluding(chosen, list(chain.from_iterable(together)))
+    grouped = set(chain.from_iterable(together))
+    alone = [name for name in chosen if name not in grouped]
     return together + [(name,) for name in alone]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
 
-from quark_onnx.common.containers import merged
 from quark_onnx.common.wording import first_of, tally
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import short, tag
@@ -109,7 +108,9 @@ class Mixture:
 def _schemes_of(mixture: Mixture) -> list[str]:
     """Return the names of the candidate schemes by ascending size."""
     # Groups differ slightly in their bits per weight; the sizes only give the order here.
-    sizes = merged(map(_sizes, mixture.groups))
+    sizes = dict[str, float]()
+    for group in mixture.groups:
+        sizes |= _sizes(group)
     return sorted(sizes, key=sizes.__getitem__)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from calibrators.json_file import parse_json
 from calibrators.limits import read_text
-from quark_onnx.common.containers import merged
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
 from quark_onnx.torch.validate.fields import is_names, object_of
@@ -56,7 +55,10 @@ class Checkpoint:
         """Tensors of the checkpoint; the last tensor if two have a common name."""
         # headers are in the order of file names; a name in two files is a finding of
         # ``file_findings``
-        return merged(header.tensors for header in self.headers.values())
+        tensors = dict[str, Tensor]()
+        for header in self.headers.values():
+            tensors |= header.tensors
+        return tensors
 
     @cached_property
     def file_names(self) -> dict[str, str]:

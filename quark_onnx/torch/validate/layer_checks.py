@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import filterfalse
 from typing import NamedTuple
 
-from quark_onnx.common.containers import grouped_by, without
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.torch.models.fused_groups import FUSED_NAMES
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import QUANTIZATION, is_positive
@@ -90,9 +90,10 @@ def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
             text = f"the type is {tensor.dtype}; it must be {' or '.join(slot.types)}"
             yield broken("tensor-type", place, text)
     # every layout stores a float bias under this name
-    for name, tensor in without(module.tensors, {*slots, "bias"}).items():
-        text = f"{tensor}, which the scheme does not have"
-        yield broken("tensor-unknown", f"{module.name}.{name}", text)
+    for name, tensor in module.tensors.items():
+        if name not in slots and name != "bias":
+            text = f"{tensor}, which the scheme does not have"
+            yield broken("tensor-unknown", f"{module.name}.{name}", text)
 
 
 def quantized_findings(

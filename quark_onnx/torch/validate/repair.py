@@ -12,10 +12,6 @@ from typing import Any
 from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.containers import (
-    excluding,
-    without,
-)
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
@@ -147,12 +143,11 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     notes = _mend_export(entries)
     # the keys of amd-quark's QConfig that are missing or null; copies, or all configurations would
     # share the lists and objects of the table
-    missing = deepcopy(
-        without(
-            _PLAIN_KEYS,
-            {key: value for key, value in entries.items() if value is not None},
-        )
-    )
+    missing = {
+        key: deepcopy(plain)
+        for key, plain in _PLAIN_KEYS.items()
+        if entries.get(key) is None
+    }
     entries |= missing
     notes += [f"{key} is {json.dumps(plain)}" for key, plain in missing.items()]
     notes += _mend_layers(entries)
@@ -248,9 +243,7 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
         # the values that amd-quark writes for all of its integer schemes
         plain |= {"round_method": "half_even", "scale_type": "float"}
     # keys that are missing or null
-    changed = excluding(
-        plain, {key: value for key, value in spec.items() if value is not None}
-    )
+    changed = [key for key in plain if spec.get(key) is None]
     if observers and spec.get("observer_cls") not in observers:
         changed.append("observer_cls")
     spec |= {key: plain[key] for key in changed if key in plain}

@@ -16,8 +16,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from quark_onnx.common.containers import (
     grouped,
-    values_at,
-    without,
 )
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
@@ -197,7 +195,8 @@ class LayerCalls:
     def operands(self) -> tuple[tuple[Any, ...], ...]:
         """Return the arguments for a module in place of each call."""
         names = _OPERANDS.get(self.kind, ("input",))
-        return tuple(tuple(values_at(arguments(node), names)) for node in self.nodes)
+        calls = [arguments(node) for node in self.nodes]
+        return tuple(tuple(call[name] for name in names) for call in calls)
 
 
 def layers_of_graph(
@@ -270,9 +269,10 @@ def _reason_to_keep(nodes: list[Node]) -> str:
 
 def _settings(node: Node) -> dict[str, Any]:
     """Return the arguments of a call without its inputs."""
-    return without(
-        arguments(node), ["input", *list(chain.from_iterable(_OPERANDS.values()))]
-    )
+    inputs = {"input", *chain.from_iterable(_OPERANDS.values())}
+    return {
+        name: value for name, value in arguments(node).items() if name not in inputs
+    }
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
