@@ -233,8 +233,8 @@ class Assembler:
     ) -> Assembled:
         """Let layer optimizers choose codes and biases.
 
-        If the minimum output SQNR on held-out samples is below that of round to nearest, nothing
-        is changed.
+        If the minimum output SQNR on held-out samples is below that of round to nearest with
+        corrected biases, that is the result.
 
         Args:
             planned: the settings, and the float graph, whose biases are changed.
@@ -248,8 +248,10 @@ class Assembler:
             f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
             " layer by layer"
         )
-        # Of round to nearest, the result to improve on.
-        plain = self._candidate(planned, graph, resolved, data)
+        # The result to improve on has corrected biases, as a run without the optimizers has.
+        few = data.held.first if data.held else []
+        corrected = correct_biases(graph, plan, params, few)
+        plain = self._with_better_biases(planned, resolved, data, corrected)
         before = self._sqnr(plain, params, data.deciding)
         refinement = refine(
             graph,
@@ -282,13 +284,15 @@ class Assembler:
         Args:
             data: the data of the run; the first few samples that are held out decide.
         """
+        plain = self._candidate(planned, planned.graph, resolved, data)
+        if corrected is planned.graph:
+            return plain
         # Means over padded borders and through saturation are approximations, which only the
         # outputs of the model can judge.
         samples = data.deciding
         if data.held is not None:
             samples = [*samples, *data.held.first]
         samples = samples[:_JUDGES]
-        plain = self._candidate(planned, planned.graph, resolved, data)
         other = self._candidate(planned, corrected, resolved, data)
         before = self._sqnr(plain, resolved.params, samples)
         after = self._sqnr(other, resolved.params, samples)
@@ -384,7 +388,8 @@ class RewriteTrials:
         if not samples:
             return None
         reference = self.assembler.reference
-        config = self.config.with_(optimizers=())
+        rewrites = [each for each in self.config.optimizers if each.stage == "float"]
+        config = self.config.with_(optimizers=rewrites)
         try:
             planned = plan_at_opset(
                 graph.copy(), config, reference, samples[0], inside=False

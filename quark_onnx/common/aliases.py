@@ -128,24 +128,24 @@ class SourceFinder(MetaPathFinder, InspectLoader):
     """
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        self._sources = sources
+        self.sources = sources
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> ModuleSpec | None:
         """Return the spec of a module of the table; None for others."""
-        if fullname not in self._sources:
+        if fullname not in self.sources:
             return None
         # Command lines show the origin as the name of the program.
         return spec_from_loader(fullname, self, origin=fullname)
 
     def is_package(self, fullname: str) -> bool:
         """Return True if other modules of the table lie below the module."""
-        return any(name.startswith(f"{fullname}.") for name in self._sources)
+        return any(name.startswith(f"{fullname}.") for name in self.sources)
 
     def get_source(self, fullname: str) -> str:
         """Return the source of a module of the table."""
-        return self._sources[fullname]
+        return self.sources[fullname]
 
 
 def install(sources: Mapping[str, str]) -> None:
@@ -154,6 +154,10 @@ def install(sources: Mapping[str, str]) -> None:
     Args:
         sources: source by the full name of the module.
     """
+    # A package that is loaded again installs its modules once.
+    for finder in sys.meta_path:
+        if isinstance(finder, SourceFinder) and finder.sources == sources:
+            return
     # First, as a folder that has stubs alone would be found as a namespace package.
     sys.meta_path.insert(0, SourceFinder(sources))
 

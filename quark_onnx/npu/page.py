@@ -21,6 +21,7 @@ from quark_onnx.page.blocks import (
     Grid,
     Heading,
     Judgement,
+    Multiline,
     Names,
     Notes,
 )
@@ -324,5 +325,5 @@ def _row(group: Group) -> tuple[str | Names, ...]:
         Names(group.kinds, tuple(each.node for each in group.placements)),
         group.cause,
         group.mend,
-        "\n".join([group.confidence, *sources]),
+        Multiline("\n".join([group.confidence, *sources])),
     )

@@ -78,6 +78,12 @@ class Strong(str):
     __slots__ = ()
 
 
+class Multiline(str):
+    """A cell of a table whose line breaks are kept; in others, they are parts of names."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Names:
     """A cell of a table that unfolds to names.

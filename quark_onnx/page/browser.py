@@ -22,6 +22,7 @@ from quark_onnx.page.blocks import (
     Grid,
     Heading,
     Judgement,
+    Multiline,
     Names,
     Notes,
     Picture,
@@ -251,10 +252,10 @@ def _row(
 
 def _cell(cell: str | Names) -> str:
     if isinstance(cell, str):
-        text = escape(printable(cell, lines=True))
+        text = escape(printable(cell, lines=isinstance(cell, Multiline)))
         return f"<b>{text}</b>" if isinstance(cell, Strong) else text
     if len(cell.names) == 1:
-        return escape(printable(f"{cell.text}\n{cell.names[0]}", lines=True))
+        return escape(f"{printable(cell.text)}\n{printable(cell.names[0])}")
     return escape(printable(cell.text)) + _unfolding("names", cell.names)
 
 

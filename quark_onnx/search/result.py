@@ -161,7 +161,7 @@ class SearchResult(Reported):
 
     def _actions(self) -> tuple[Action, ...]:
         """Return actions: write the best model, consider a smaller one, try the rest."""
-        write = Action("write the best model", "-o best.onnx")
+        write = Action("write the best model", "quark-onnx search ... -o best.onnx")
         more = None
         if self.left:
             count = counted(len(self.left), "configuration")

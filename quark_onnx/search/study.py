@@ -187,16 +187,21 @@ class Study(Generic[C]):
                 seed=len(self._trials()),
                 constant_liar=True,  # parallel processes avoid equal trials
             )
-            if wanted is not None:
-                # The next ask() returns an enqueued trial instead of a proposal.
-                self.optuna.enqueue_trial(dict(wanted.choices))
-            asked = self.optuna.ask()
-            # Every axis is asked for, in one order: the sampler models all of them.
-            choices = {
-                axis: asked.suggest_categorical(axis, labels)
-                for axis, labels in self._axes.items()
-            }
-            combination = self._combine(choices)
+            while True:
+                if wanted is not None:
+                    # The next ask() returns an enqueued trial instead of a proposal.
+                    self.optuna.enqueue_trial(dict(wanted.choices))
+                asked = self.optuna.ask()
+                # Every axis is asked for, in one order: the sampler models all of them.
+                choices = {
+                    axis: asked.suggest_categorical(axis, labels)
+                    for axis, labels in self._axes.items()
+                }
+                combination = self._combine(choices)
+                if wanted is None or combination.key == wanted.key:
+                    break
+                # Another process has enqueued this one, and was killed before it asked.
+                self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             asked.set_user_attr("name", combination.name)
             # A process number means something on its own machine alone.
             asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")

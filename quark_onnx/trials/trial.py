@@ -58,6 +58,8 @@ class Trial:
         Returns:
             The SQNR; None if none can be measured, for example without samples.
         """
+        if not samples:
+            return None
         parts = JoinedParts()
         try:
             errors = measure(

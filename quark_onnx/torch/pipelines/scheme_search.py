@@ -153,9 +153,7 @@ class SchemeSearchResult(Reported):
     def blocks(self) -> list[Block]:
         """Return the best candidate, the front and the trials as blocks."""
         best = self.best.name if self.best else "none"
-        tried = (
-            f"{counted(len(self.trials), 'candidate')}, {len(self.untried)} not tried"
-        )
+        tried = counted(len(self.trials), "candidate")
         facts = [
             ("Best", best, f"within {self.bits:g} bits a weight"),
             ("Trials", str(len(self.trials)), f"{len(self.untried)} not tried"),
@@ -308,12 +306,13 @@ def search_schemes(  # noqa: PLR0913
         asked.keep(record)
         if tell is not None:
             tell(_tried(candidate, record, weights))
-    # the study may hold candidates of an earlier search with other bits
-    trials = [
-        _tried(candidate, record, weights)
-        for candidate, record in study.finished()
-        if candidate in candidates
-    ]
+    # The study may hold candidates of an earlier search with other bits, and one candidate twice if
+    # two processes began it at the same time.
+    tried = dict[SchemeCombination, TriedScheme]()
+    for candidate, record in study.finished():
+        if candidate in candidates and candidate not in tried:
+            tried[candidate] = _tried(candidate, record, weights)
+    trials = list(tried.values())
     compared = [each for each in trials if each.divergence is not None]
     within = [each for each in compared if each.bits <= bits]
     # of equal divergence, the smallest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from importlib import import_module
+from importlib import import_module, reload
 
 import pytest
 
@@ -22,6 +22,12 @@ def test_names_are_those_of_the_module_that_defines_them(path: str) -> None:
             assert value is getattr(import_module(home), name)
             if isinstance(value, type):
                 assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_a_package_that_is_loaded_again_has_one_finder() -> None:
+    finders = len(sys.meta_path)
+    reload(import_module("quark_onnx.compat_onnxruntime"))
+    assert len(sys.meta_path) == finders
 
 
 def test_stubs_are_those_of_the_table() -> None:

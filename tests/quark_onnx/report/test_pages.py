@@ -23,6 +23,7 @@ from quark_onnx.page.blocks import (
     Grid,
     Heading,
     Judgement,
+    Multiline,
     Names,
     Notes,
     Picture,
@@ -222,6 +223,16 @@ def test_every_block_escapes_names() -> None:
     assert "none" in html_of(Ranking("a", "", [], "none"))
     with pytest.raises(TypeError, match="int is no block"):
         html_of(1)  # type: ignore[arg-type]
+
+
+def test_a_name_with_a_line_break_stays_in_its_line() -> None:
+    """It could pass for another row."""
+    names = Names("2 Conv", ("y\nz: 99 dB",))
+    grid = Grid("Outputs", ("output", "nodes"), [("x\nz: 99 dB", names)])
+    text = html_of(grid)
+    assert r"x\nz: 99 dB" in text and r"y\nz: 99 dB" in text
+    grid = Grid("Sources", ("from", ""), [(Multiline("measured\nsource"), "")])
+    assert "measured\nsource" in html_of(grid)
 
 
 def test_lines_have_short_titles_and_end_with_the_verdict() -> None:

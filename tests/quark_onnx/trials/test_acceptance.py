@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from quark_onnx import QConfig, QuantizationSpec, compare, quantize
+from quark_onnx.graph import Graph
 from quark_onnx.optimizers import BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.running.run import Reference
+from quark_onnx.trials.trial import Trial
 from tests import models
 
 WIDE = QuantizationSpec("int4", symmetric=True, per_channel=True)
@@ -36,6 +39,16 @@ class Towards:
         )
 
 
+def fool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let layers take whatever is proposed."""
+    calls = iter(range(1_000_000, 0, -1))
+    monkeypatch.setattr(
+        Problem,
+        "loss",
+        lambda self, *args: np.full(self.bias.shape, float(next(calls))),
+    )
+
+
 def quantized(
     monkeypatch: pytest.MonkeyPatch, *optimizers: object, fooled: bool = False
 ) -> tuple[bytes, list[str], int]:
@@ -44,12 +57,7 @@ def quantized(
     ``fooled`` layers take whatever is proposed.
     """
     if fooled:
-        calls = iter(range(1_000_000, 0, -1))
-        monkeypatch.setattr(
-            Problem,
-            "loss",
-            lambda self, *args: np.full(self.bias.shape, float(next(calls))),
-        )
+        fool(monkeypatch)
     model = models.conv_relu()
     config = QConfig.of("A8W8").with_(weight=WIDE, optimizers=optimizers)
     found = quantize(model, models.samples(model, 24), config)
@@ -74,6 +82,31 @@ def test_what_makes_outputs_worse_is_left_out(monkeypatch: pytest.MonkeyPatch) -
         and "dB with every weight rounded to the nearest" in note
     )
     assert found == plain and layers == 0
+
+
+def test_the_result_to_improve_on_has_corrected_biases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the optimizer, the run would correct them."""
+    model = models.residual()
+    data = models.samples(model, 30)
+    plain = quantize(model, data, "XINT8")
+    assert any("biases corrected" in note for note in plain.report.notes)
+    fool(monkeypatch)
+    config = QConfig.of("XINT8").with_(optimizers=(Towards(bias=3.0),))
+    found = quantize(model, data, config)
+    assert any("towards: left out" in note for note in found.report.notes)
+    assert any("biases corrected" in note for note in found.report.notes)
+    assert found.report.worst_sqnr == pytest.approx(plain.report.worst_sqnr, abs=0.5)
+
+
+def test_without_samples_to_decide_by_no_model_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = models.residual()
+    monkeypatch.setattr(Trial, "session", None)
+    trial = Trial(Graph.of(model), Reference(model))
+    assert trial.sqnr_to_decide([]) is None
 
 
 def test_what_brings_outputs_nearer_is_kept() -> None:
