@@ -15,6 +15,7 @@ from quark_onnx.page.browser import render_page
 from quark_onnx.page.reported import Reported
 from quark_onnx.search.candidate import Candidate
 from quark_onnx.search.result import SearchResult
+from quark_onnx.search.study import Record
 from tests.browser import check_alone
 from tests.models import conv_relu, samples
 
@@ -46,7 +47,11 @@ def torch_results() -> list[Reported]:
     from quark_onnx.torch.pipelines.estimate import Estimate
     from quark_onnx.torch.pipelines.ptq import PtqResult
     from quark_onnx.torch.pipelines.report import TorchReport
-    from quark_onnx.torch.pipelines.scheme_search import Candidate, Search, Trial
+    from quark_onnx.torch.pipelines.scheme_search import (
+        SchemeCombination,
+        SchemeSearchResult,
+        TriedScheme,
+    )
     from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
     from quark_onnx.torch.validate.finding import Validation
 
@@ -60,8 +65,9 @@ def torch_results() -> list[Reported]:
     )
     result = PtqResult(report, Estimate(1 << 30, 1 << 20, 3.0), 5.0, 5.1, loss)
     validation = Validation("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
-    trial = Trial("int4_wo_32", 4.5, 2 << 20, 0.05, 20.0)
-    search = Search((trial,), Candidate("int4_wo_32"), (), 5.0)
+    candidate = SchemeCombination("int4_wo_32")
+    trial = TriedScheme(candidate, Record(-0.05, 20.0, 2 << 20), 4.5)
+    search = SchemeSearchResult((trial,), candidate, (), 5.0)
     return [report, loss, result, validation, search]
 
 
