@@ -375,8 +375,9 @@ class RewriteTrials:
     def sqnr(self, graph: Graph, *, is_first: bool = False) -> float | None:
         """Return the minimum output SQNR of a quantized graph on held-out samples, in dB.
 
-        None if no SQNR can be measured. Layer optimizers take long, and are left out; ranges are
-        those of the first samples.
+        None if no SQNR can be measured. Ranges are those of the first samples. Layer optimizers
+        take long, and are left out; where they will choose the biases, no bias is corrected, and
+        scales are not searched.
 
         Args:
             graph: a float graph; not changed.
@@ -388,8 +389,12 @@ class RewriteTrials:
         if not samples:
             return None
         reference = self.assembler.reference
+        stages = {optimizer.stage for optimizer in self.config.optimizers}
         rewrites = [each for each in self.config.optimizers if each.stage == "float"]
         config = self.config.with_(optimizers=rewrites)
+        # Corrected biases hide the errors that a layer optimizer has to deal with: with them, cle
+        # was rejected on MobileNetV2 at XINT8, where adaround has 84.3 % with it, 82.9 without.
+        data = RunData(samples[0]) if "layer" in stages else self.data
         try:
             planned = plan_at_opset(
                 graph.copy(), config, reference, samples[0], inside=False
@@ -408,7 +413,7 @@ class RewriteTrials:
             made = self.assembler.assemble(
                 Planned(config, planned.graph, plan, [], [], []),
                 ranges,
-                self.data,
+                data,
                 progress=False,
             )
         except QuarkError as error:  # the check of the final model reports the error

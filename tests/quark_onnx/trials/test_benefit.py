@@ -4,6 +4,7 @@ one with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,6 +16,9 @@ from quark_onnx import QConfig, SmoothQuant, quantize, quantize_weights
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import FloatOptimizer, Samples
+from quark_onnx.running.run import Sample
+from quark_onnx.trials.trial import Trial
+from tests import models
 
 CHANNELS = 8
 
@@ -106,6 +110,40 @@ def test_each_is_judged_on_top_of_those_that_were_kept() -> None:
     notes = quantize(model(100.0), samples(), both).report.notes
     kinds = [note.partition(";")[0] for note in notes if note.startswith("stretch")]
     assert kinds == ["stretch: left out", "stretch: 1", "stretch: left out"]
+
+
+class Same(Stretch):
+    """Changes nothing, and says that it did."""
+
+    def __call__(self, graph: Graph, samples: Samples, rounding: Rounding) -> int:
+        return 1
+
+
+def test_the_model_that_is_judged_is_the_one_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With searched scales and corrected biases; all 24 samples are read for the ranges."""
+    judged = list[ModelProto]()
+    sqnr_to_decide = Trial.sqnr_to_decide
+
+    def recorded(trial: Trial, samples: Sequence[Sample]) -> float | None:
+        judged.append(trial.model)
+        return sqnr_to_decide(trial, samples)
+
+    monkeypatch.setattr(Trial, "sqnr_to_decide", recorded)
+    data = models.samples(models.residual(), 24)
+    found = quantize(
+        models.residual(), data, QConfig.of("XINT8").with_(optimizers=(Same(),))
+    )
+    notes = " ".join(found.report.notes)
+    assert "biases corrected" in notes and "moved by the error" in notes
+    # Two candidates for the biases, and the better one, of the float model with and without the
+    # rewrite; then the two candidates of the run itself.
+    assert len(judged) == 8
+    written = found.model.graph
+    for model in (judged[2], judged[5]):
+        assert list(model.graph.node) == list(written.node)
+        assert list(model.graph.initializer) == list(written.initializer)
 
 
 def test_what_is_no_matter_of_accuracy_is_kept() -> None:
