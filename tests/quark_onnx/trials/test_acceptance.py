@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from quark_onnx import QConfig, QuantizationSpec, compare, quantize
+from quark_onnx.common.errors import TimeLimitError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Solution
@@ -98,6 +99,24 @@ def test_the_result_to_improve_on_has_corrected_biases(
     assert any("towards: left out" in note for note in found.report.notes)
     assert any("biases corrected" in note for note in found.report.notes)
     assert found.report.worst_sqnr == pytest.approx(plain.report.worst_sqnr, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    ["quark_onnx.trials.local.LocalErrors.measure", "quark_onnx.trials.trial.measure"],
+)
+def test_the_end_of_the_time_ends_the_run(
+    measured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no measurement that fails: a run that is late would go on without one."""
+
+    def late(*_: object) -> None:
+        raise TimeLimitError("its time is over")
+
+    monkeypatch.setattr(measured, late)
+    model = models.residual()
+    with pytest.raises(TimeLimitError):
+        quantize(model, models.samples(model, 24), "XINT8")
 
 
 def test_without_samples_to_decide_by_no_model_is_opened(
