@@ -124,17 +124,15 @@ class Assembler:
         limits = Limits(graph, plan, params, config)
         count = apply_target_constraints(limits, params)
         notes += _moved(count, f"for the rules of the target {config.target}")
-        # The first calibration samples, in memory.
-        few = data.held.first if data.held else []
         corrected = correct_biases(
-            graph, plan, params, few, config.optimizers, data.input_means
+            graph, plan, params, data.first, config.optimizers, data.input_means
         )
         count = search(
             graph,
             plan,
             params,
             limits,
-            [*few, *data.deciding] if few else [],
+            [*data.first, *data.deciding] if data.first else [],
             progress,
             corrected,
             # Another function is no reference for the errors of these outputs.
@@ -249,8 +247,7 @@ class Assembler:
             " layer by layer"
         )
         # The result to improve on has corrected biases, as a run without the optimizers has.
-        few = data.held.first if data.held else []
-        corrected = correct_biases(graph, plan, params, few)
+        corrected = correct_biases(graph, plan, params, data.first)
         plain = self._with_better_biases(planned, resolved, data, corrected)
         before = self._sqnr(plain, params, data.deciding)
         refinement = refine(
@@ -289,10 +286,7 @@ class Assembler:
             return plain
         # Means over padded borders and through saturation are approximations, which only the
         # outputs of the model can judge.
-        samples = data.deciding
-        if data.held is not None:
-            samples = [*samples, *data.held.first]
-        samples = samples[:_JUDGES]
+        samples = [*data.deciding, *data.first][:_JUDGES]
         other = self._candidate(planned, corrected, resolved, data)
         before = self._sqnr(plain, resolved.params, samples)
         after = self._sqnr(other, resolved.params, samples)

@@ -83,6 +83,11 @@ class RunData:
         ]
 
     @property
+    def first(self) -> list[Sample]:
+        """Return the first calibration samples; empty if no step needs them in memory."""
+        return self.held.first if self.held else []
+
+    @property
     def deciding(self) -> list[Sample]:
         """Return a few of the held-out samples, for decisions between settings."""
         return self.held.deciding if self.held else []

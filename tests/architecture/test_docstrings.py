@@ -1,4 +1,4 @@
-"""Docstrings of public functions describe all arguments or none; private ones what needs it."""
+"""The docstring of a public function describes all of its arguments, or has no Args section."""
 
 from __future__ import annotations
 
