@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import EncodeError
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
@@ -33,7 +33,7 @@ from quark_onnx.check.loops import check_loops
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.check.variadic import check_variadic
 from quark_onnx.common.errors import ModelError, system_reason
-from quark_onnx.files.model_file import read_model
+from quark_onnx.files.model_file import MALFORMED, read_model
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
 
@@ -173,7 +173,7 @@ def _parsed(path: Path) -> ModelProto:
     model = ModelProto()
     try:
         model.ParseFromString(data)
-    except DecodeError as error:
+    except MALFORMED as error:
         kind = "truncated or not an ONNX model"
         if data[:4] == b"PK\x03\x04":
             kind = "a zip archive, unpack it first"

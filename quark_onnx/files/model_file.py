@@ -32,6 +32,10 @@ _RAW_DATA = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
 
+#: What parsing a damaged message raises: protobuf's implementation in Python raises the second
+#: kind where a name is no UTF-8 text.
+MALFORMED = DecodeError, UnicodeDecodeError
+
 
 class _Field(NamedTuple):
     """A field of a message: positions of the tag, of the value and of its end."""
@@ -86,7 +90,7 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
                 else:
                     arrays.append(held)
     # protobuf reads the file once more, and its errors are reported with the file's name.
-    except (OSError, ValueError, DecodeError):
+    except (OSError, ValueError, *MALFORMED):
         return None
     return model, arrays
 

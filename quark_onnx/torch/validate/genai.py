@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
 from quark_onnx.common.errors import ModelError
+from quark_onnx.files.model_file import MALFORMED
 from quark_onnx.torch.runtime.checkpoint_folder import leaves
 from quark_onnx.torch.validate.checkpoint import NO_FILE, read_json
 from quark_onnx.torch.validate.fields import object_of, strings_of
@@ -79,7 +79,7 @@ def _model_findings(folder: Path, name: str) -> Iterator[Finding]:
     try:
         # the values may take gigabytes, and no rule needs them
         model = onnx.load(folder / name, load_external_data=False)
-    except DecodeError as error:
+    except MALFORMED as error:
         yield broken("genai-file", name, f"it is no ONNX model: {error}")
         return
     # all initializers of a model share a few files, so that each is reported once

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -216,6 +219,21 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         match=r"m\.onnx is damaged: the name of a Node is no UTF-8 text: b'r\\xff\\xfeu'",
     ):
         read(tmp_path / "m.onnx")
+
+
+def test_names_that_are_no_text_in_python(tmp_path: Path) -> None:
+    """protobuf's implementation in Python raises an error of its own where it parses them."""
+    model = conv_relu().SerializeToString().replace(b"relu", b"r\xff\xfeu")
+    (tmp_path / "m.onnx").write_bytes(model)
+    finished = subprocess.run(
+        [sys.executable, "-m", "quark_onnx", "explain", "m.onnx"],
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
+        encoding="utf-8",
+    )
+    assert finished.returncode == 2, finished.stderr
+    assert "model file m.onnx is truncated or not an ONNX model" in finished.stderr
 
 
 def test_an_attribute_may_hold_any_bytes() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 
 from quark_onnx.common.errors import ModelError
+from quark_onnx.files.model_file import MALFORMED
 
 # TrainerSpec.ModelType; a file without the entry is a unigram model.
 _BPE = 2
@@ -53,7 +53,7 @@ def read(path: Path) -> SentencePiece:
         message.ParseFromString(path.read_bytes())
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except DecodeError as error:
+    except MALFORMED as error:
         raise ModelError(
             f"{path} is damaged or no model of sentencepiece: {error}",
         ) from error
