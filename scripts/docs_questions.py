@@ -28,6 +28,9 @@ QUESTIONS = {
     "first layer float": ("faq.html", "onnx.html"),
     "Whisper encoder and decoder": ("faq.html",),
     "compare two models": ("faq.html", "accuracy.html"),
+    "TensorRT": ("faq.html", "howto/use_result.html"),
+    "javascript": ("faq.html", "howto/use_result.html"),
+    "detector finds nothing": ("faq.html", "troubleshooting.html"),
 }
 BROWSERS = (
     "chromium-headless-shell",
