@@ -24,7 +24,7 @@ from quark_onnx.report import decibels
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.candidate import Candidate
 from quark_onnx.search.drawing import score_plots
-from quark_onnx.search.front import pareto_front
+from quark_onnx.study.record import pareto_front
 
 if TYPE_CHECKING:
     import optuna
