@@ -135,7 +135,7 @@ class StudyJournal(Generic[C]):
         Returns:
             Combinations and records, including those of other processes and failed ones.
         """
-        found = dict[str, tuple[C, Record]]()
+        records = dict[str, tuple[C, Record]]()
         for trial in self._trials():
             # The record is stored before the state, so that a trial with a record counts even if
             # the process died between.
@@ -144,9 +144,9 @@ class StudyJournal(Generic[C]):
             combination = self._combine(self._choices(trial))
             # Labels may have had another meaning, as the path of a file that was changed since.
             key = self._attribute(trial, _KEY).text()
-            if key == combination.key and key not in found:
-                found[key] = combination, self._record(trial)
-        return list(found.values())
+            if key == combination.key and key not in records:
+                records[key] = combination, self._record(trial)
+        return list(records.values())
 
     def running(self) -> list[Hashable]:
         """Return the keys of configurations in evaluation by other processes."""
