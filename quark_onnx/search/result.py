@@ -199,7 +199,10 @@ class SearchResult(Reported):
             "reached": self.reached,
             "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
             "candidates": [
-                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
+                # The name comes first, and the settings after it.
+                {"name": each.name, "config": None}
+                | vars(each)
+                | {"config": to_dict(each.config), "pareto": each in front}
                 for each in self.candidates
             ],
         }
