@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.common.errors import QuarkError, TimeLimitError
+from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes
@@ -409,8 +409,6 @@ class RewriteTrials:
                 data,
                 progress=False,
             )
-        except TimeLimitError:
-            raise
         except QuarkError as error:  # the check of the final model reports the error
             logger.debug("the effect of a rewrite cannot be measured: %s", error)
             return None

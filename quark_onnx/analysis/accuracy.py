@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, isfinite, isnan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from quark_onnx.report import decibels
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import EVERY, Runs, SplitData
+from quark_onnx.search.space import ConfigCombination
+from quark_onnx.study.study import Study
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 logger = logging.getLogger(__name__)
@@ -339,6 +342,10 @@ def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
             yield name, config
 
 
+#: A configuration with its attempt.
+_Tried = tuple[ConfigCombination, Attempt]
+
+
 class _Ladder:
     def __init__(
         self,
@@ -354,6 +361,7 @@ class _Ladder:
         # The shortfall to the target (negative if met), its attempt and the model: one model stays
         # in memory.
         self._best: tuple[float, Attempt, Result] | None = None
+        self._study = Study(self._attempt, fits=self._fits, is_enough=attrgetter("met"))
 
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
         """Try configurations in order until a model meets the target.
@@ -369,24 +377,15 @@ class _Ladder:
             ModelError: every configuration failed.
             ConfigError: the target is in percent, and the outputs have no share that agrees.
         """
-        attempts, left = list[Attempt](), list[str]()
-        steps = list(steps_of(choice, self._target))
+        steps = [
+            ConfigCombination(name, config, {})
+            for name, config in steps_of(choice, self._target)
+        ]
         with Progress(progress, len(steps), "trying", "configuration") as bar:
-            for done, (name, config) in enumerate(steps, 1):
-                # The fastest is a lower bound: later configurations do more.
-                fastest = min((each.seconds for each in attempts), default=None)
-                if fastest is not None and not self._runs.has_time(fastest):
-                    left.append(name)
-                    continue
-                attempt = self._attempt(name, config, first=not attempts)
-                if attempt is None:
-                    left.append(f"{name} (ended: the budget was over)")
-                    continue
-                attempts.append(attempt)
+            for done, _ in enumerate(self._study.run(steps), 1):
                 bar.update(done)
-                if attempt.met:
-                    break
         # The first attempt has no time limit, so that attempts is not empty here.
+        attempts = [attempt for _, attempt in self._study.finished()]
         if self._best is None:
             first = attempts[0]
             raise ModelError(
@@ -396,25 +395,30 @@ class _Ladder:
         return AccuracyResult(
             self._target,
             tuple(attempts),
-            tuple(left),
+            tuple(self._study.untried_names),
             best,
             result,
             len(self._judges),
             choice,
         )
 
-    def _attempt(self, name: str, config: QConfig, *, first: bool) -> Attempt | None:
-        """Quantize and evaluate a configuration; return None if the budget ran out.
+    def _fits(self, _: ConfigCombination, tried: list[_Tried]) -> bool:
+        """Return whether a configuration may end within the budget; the first one always runs."""
+        # The fastest is a lower bound: later configurations do more.
+        return not tried or self._runs.has_time(
+            min(attempt.seconds for _, attempt in tried)
+        )
 
-        Args:
-            first: True for the first attempt, which has no time limit.
-        """
+    def _attempt(self, step: ConfigCombination) -> Attempt | None:
+        """Quantize and evaluate a configuration; return None if the budget ran out."""
+        name, config = step.name, step.config
 
         def judged(result: Result) -> tuple[Result, Comparison]:
             found = compare(self._model, result.model, self._judges, task=self._task)
             return result, found
 
-        outcome = self._runs.run(config, judged, limited=not first)
+        # The first attempt has no time limit.
+        outcome = self._runs.run(config, judged, limited=bool(self._study.finished()))
         if outcome is None:
             return None
         if outcome.found is None:

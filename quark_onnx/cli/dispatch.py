@@ -68,6 +68,7 @@ from quark_onnx.common.errors import (
 )
 from quark_onnx.common.progress_bars import plain_progress
 from quark_onnx.common.reported import to_json
+from quark_onnx.common.warnings_once import WarningsOnce
 from quark_onnx.report.verdict import NextStep
 
 #: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
@@ -429,7 +430,8 @@ def _diagnostics(verbose: bool) -> Iterator[None]:
         logger.addHandler(handler)
         logger.setLevel(handler.level)
     try:
-        with warnings.catch_warnings():
+        # Each of several trials in a command would repeat them.
+        with WarningsOnce(), warnings.catch_warnings():
             # Deprecations of dependencies are nothing that a user could change.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)

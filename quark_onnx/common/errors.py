@@ -9,10 +9,10 @@ QuarkError
 ├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
 ├── ConstraintError       the constraints of a target cannot be met together
 ├── AccuracyError         the quantized model is worse than the bound that was asked for
-├── MissingDependency     an optional package is needed for what was asked
-└── TimeLimitError        the work took longer than its time limit
+└── MissingDependency     an optional package is needed for what was asked
 
 A message names the finding, its place (node, tensor, sample, file, option), and the remedy.
+TimeLimitError, the end of a time limit, is none of them: code that handles errors lets it pass.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -141,8 +141,12 @@ class MissingDependency(QuarkError):  # noqa: N818
     """An optional package is needed for the request."""
 
 
-class TimeLimitError(QuarkError):
-    """The work took longer than its time limit."""
+class TimeLimitError(BaseException):
+    """The work took longer than its time limit.
+
+    Like KeyboardInterrupt, it is no Exception: work that goes on after an error of a part must not
+    go on after the end of its time.
+    """
 
 
 def crash_behind(error: BaseException) -> RuntimeCrash | None:

@@ -1,1 +1,1 @@
-"""Search configurations: space, trials, journal and front."""
+"""Search configurations: space, runs, score and result."""

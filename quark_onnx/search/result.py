@@ -24,7 +24,7 @@ from quark_onnx.report import decibels
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.candidate import Candidate
 from quark_onnx.search.drawing import score_plots
-from quark_onnx.search.front import pareto_front
+from quark_onnx.study.record import pareto_front
 
 if TYPE_CHECKING:
     import optuna
@@ -199,7 +199,10 @@ class SearchResult(Reported):
             "reached": self.reached,
             "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
             "candidates": [
-                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
+                # The name comes first, and the settings after it.
+                {"name": each.name, "config": None}
+                | vars(each)
+                | {"config": to_dict(each.config), "pareto": each in front}
                 for each in self.candidates
             ],
         }

@@ -159,7 +159,6 @@ class Runs:
         try:
             with time_limit(limit):
                 found = judge(self.quantized(config))
-        # Before QuarkError, its base class: a late run is no failed one.
         except TimeLimitError:
             return None
         except QuarkError as error:

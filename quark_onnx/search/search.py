@@ -13,7 +13,7 @@ from math import isnan
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import ModelProto
 
@@ -47,13 +47,12 @@ from quark_onnx.search.result import SearchResult
 from quark_onnx.search.runs import Runs, SplitData
 from quark_onnx.search.space import ConfigCombination, Space
 from quark_onnx.search.sqnr_score import SqnrScorer
-from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
+from quark_onnx.study.journal import WARM_SAMPLES, StudyJournal
+from quark_onnx.study.record import Record
+from quark_onnx.study.study import Study
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import measure_latency
 from quark_onnx.writing.destination import destination, keeps_weights_beside
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +189,6 @@ class Search:
         self._total = len(self._probes) + len(self._others)
         # Never more than the space has, so that the progress bar reaches its end.
         self._most = self._total if trials is None else min(trials, self._total)
-        self._left: dict[str, ConfigCombination] = {}
         self._reference = Reference(
             original,
             Path(model) if isinstance(model, str | Path) else None,
@@ -213,11 +211,14 @@ class Search:
                 "data": self._samples.key,
                 "score": f"metric {function_key(metric)}" if metric else "sqnr",
             }
-            self._study = Study(
+            self._journal = StudyJournal(
                 None if journal is None else Path(journal),
                 identity,
                 {axis: list(labels) for axis, labels in self._space.axes.items()},
                 self._space.combination,
+            )
+            self._study = Study(
+                self._try, self._journal, fits=self._fits, is_enough=self._is_enough
             )
         # Spools hold files; a failed constructor has no with block that would close them.
         except BaseException:
@@ -235,14 +236,8 @@ class Search:
             ConfigError: the metric returned no number.
         """
         with Progress(self._progress, self._most, "searching", "candidate") as bar:
-            for asked in self._candidates():
-                # A record of an earlier search in the journal costs nothing.
-                record = self._study.known(asked.combination) or self._try(asked)
-                if record is not None:
-                    asked.keep(record)
-                    logger.info(
-                        "%s: %s", asked.combination.name, record.error or record.score
-                    )
+            for combination, record in self._study.run(self._proposals()):
+                logger.info("%s: %s", combination.name, record.error or record.score)
                 bar.update(len(self._study.finished()))
         found = self._study.finished()
         limit = _slow(found)
@@ -255,17 +250,17 @@ class Search:
                 f" {record.error}",
             )
         candidates = [
-            Candidate(combination.name, combination.config, **vars(record))
+            Candidate(**vars(record), name=combination.name, config=combination.config)
             for combination, record in ranked
         ]
         return SearchResult(
             candidates,
             len(self._samples.calibration),
             len(self._samples.judges),
-            [value.name for value in self._left.values()],
+            self._study.untried_names,
             self._total,
-            self._target is None or self._is_reached(),
-            self._study.optuna,
+            self._target is None or self._study.is_reached(),
+            self._journal.optuna,
             self._verdict(candidates[0]),
         )
 
@@ -334,113 +329,56 @@ class Search:
     ) -> None:
         self.close()
 
-    def _is_reached(self) -> bool:
-        """Return True if a candidate meets the target."""
-        if self._target is None:
+    def _is_enough(self, record: Record) -> bool:
+        """Return whether a record meets the target."""
+        if self._target is None or record.score is None:
             return False
-        scores = [
-            record.score for _, record in self._study.finished() if not record.pruned
-        ]
-        return any(
-            score >= self._target
-            for score in [score for score in scores if score is not None]
-        )
+        return not record.pruned and record.score >= self._target
 
-    def _candidates(self) -> Iterator[Asked[ConfigCombination]]:
-        """Yield candidates until the end of the search.
+    def _proposals(self) -> Iterator[ConfigCombination]:
+        """Yield candidates: first the probes, then proposals of the sampler.
 
-        Yields:
-            Candidates that the caller must evaluate and end, one at a time: first the probes, then
-            proposals of the sampler.
+        The sampler learns from the scores of the probes. After repeated duplicates of it, the other
+        combinations come in their order.
         """
+        probes = {each.key for each in self._probes}
         duplicates = 0
-        while not self._is_reached():
-            # Read again in each round: other processes may add records to the journal.
-            found = self._study.finished()
-            if len(found) >= self._most:
+        # Read again in each round: other processes may add records to the journal.
+        while len(found := self._study.finished()) < self._most:
+            # A preset that fails alone also fails with optimizers or calibrators.
+            working = {_preset(each) for each, record in found if not record.error}
+            broken = {_preset(each) for each, _ in found} - working
+            candidate = self._study.first_open(
+                combination
+                for combination in (*self._probes, *self._others)
+                if _preset(combination) not in broken
+            )
+            if candidate is None:
                 return
-            done = self._done(found)
-            probe = self._next(self._probes, done, found)
-            # The sampler is asked only after all probes, whose scores it learns from. Without it,
-            # and after repeated duplicates, the other combinations come in their order.
-            wanted = probe or self._next(self._others, done, found)
-            if wanted is None:
-                return
-            if probe is None and duplicates < _DUPLICATES:
-                wanted = None  # the sampler chooses
-            asked = self._study.ask(wanted)
-            key = asked.combination.key
-            # A proposal of the sampler may equal a configuration tried before, under other choices,
-            # or be too slow.
-            if key not in done and self._fits(asked.combination, found):
-                duplicates = 0
-                yield asked
-                continue
-            duplicates += 1
-            if key not in done:
-                self._left[key] = asked.combination
-            asked.drop()
-
-    def _done(self, found: list[_Finished]) -> set[str]:
-        """Return the keys of configurations that must not be tried again.
-
-        Args:
-            found: the finished candidates with their records.
-
-        Returns:
-            Keys of finished configurations, of those in evaluation by other processes, of those
-            that are too slow, and of those with a preset that has only failed.
-        """
-        done = {combination.key for combination, _ in found}
-        # Other processes are busy with the running ones.
-        done.update(self._study.running(), self._left)
-        # a preset that fails alone also fails with optimizers or calibrators
-        working = {_preset(each) for each, record in found if not record.error}
-        broken = {_preset(each) for each, _ in found} - working
-        for combination in (*self._probes, *self._others):
-            if _preset(combination) in broken:
-                done.add(combination.key)
-        return done
-
-    def _next(
-        self,
-        combinations: list[ConfigCombination],
-        done: set[str],
-        found: list[_Finished],
-    ) -> ConfigCombination | None:
-        """Return the first new combination within the budget; those beyond it are noted.
-
-        Args:
-            combinations: the combinations in their order.
-            done: keys of configurations that must not be tried again.
-            found: the finished candidates with their records.
-        """
-        for combination in combinations:
-            if combination.key in done:
-                continue
-            if self._fits(combination, found):
-                return combination
-            self._left[combination.key] = combination
-        return None
+            if candidate.key not in probes and duplicates < _DUPLICATES:
+                candidate = self._journal.propose()
+                is_new = self._study.first_open([candidate]) is not None
+                # It may equal a configuration tried before, under other choices, or be too slow.
+                if _preset(candidate) in broken or not is_new:
+                    duplicates += 1
+                    continue
+            duplicates = 0
+            yield candidate
 
     def _fits(self, combination: ConfigCombination, found: list[_Finished]) -> bool:
         """Return True if a candidate is estimated to end within the budget.
 
         Args:
+            combination: the candidate.
             found: the finished candidates with their records; without any the candidate fits.
         """
-        # The first candidate always runs, and known records take no time.
-        known = self._study.known(combination) is not None
-        if self._budget is None or not found or known:
+        # The first candidate always runs.
+        if self._budget is None or not found:
             return True
         return self._runs.has_time(_estimate(combination, found))
 
-    def _try(self, asked: Asked[ConfigCombination]) -> Record | None:
+    def _try(self, combination: ConfigCombination) -> Record | None:
         """Quantize and evaluate a candidate; return None if its time ran out.
-
-        Args:
-            asked: the candidate; it is ended without a record if its time runs out or an error is
-                raised.
 
         Returns:
             The record, also of a failed candidate.
@@ -453,38 +391,25 @@ class Search:
                 assert self._metric is not None
                 return result.model, self._metric(result.model)
             value, judged, pruned = self._scorer.score(
-                result.model, asked.report, WARM_SAMPLES
+                result.model, self._journal.report, WARM_SAMPLES
             )
             return result.model, value
 
-        try:
-            # The first candidate has no limit: a search returns at least one model.
-            outcome = self._runs.run(
-                asked.combination.config, score, limited=bool(self._study.finished())
-            )
-            if outcome is None:
-                self._late(asked)
-                return None
-            if outcome.found is None:
-                return Record(None, outcome.seconds, None, outcome.error)
-            return self._record(asked, *outcome.found, outcome.seconds, judged, pruned)
-        # A candidate that stays "running" in the journal would block its configuration for other
-        # processes.
-        except BaseException:
-            asked.drop()
-            raise
-
-    def _late(self, asked: Asked[ConfigCombination]) -> None:
-        """End a candidate whose time ran out."""
-        name = f"{asked.combination.name} (ended: the budget was over)"
-        # The name tells the report why the candidate is missing; the key keeps it from being
-        # tried again.
-        self._left[asked.combination.key] = replace(asked.combination, name=name)
-        asked.drop()
+        # The first candidate has no limit: a search returns at least one model.
+        outcome = self._runs.run(
+            combination.config, score, limited=bool(self._study.finished())
+        )
+        if outcome is None:
+            return None
+        if outcome.found is None:
+            return Record(None, outcome.seconds, None, outcome.error)
+        return self._record(
+            combination, *outcome.found, outcome.seconds, judged, pruned
+        )
 
     def _record(  # noqa: PLR0913
         self,
-        asked: Asked[ConfigCombination],
+        combination: ConfigCombination,
         model: ModelProto,
         score: Any,
         seconds: float,
@@ -508,13 +433,12 @@ class Search:
         runtime = None if pruned else self._runtime(model)
         record = Record(float(score), seconds, size, "", judged, pruned, runtime)
         found = self._study.finished()
-        limit = _slow([*found, (asked.combination, record)])
+        limit = _slow([*found, (combination, record)])
         # Strictly better: of equal candidates the first stays, as in the sorted result.
         if all(
-            _rank((asked.combination, record), limit) < _rank(each, limit)
-            for each in found
+            _rank((combination, record), limit) < _rank(each, limit) for each in found
         ):
-            self._best = asked.combination.key, model
+            self._best = combination.key, model
         return record
 
     def _runtime(self, model: ModelProto) -> float | None:

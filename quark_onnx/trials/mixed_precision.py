@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.progress import Progress
+from quark_onnx.common.warnings_once import WarningsOnce
 from quark_onnx.common.wording import counted
 from quark_onnx.config import Override, QConfig
 from quark_onnx.graph import Graph, Node
@@ -30,6 +32,7 @@ from quark_onnx.plan import Plan, Quantize, matching, select
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.run import Reference, Sample
+from quark_onnx.study.study import Study, bisected
 from quark_onnx.trials.trial import Trial
 
 #: Maximum number of changed nodes to try to restore, and of further nodes to try to lower.
@@ -178,7 +181,8 @@ def mix(
         held_out: samples that no decision depends on.
         show: whether to show progress.
     """
-    return _Search(trials, settings, samples, held_out, show).run()
+    with WarningsOnce():
+        return _Search(trials, settings, samples, held_out, show).run()
 
 
 def _with(
@@ -206,8 +210,10 @@ class _Search:
             samples, settings.samples, held_out
         )
         self._candidates = _candidates(self._graph, settings)
-        # By the names of changed nodes; the bisections ask for some sets twice.
-        self._goals: dict[tuple[str, ...], float] = {}
+        # The bisections ask for some sets of changed nodes twice.
+        self._study = Study[tuple[str, ...], float](
+            lambda names: self._measured(self._trial(names), self._deciding), key=tuple
+        )
 
     def run(self) -> tuple[QConfig, Sensitivity]:
         """Rank the nodes, choose the nodes to change, and measure the result.
@@ -243,13 +249,13 @@ class _Search:
             chosen = self._most(order, bound, most)
         else:
             chosen = self._raised(order, result.noise, bound, most)
-            if self._goal(tuple(chosen)) < bound:
+            if self._goal(chosen) < bound:
                 # The best of all that was tried; of equal ones the one with fewer changed nodes.
-                tried = sorted(self._goals, key=len)
-                chosen = [*max(tried, key=self._goals.__getitem__)]
-        result.changed, result.after = chosen, self._goal(tuple(chosen))
+                tried = sorted(self._study.finished(), key=lambda pair: len(pair[0]))
+                chosen = [*max(tried, key=itemgetter(1))[0]]
+        result.changed, result.after = chosen, self._goal(chosen)
         result.reached = result.after >= bound
-        self._check(self._trial(tuple(chosen)), result)
+        self._check(self._trial(chosen), result)
         return _with(self._config, settings, tuple(chosen)), result
 
     def _raised(
@@ -283,9 +289,9 @@ class _Search:
         by_worth = sorted(order, key=worth, reverse=True)[:most]
         worthwhile = self._needed(self._fewest(by_worth, bound), bound)
         # One choice meets the target where the other one may not.
-        if self._goal(tuple(worthwhile)) < bound:
+        if self._goal(worthwhile) < bound:
             return plain
-        if self._goal(tuple(plain)) < bound:
+        if self._goal(plain) < bound:
             return worthwhile
         cost = sum(costs[name] for name in worthwhile)
         return worthwhile if cost < sum(costs[name] for name in plain) else plain
@@ -331,19 +337,12 @@ class _Search:
             bound: the minimum goal.
             most: maximum number of nodes.
         """
-        # Invariant: the prefix of ``low`` nodes meets the bound, that of ``high`` does not, or is
-        # too long.
-        low, high = 0, min(len(order), most) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._goal(tuple(order[:middle])) >= bound:
-                low = middle
-            else:
-                high = middle
-        chosen = order[:low]
-        # The node at ``low`` is the one that missed the bound.
-        for name in order[low + 1 : low + 1 + _TRIES]:
-            if len(chosen) < most and self._goal((*chosen, name)) >= bound:
+        end = min(len(order), most) + 1
+        missed = bisected(0, end, lambda count: self._goal(order[:count]) < bound)
+        chosen = order[: missed - 1]
+        # The last node of the prefix that missed the bound is left out.
+        for name in order[missed : missed + _TRIES]:
+            if len(chosen) < most and self._goal([*chosen, name]) >= bound:
                 chosen.append(name)
         return chosen
 
@@ -356,16 +355,9 @@ class _Search:
             order: nodes, in the order in which they are raised.
             bound: the minimum goal.
         """
-        # Invariant: the prefix of ``low`` nodes misses the bound. The error is assumed to fall with
-        # each node.
-        low, high = 0, len(order)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._goal(tuple(order[:middle])) >= bound:
-                high = middle
-            else:
-                low = middle
-        return order[:high]
+        # The error is assumed to fall with each node.
+        met = bisected(0, len(order), lambda count: self._goal(order[:count]) >= bound)
+        return order[:met]
 
     def _needed(self, chosen: list[str], bound: float) -> list[str]:
         """Return the nodes that the bound needs, trying the least noisy first.
@@ -374,12 +366,12 @@ class _Search:
             chosen: nodes in the order of the bisection, the least needed last.
             bound: the minimum goal; if ``chosen`` misses it, ``chosen`` is returned.
         """
-        if self._goal(tuple(chosen)) < bound:
+        if self._goal(chosen) < bound:
             return chosen
         # Without the last node, the bisection has missed the bound already.
         for name in chosen[::-1][1 : 1 + _TRIES]:
             fewer = [kept for kept in chosen if kept != name]
-            if self._goal(tuple(fewer)) >= bound:
+            if self._goal(fewer) >= bound:
                 chosen = fewer
         return chosen
 
@@ -411,19 +403,17 @@ class _Search:
                 return True
         return False
 
-    def _goal(self, names: tuple[str, ...]) -> float:
+    def _goal(self, names: Sequence[str]) -> float:
         """Return the goal with changed nodes, on the deciding samples.
 
         Args:
             names: names of the changed nodes. A set of names is measured once per order.
         """
-        if names not in self._goals:
-            self._goals[names] = self._measured(self._trial(names), self._deciding)
-        return self._goals[names]
+        return self._study.record(tuple(names))
 
-    def _trial(self, names: tuple[str, ...]) -> Trial:
+    def _trial(self, names: Sequence[str]) -> Trial:
         """Return the model with changed nodes."""
-        return self._trials.of(_with(self._config, self._settings, names))
+        return self._trials.of(_with(self._config, self._settings, tuple(names)))
 
     def _measured(self, trial: Trial, samples: Sequence[Sample]) -> float:
         """Return the goal of a model: the user's metric, a negated distance, or SQNR in dB."""

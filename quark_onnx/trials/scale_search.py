@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import Statistic
-from quark_onnx.common.errors import ConstraintError, ModelError, TimeLimitError
+from quark_onnx.common.errors import ConstraintError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
@@ -125,8 +125,6 @@ def search(  # noqa: PLR0913
             samples[half:] or samples,
             reference,
         )
-    except TimeLimitError:
-        raise
     except Exception as error:  # onnxruntime raises several unrelated types
         _warn_of_failure(error)
         return 0
@@ -138,7 +136,7 @@ def search(  # noqa: PLR0913
     try:
         with probe:
             scales = _checked(probe, moves, start, limits)
-    except (ModelError, TimeLimitError):
+    except ModelError:
         raise
     except Exception as error:  # onnxruntime raises several unrelated types
         _warn_of_failure(error)

@@ -11,7 +11,6 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.errors import TimeLimitError
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.report.parts import JoinedParts
@@ -66,8 +65,6 @@ class Trial:
             errors = measure(
                 self.reference.remembering, self.session, samples, parts.add
             )
-        except TimeLimitError:
-            raise
         # onnxruntime raises several unrelated types; the check of the final model reports the error
         except Exception as error:
             logger.debug("the SQNR of a trial cannot be measured: %s", error)

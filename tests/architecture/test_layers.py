@@ -42,6 +42,7 @@ planning
 measuring
 scales
 writing
+study
 trials
 refine
 assemble
@@ -206,6 +207,7 @@ def test_every_layer_exists() -> None:
 ONE_OF_EACH = {
     # A run with a limit of time: searches and advice try configurations there.
     "time_limit": {"search/runs.py"},
+    "TimeLimitError": {"common/progress.py", "search/runs.py"},
     # The errors and the verdict of two models.
     "VerdictCollector": {"job.py", "trials/judge.py", "writing/finish.py"},
     # Advice after a verdict: listed by the verdict and by a missed gate, tried by advise.
@@ -223,9 +225,28 @@ ONE_OF_EACH = {
         "search/search.py",
     },
     "Runs": {"analysis/accuracy.py", "analysis/advise.py", "search/search.py"},
-    # The journal, the records and the front of every search.
-    "Study": {"search/search.py", "torch/pipelines/scheme_search.py"},
-    "Record": {"search/search.py", "torch/pipelines/scheme_search.py"},
+    # The loop, the journal, the records and the front of every search.
+    "Study": {
+        "analysis/accuracy.py",
+        "search/search.py",
+        "torch/pipelines/scheme_search.py",
+        "trials/mixed_precision.py",
+    },
+    "StudyJournal": {"search/search.py", "torch/pipelines/scheme_search.py"},
+    "Record": {
+        "search/candidate.py",
+        "search/search.py",
+        "study/journal.py",
+        "torch/pipelines/scheme_search.py",
+    },
+    # The choice among ranked nodes.
+    "bisected": {"trials/mixed_precision.py"},
+    # Warnings that trials repeat: in a study, in the ranking of nodes and in a command.
+    "WarningsOnce": {
+        "cli/dispatch.py",
+        "study/study.py",
+        "trials/mixed_precision.py",
+    },
     "pareto_front": {"search/result.py", "torch/pipelines/scheme_search.py"},
     # One way to a page and one to a terminal: the rendering of blocks.
     "document": {"page/browser.py"},

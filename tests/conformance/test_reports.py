@@ -15,7 +15,7 @@ from quark_onnx.page.browser import render_page
 from quark_onnx.page.reported import Reported
 from quark_onnx.search.candidate import Candidate
 from quark_onnx.search.result import SearchResult
-from quark_onnx.search.study import Record
+from quark_onnx.study.record import Record
 from tests.browser import check_alone
 from tests.models import conv_relu, samples
 
@@ -28,7 +28,7 @@ def results() -> tuple[Reported, ...]:
     model = conv_relu()
     data = samples(model, 8)
     quantized = quantize(model, data, "A8W8")
-    candidate = Candidate("A8W8", QConfig.of("A8W8"), 40.0, 0.5, 900)
+    candidate = Candidate(40.0, 0.5, 900, name="A8W8", config=QConfig.of("A8W8"))
     found: list[Reported] = [
         quantized.report,
         analysis.compare(model, quantized.model, data, time=True),

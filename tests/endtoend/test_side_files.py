@@ -22,7 +22,8 @@ from quark_onnx.measuring.range_files import FORMATS, load_ranges, save_ranges
 from quark_onnx.onnxruntime_spelling import translate_static
 from quark_onnx.report.verdict.labels import read_labels
 from quark_onnx.search.space import ConfigCombination, Space
-from quark_onnx.search.study import Record, Study
+from quark_onnx.study.journal import StudyJournal
+from quark_onnx.study.record import Record
 from tests.models import conv_relu, samples
 
 #: Mutations of each kind of file: 2,200 in total.
@@ -188,14 +189,14 @@ def run_search(path: Path) -> None:
     axes = {axis: list(labels) for axis, labels in SPACE.axes.items()}
     # Another space, whose records are looked up by the key of the configuration.
     other = {**axes, "more": ["none", "all"]}
-    Study(path, {"model": "a"}, other, combination).finished()
-    study = Study(path, {"model": "a"}, axes, combination)
-    study.finished()
-    study.running()
-    asked = study.ask(None)
-    asked.report(1.0, 8)
-    asked.keep(Record(1.0, 0.5, 1000))
-    study.finished()
+    StudyJournal(path, {"model": "a"}, other, combination).finished()
+    journal = StudyJournal(path, {"model": "a"}, axes, combination)
+    journal.finished()
+    journal.running()
+    journal.propose()
+    journal.report(1.0, 8)
+    journal.keep(Record(1.0, 0.5, 1000))
+    journal.finished()
 
 
 def make_cache(folder: Path) -> Path:

@@ -1,8 +1,8 @@
 """search_schemes: find the best quantization of a language model within a budget.
 
 Each candidate is a scheme with algorithms. It is quantized file to file into a scratch folder and
-compared with the float model on held-out text (``verdict``). A ``Study`` stores the results, so
-that a stopped search can continue.
+compared with the float model on held-out text (``verdict``). A ``StudyJournal`` stores the results,
+so that a stopped search can continue.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from quark_onnx.common.version import __version__
 from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Block, Facts, Grid, Reasons
 from quark_onnx.page.reported import Reported
-from quark_onnx.search.front import pareto_front
 from quark_onnx.search.keys import document_key
-from quark_onnx.search.study import Record, Study
+from quark_onnx.study.journal import StudyJournal
+from quark_onnx.study.record import Record, pareto_front
+from quark_onnx.study.study import Study
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
 from quark_onnx.torch.config.language import config_for
@@ -272,7 +273,7 @@ def search_schemes(  # noqa: PLR0913
     text_windows(text, tokenizer_of(source.folder, source.trust_code), source.model)
     weights = weights_of(source.reader)
     fitting = _fitting(source, candidates, bits, weights)
-    study = Study(
+    records = StudyJournal(
         journal,
         _identity(source, text),
         {axis: _labels(candidates, axis) for axis in _AXES},
@@ -280,45 +281,28 @@ def search_schemes(  # noqa: PLR0913
     )
     # the clock of the system may be set back
     start = time.monotonic()
-    untried = list[SchemeCombination]()
-    for candidate in fitting:
-        # Read again for each candidate, as another process may share the journal. A candidate with
-        # an error counts as done, since it would fail again.
-        done = [each.key for each, _ in study.finished()]
-        if candidate.key in done or candidate.key in study.running():
-            continue
-        # A search for another client may have tried the candidate.
-        record = study.known(candidate)
-        late = seconds is not None and time.monotonic() - start >= seconds
-        if late and record is None:
-            # no break: candidates that the journal knows are not untried
-            untried.append(candidate)
-            continue
-        asked = study.ask(candidate)
-        try:
-            if record is None:
-                record = _measure(source, candidate, text, journal.parent, device)
-        # A candidate that stays "running" in the journal would be left out by other processes.
-        except BaseException:
-            asked.drop()
-            raise
-        # kept after each trial, so that a stopped search loses one trial at most
-        asked.keep(record)
+    # A candidate with an error counts as tried, since it would fail again.
+    study = Study(
+        lambda each: _measure(source, each, text, journal.parent, device),
+        records,
+        fits=lambda *_: seconds is None or time.monotonic() - start < seconds,
+    )
+    for candidate, record in study.run(fitting):
         if tell is not None:
             tell(_tried(candidate, record, weights))
-    # The study may hold candidates of an earlier search with other bits, and one candidate twice if
-    # two processes began it at the same time.
-    tried = dict[SchemeCombination, TriedScheme]()
-    for candidate, record in study.finished():
-        if candidate in candidates and candidate not in tried:
-            tried[candidate] = _tried(candidate, record, weights)
+    # The study may hold candidates of an earlier search with other bits.
+    tried = {
+        candidate: _tried(candidate, record, weights)
+        for candidate, record in study.finished()
+        if candidate in candidates
+    }
     trials = list(tried.values())
     compared = [each for each in trials if each.divergence is not None]
     within = [each for each in compared if each.bits <= bits]
     # of equal divergence, the smallest
     best = min(within, key=attrgetter("divergence", "bits"), default=None)
     return SchemeSearchResult(
-        tuple(trials), best.candidate if best else None, tuple(untried), bits
+        tuple(trials), best.candidate if best else None, tuple(study.untried), bits
     )
 
 

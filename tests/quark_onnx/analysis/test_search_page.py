@@ -22,12 +22,12 @@ def candidate(
     name: str, score: float | None, size: int, seconds: float, runtime: float = 1.0
 ) -> Candidate:
     return Candidate(
-        name,
-        A8W8,
         score,
         seconds,
         size if score is not None else None,
         runtime=runtime,
+        name=name,
+        config=A8W8,
     )
 
 

@@ -180,6 +180,23 @@ def test_a_file_that_the_system_refuses_is_bad_input(
     assert (finished.code, finished.error) == (2, "secret.onnx: Permission denied")
 
 
+def test_a_warning_that_a_command_repeats_is_printed_once(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the trials of a search would; the next command prints it again."""
+    import logging
+
+    def warn(*_: object) -> None:
+        for _ in range(3):
+            logging.getLogger("quark_onnx.api").warning("the scales are not searched")
+        raise PermissionError(13, "Permission denied", "secret.onnx")
+
+    monkeypatch.setattr("quark_onnx.api.plan_for", warn)
+    for _ in range(2):
+        finished = cli("explain", "model.onnx")
+        assert finished.err.count("the scales are not searched") == 1
+
+
 def test_nothing_is_left_behind_in_the_process(cli: Any) -> None:
     import logging
     import warnings

@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -272,16 +273,25 @@ def test_without_optuna_it_says_what_to_install(
 
 
 def test_what_does_not_fit_takes_no_time_of_others(
-    source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model has fewer inputs than groups of 128, as its shapes tell."""
+    seconds = [0.0]
+
+    def slow(*arguments: Any, **settings: Any) -> Any:
+        seconds[0] += 10.0
+        return ptq(*arguments, **settings)
+
+    clock = SimpleNamespace(monotonic=lambda: seconds[0])
+    monkeypatch.setattr(scheme_search, "time", clock)
+    monkeypatch.setattr(scheme_search, "ptq", slow)
     found = search_schemes(
         FloatCheckpoint(source),
         [SchemeCombination("uint4_wo_128"), SchemeCombination("uint4_wo_32")],
         Text(str(tmp_path / "tokens.npy"), 6, 12),
         tmp_path / "search.journal",
         bits=32,
-        seconds=1e-2,
+        seconds=1.0,
     )
     assert [(trial.candidate.name, trial.record.error) for trial in found.trials] == [
         ("uint4_wo_32", "")

@@ -1,8 +1,8 @@
-"""Study: the candidates and measurements of every search, stored by Optuna.
+"""StudyJournal: the candidates and records of a study, stored by Optuna.
 
 Optuna (Akiba et al. 2019, "Optuna: A Next-generation Hyperparameter Optimization Framework")
-proposes combinations, prunes hopeless candidates, and stores the measurements in a journal. An
-interrupted search continues from the journal, and several processes may share it.
+proposes combinations, prunes hopeless candidates, and stores the records in a file. An interrupted
+search continues from the journal, and several processes may share it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from calibrators.json_file import Entry, parse_json
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, MissingDependency, system_reason
 from quark_onnx.common.extras import pip_install
+from quark_onnx.study.record import Record
 
 if TYPE_CHECKING:
     import optuna
@@ -37,6 +39,10 @@ _WARM_TRIALS, WARM_SAMPLES = 6, 8
 #: Age at which a running candidate counts as abandoned, even if its process may be alive: more than
 #: the quantization of a large language model takes.
 _ABANDONED = timedelta(days=1)
+#: Age up to which a running candidate is not abandoned although its process is not known yet.
+_ANONYMOUS = timedelta(minutes=1)
+#: Number of looks for the key of a candidate that has just begun, and seconds between them.
+_LOOKS, _LOOK = 50, 0.02
 #: What to do about a damaged journal.
 _REMEDY = "remove the line, or name another file to search anew"
 
@@ -64,35 +70,11 @@ class Combination(Protocol):
 C = TypeVar("C", bound=Combination)
 
 
-@dataclass(frozen=True)
-class Record:
-    """Measurements of a configuration.
-
-    Attributes:
-        score: the score, higher is better, such as an SQNR or a negative divergence; None if the
-            candidate failed.
-        seconds: runtime of quantization and evaluation.
-        bytes: size of the quantized model; None if the candidate failed.
-        error: reason of the failure; empty without a failure.
-        judged: number of samples in the evaluation; 0 with a metric of the user's.
-        pruned: True if the evaluation ended early because the score was below the median.
-        runtime: latency relative to the float model; None if not measured.
-    """
-
-    score: float | None
-    seconds: float
-    bytes: int | None
-    error: str = ""
-    judged: int = 0
-    pruned: bool = False
-    runtime: float | None = None
-
-
-class Study(Generic[C]):
-    """A study of Optuna over the axes of a space.
+class StudyJournal(Generic[C]):
+    """The records of a ``Study``: a study of Optuna over the axes of a space.
 
     Args:
-        journal: path of the study's file, created if missing; None to keep the study in memory.
+        path: path of the file, created if missing; None to keep Optuna's study in memory.
         identity: dependencies of the records besides the configuration. A journal holds any number
             of searches, which differ in their identity.
         axes: labels of the choices on each axis of the space.
@@ -105,13 +87,13 @@ class Study(Generic[C]):
 
     def __init__(
         self,
-        journal: Path | None,
+        path: Path | None,
         identity: Mapping[str, Any],
         axes: Mapping[str, Sequence[str]],
         combine: Callable[[Mapping[str, str]], C],
     ) -> None:
         self._optuna = _import_optuna()
-        self._journal = journal
+        self._path = path
         self._axes = {axis: list(labels) for axis, labels in axes.items()}
         self._identity = dict(identity)
         self._combine = combine
@@ -120,7 +102,7 @@ class Study(Generic[C]):
         text = json.dumps([self._identity, self._axes], sort_keys=True)
         name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         with self.quiet():
-            self._storage = None if journal is None else _open_journal(journal)
+            self._storage = None if path is None else _open_journal(path)
             self.optuna = self._optuna.create_study(
                 study_name=f"quark_onnx {name}",
                 storage=self._storage,
@@ -134,14 +116,14 @@ class Study(Generic[C]):
             )
             if self.optuna.direction != self._optuna.study.StudyDirection.MAXIMIZE:
                 raise ConfigError(
-                    f"journal {journal}: the study {self.optuna.study_name!r} has another"
+                    f"journal {path}: the study {self.optuna.study_name!r} has another"
                     f" direction; {_REMEDY}",
                 )
             # The name is a hash; the identity itself is stored to be compared by later searches.
             self.optuna.set_user_attr(_IDENTITY, self._identity)
-            # Before the first candidate: those of killed processes would count as running.
-            self._give_up_abandoned()
             self._known = self._records_elsewhere()
+        # The running candidate of this process.
+        self._running: tuple[C, optuna.Trial] | None = None
 
     def known(self, combination: C) -> Record | None:
         """Return the record of a configuration from another search in the journal."""
@@ -153,7 +135,7 @@ class Study(Generic[C]):
         Returns:
             Combinations and records, including those of other processes and failed ones.
         """
-        found = []
+        records = dict[str, tuple[C, Record]]()
         for trial in self._trials():
             # The record is stored before the state, so that a trial with a record counts even if
             # the process died between.
@@ -161,25 +143,84 @@ class Study(Generic[C]):
                 continue
             combination = self._combine(self._choices(trial))
             # Labels may have had another meaning, as the path of a file that was changed since.
-            if self._attribute(trial, _KEY).text() == combination.key:
-                found.append((combination, self._record(trial)))
-        return found
+            key = self._attribute(trial, _KEY).text()
+            if key == combination.key and key not in records:
+                records[key] = combination, self._record(trial)
+        return list(records.values())
 
-    def running(self) -> list[str]:
+    def running(self) -> list[Hashable]:
         """Return the keys of configurations in evaluation by other processes."""
-        running = self._optuna.trial.TrialState.RUNNING
         return [
             self._attribute(trial, _KEY).text()
-            for trial in self._trials()
-            if trial.state == running and _KEY in trial.user_attrs
+            for trial in self._running_elsewhere()
+            if _KEY in trial.user_attrs
         ]
 
-    def ask(self, wanted: C | None) -> Asked[C]:
-        """Return the next candidate.
+    def propose(self) -> C:
+        """Return a proposal of Optuna's sampler, which is marked as running."""
+        return self._ask(None)
+
+    def claim(self, combination: C) -> bool:
+        """Mark a candidate as running; return False if another process has it.
+
+        Args:
+            combination: a combination, or the last proposal.
+        """
+        if self._running is None or self._running[0].key != combination.key:
+            self._ask(combination)
+        if combination.key in self._earlier_keys():
+            self.drop()
+            return False
+        return True
+
+    def report(self, score: float, samples: int) -> bool:
+        """Report an intermediate score of the running candidate.
+
+        Args:
+            score: score on the samples so far, higher is better.
+            samples: number of these samples.
+
+        Returns:
+            True if the evaluation should end.
+        """
+        assert self._running is not None
+        trial = self._running[1]
+        with self.quiet():
+            trial.report(score, samples)
+            return bool(trial.should_prune())
+
+    def keep(self, record: Record) -> None:
+        """Store the record of the running candidate; it is on the disk on return."""
+        assert self._running is not None
+        combination, trial = self._running
+        states = self._optuna.trial.TrialState
+        with self.quiet():
+            # For readers of the journal and of the dashboard; this package reads the record.
+            trial.set_user_attr("config", combination.document)
+            trial.set_user_attr(_RECORD, asdict(record))
+            if record.score is None:
+                self.optuna.tell(trial, state=states.FAIL)
+            elif record.pruned:
+                self.optuna.tell(trial, state=states.PRUNED)
+            else:
+                self.optuna.tell(trial, record.score)
+        self._running = None
+
+    def drop(self) -> None:
+        """End the running candidate, if there is one, without a record."""
+        if self._running is None:
+            return
+        trial, self._running = self._running[1], None
+        with self.quiet():
+            self.optuna.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+
+    def _ask(self, wanted: C | None) -> C:
+        """Mark the next candidate as running, and return it.
 
         Args:
             wanted: the combination to try; None for a proposal of Optuna's sampler.
         """
+        self.drop()
         with self.quiet():
             # the number of trials as seed makes an interrupted search reproducible
             self.optuna.sampler = self._optuna.samplers.TPESampler(
@@ -203,39 +244,31 @@ class Study(Generic[C]):
                 # Another process has enqueued this one, and was killed before it asked.
                 self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             asked.set_user_attr("name", combination.name)
-            # A process number means something on its own machine alone.
+            # A process number means something on its own machine alone. It comes before the key: a
+            # candidate without an owner is not left to another process.
             asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")
             asked.set_user_attr(_KEY, combination.key)
-        return Asked(self, combination, asked)
+        self._running = combination, asked
+        return combination
 
-    def tell(self, asked: optuna.Trial, combination: C, record: Record) -> None:
-        """Store a record; the record is on the disk on return.
+    def _earlier_keys(self) -> list[str]:
+        """Return the keys of candidates that were finished, or begun before the running one.
 
-        Args:
-            asked: the trial as Optuna knows it.
-            combination: the combination.
-            record: the measurements.
+        Another process may begin the same candidate at the same time: the first one goes on.
         """
-        states = self._optuna.trial.TrialState
-        with self.quiet():
-            # For readers of the journal and of the dashboard; this package reads the record.
-            asked.set_user_attr("config", combination.document)
-            asked.set_user_attr(_RECORD, asdict(record))
-            if record.score is None:
-                self.optuna.tell(asked, state=states.FAIL)
-            elif record.pruned:
-                self.optuna.tell(asked, state=states.PRUNED)
-            else:
-                self.optuna.tell(asked, record.score)
-
-    def drop(self, asked: optuna.Trial) -> None:
-        """End a candidate without a record.
-
-        Args:
-            asked: the trial as Optuna knows it.
-        """
-        with self.quiet():
-            self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+        assert self._running is not None
+        number = self._running[1].number
+        for _ in range(_LOOKS):
+            running = self._running_elsewhere()
+            keys = [
+                trial.user_attrs.get(_KEY, "")
+                for trial in running
+                if trial.number < number
+            ]
+            if all(keys):
+                break
+            sleep(_LOOK)  # the other process is about to store the key
+        return [*keys, *(each.key for each, _ in self.finished())]
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         with self.quiet():
@@ -245,16 +278,22 @@ class Study(Generic[C]):
             )
         return trials
 
-    def _give_up_abandoned(self) -> None:
-        """End the running candidates of processes that ended."""
+    def _running_elsewhere(self) -> list[optuna.trial.FrozenTrial]:
+        """Return the running trials of other processes; those of ended processes are ended."""
         states = self._optuna.trial.TrialState
-        for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
-            owner = str(trial.user_attrs.get(_OWNER, ""))
-            started = trial.datetime_start
-            # Optuna stores local times without a zone.
-            recent = started is None or datetime.now() - started < _ABANDONED
-            if not (recent and _is_alive(owner)):
-                self.optuna.tell(trial.number, state=states.FAIL)
+        number = None if self._running is None else self._running[1].number
+        running: list[optuna.trial.FrozenTrial] = []
+        for trial in self._trials():
+            if trial.state != states.RUNNING or trial.number == number:
+                continue
+            if _is_running(trial):
+                running.append(trial)
+                continue
+            # Another process may end it at the same time.
+            finished = self._optuna.exceptions.UpdateFinishedTrialError
+            with self.quiet(), suppress(finished):
+                self.optuna.tell(trial.number, state=states.FAIL, skip_if_finished=True)
+        return running
 
     def _records_elsewhere(self) -> dict[str, Record]:
         """Return the records of studies in the journal with an equal identity."""
@@ -265,7 +304,7 @@ class Study(Generic[C]):
             logger.info(
                 "journal %s: a new study, as those in it have another version, model, data, score"
                 " or space",
-                self._journal,
+                self._path,
             )
         found: dict[str, Record] = {}
         for summary in summaries:
@@ -290,7 +329,7 @@ class Study(Generic[C]):
         return self._entry(trial, trial.user_attrs)[name]
 
     def _entry(self, trial: optuna.trial.FrozenTrial, value: Any) -> Entry:
-        where = f"journal {self._journal}, trial {trial.number}"
+        where = f"journal {self._path}, trial {trial.number}"
         return Entry(value, where, remedy=_REMEDY, error=ConfigError)
 
     def _record(self, trial: optuna.trial.FrozenTrial) -> Record:
@@ -341,46 +380,14 @@ class Study(Generic[C]):
                 yield
         # Optuna's journal raises these for files that are unreadable or damaged.
         except (OSError, ValueError, KeyError) as error:
-            if self._journal is None:
+            if self._path is None:
                 raise
             reason = system_reason(error)
             raise ConfigError(
-                f"journal {self._journal} cannot be read and written: {reason}",
+                f"journal {self._path} cannot be read and written: {reason}",
             ) from error
         finally:
             logging.set_verbosity(verbosity)
-
-
-@dataclass(frozen=True)
-class Asked(Generic[C]):
-    """A candidate to evaluate.
-
-    Attributes:
-        combination: the combination to try.
-    """
-
-    _study: Study[C]
-    combination: C
-    _asked: optuna.Trial
-
-    def report(self, score: float, samples: int) -> bool:
-        """Report an intermediate score; return True if the evaluation should end.
-
-        Args:
-            score: score on the samples so far, higher is better.
-            samples: number of these samples.
-        """
-        with self._study.quiet():
-            self._asked.report(score, samples)
-            return bool(self._asked.should_prune())
-
-    def keep(self, record: Record) -> None:
-        """Store the measurements; the record is on the disk on return."""
-        self._study.tell(self._asked, self.combination, record)
-
-    def drop(self) -> None:
-        """End the candidate without measurements."""
-        self._study.drop(self._asked)
 
 
 def _import_optuna() -> Any:
@@ -516,20 +523,30 @@ def _no_journal(path: Path) -> ConfigError:
     )
 
 
+def _is_running(trial: optuna.trial.FrozenTrial) -> bool:
+    """Return whether the process of a running trial may still be at work on it."""
+    # Optuna stores local times without a zone.
+    age = datetime.now() - (trial.datetime_start or datetime.now())
+    owner = str(trial.user_attrs.get(_OWNER, ""))
+    if not owner:  # a process that is about to set it
+        return age < _ANONYMOUS
+    return age < _ABANDONED and _is_alive(owner)
+
+
 def _is_alive(owner: str) -> bool:
     """Return True if the process that started a candidate may still be running.
 
     Args:
-        owner: host and process number, joined by a colon; empty if unknown.
+        owner: host and process number, joined by a colon.
 
     Returns:
-        False if the process has ended, if the owner is unknown, or if it is this process. True for
-        processes of other machines and, on Windows, for any owner.
+        False if the process has ended, or if it is this process. True for processes of other
+        machines and, on Windows, for any owner.
     """
     host, _, number = owner.rpartition(":")
     # On Windows, os.kill ends a process. There, and for other machines, the age alone decides.
     if host != socket.gethostname() or not number.isdigit() or os.name != "posix":
-        return bool(owner)
+        return True
     if int(number) == os.getpid():  # an earlier search of this process
         return False
     try:

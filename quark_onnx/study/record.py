@@ -1,9 +1,10 @@
-"""pareto_front: the candidates of a search that no other one surpasses."""
+"""Record: the measurements of a candidate, and the front of several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from quark_onnx.report.verdict.verdict import SLOWER
 
@@ -11,20 +12,31 @@ from quark_onnx.report.verdict.verdict import SLOWER
 _SIZE_TOLERANCE = 1.01
 
 
-class Measured(Protocol):
-    """Measurements of a candidate, as a ``Record`` has them."""
+@dataclass(frozen=True)
+class Record:
+    """Measurements of a configuration.
 
-    @property
-    def score(self) -> float | None: ...
-    @property
-    def bytes(self) -> int | None: ...
-    @property
-    def runtime(self) -> float | None: ...
-    @property
-    def pruned(self) -> bool: ...
+    Attributes:
+        score: the score, higher is better, such as an SQNR or a negative divergence; None if the
+            candidate failed.
+        seconds: runtime of quantization and evaluation.
+        bytes: size of the quantized model; None if the candidate failed.
+        error: reason of the failure; empty without a failure.
+        judged: number of samples in the evaluation; 0 with a metric of the user's.
+        pruned: True if the evaluation ended early because the score was below the median.
+        runtime: latency relative to the float model; None if not measured.
+    """
+
+    score: float | None
+    seconds: float
+    bytes: int | None
+    error: str = ""
+    judged: int = 0
+    pruned: bool = False
+    runtime: float | None = None
 
 
-M = TypeVar("M", bound=Measured)
+M = TypeVar("M", bound=Record)
 
 
 def pareto_front(candidates: Iterable[M]) -> list[M]:
@@ -44,7 +56,7 @@ def pareto_front(candidates: Iterable[M]) -> list[M]:
     ]
 
 
-def _surpasses(other: Measured, candidate: Measured) -> bool:
+def _surpasses(other: Record, candidate: Record) -> bool:
     """Return whether another candidate is better in something, and in nothing worse."""
     scores = other.score or 0.0, candidate.score or 0.0
     sizes = other.bytes or 0, candidate.bytes or 0

@@ -1,0 +1,1 @@
+"""The one search loop: candidates, their records, the journal and the front."""
