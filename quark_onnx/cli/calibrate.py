@@ -18,7 +18,7 @@ from quark_onnx.cli.parsing import (
     output_file,
     progress_of,
 )
-from quark_onnx.cli.settings import config_base
+from quark_onnx.cli.settings import OPTIONS, add_config_file_option, config_base
 from quark_onnx.cli.workers import workers
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
@@ -62,23 +62,14 @@ def add_arguments(parser: Parser) -> None:
         default=_PRESET,
         help="preset whose tensors are measured",
     )
-    base.add_argument(
-        "--config",
-        metavar="FILE.yaml",
-        type=input_name,
-        help="YAML file with all settings, in place of a preset",
-    )
+    add_config_file_option(base)
     group.add_argument(
         "--format",
         choices=list(FORMATS),
         default="quark",
         help="file format; only quark serves every calibrator",
     )
-    group.add_argument(
-        "--calibrator",
-        metavar="NAME[:SETTING=VALUE,...]",
-        help="calibrator for the other formats; the preset's own unless given",
-    )
+    OPTIONS["--calibrator"].add(group, " for other formats; by default the preset's")
     parser.add_argument(
         "--workers",
         metavar="N",

@@ -22,9 +22,8 @@ from quark_onnx.cli.parsing import (
     output_file,
     progress_of,
 )
-from quark_onnx.cli.settings import add_task_option
+from quark_onnx.cli.settings import OPTIONS, add_target_option, add_task_option
 from quark_onnx.common.errors import AccuracyError, ConfigError
-from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.report import decibels, verdict_lines
 from quark_onnx.search.candidate import Candidate
@@ -110,11 +109,7 @@ def add_arguments(parser: Parser) -> None:
         action="extend",
         help="weight granularities to try, besides the preset's own",
     )
-    group.add_argument(
-        "--target",
-        metavar="NAME",
-        help=f"NPU whose rules the result meets: {', '.join(TARGETS)}",
-    )
+    add_target_option(group)
     group = parser.add_argument_group("end")
     group.add_argument(
         "--budget",
@@ -129,12 +124,7 @@ def add_arguments(parser: Parser) -> None:
         default=TRIALS,
         help="most configurations to try",
     )
-    group.add_argument(
-        "--min-sqnr",
-        metavar="DB",
-        type=number,
-        help="stop once every output has this SQNR in dB; else exit code 1",
-    )
+    OPTIONS["--min-sqnr"].add(group, "; ends the search, or exit code 1")
     group.add_argument(
         "--journal",
         metavar="FILE",
