@@ -12,9 +12,9 @@ from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
+    add_model_argument,
     count,
     input_name,
-    input_path,
     output_file,
     progress_of,
 )
@@ -38,12 +38,7 @@ exit codes: 0 done; 2 bad input; 3 internal error; 128 + N ended by signal N""" 
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file; it is not changed",
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "-o",
         "--output",

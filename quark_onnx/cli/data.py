@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from functools import partial
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
@@ -22,16 +22,11 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.config.checks import refuse_first
 
-_HINTS = get_type_hints(ImageSpec)
-
 
 def _image_option(name: str, note: str = "", **arguments: Any) -> FieldOption:
     """Return the option of an attribute of ImageSpec, with the default of the library."""
     # "size" has no default.
     arguments = {"default": getattr(ImageSpec, name, None), **arguments}
-    # A literal type is the choices of the option: one list for Python and for the shell.
-    if get_origin(_HINTS[name]) is Literal:
-        arguments["choices"] = get_args(_HINTS[name])
     dest = f"image_{name}"
     return FieldOption(_flag(name), ImageSpec, name, note, dest=dest, **arguments)
 
@@ -49,21 +44,16 @@ def _flag(name: str) -> str:
 
 #: Options of the attributes of ImageSpec.
 IMAGE_OPTIONS = (
-    _image_option(
-        "size",
-        "; for a folder of images",
-        metavar="H[xW]",
-        type=image_size,
-    ),
+    _image_option("size", "; for a folder of images", metavar="H[xW]", type=image_size),
     _image_option("mean", nargs=3, metavar=("R", "G", "B"), type=number),
     _image_option("std", nargs=3, metavar=("R", "G", "B"), type=number),
     # As a text, which the help shows.
-    _image_option("scale", metavar="X", type=number, default="1/255"),
+    _image_option("scale", default="1/255"),
     _image_option("color"),
     _image_option("layout"),
     _image_option("resize"),
-    _image_option("resize_to", metavar="N", type=count),
-    _image_option("pad_value", metavar="N", type=int),
+    _image_option("resize_to"),
+    _image_option("pad_value", type=int),
     _image_option("interpolation"),
 )
 #: Attributes of the options that select the data.

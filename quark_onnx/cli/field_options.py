@@ -10,12 +10,10 @@ import argparse
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from quark_onnx.cli.parsing import complete
+from quark_onnx.cli.parsing import complete, count, number
 
-#: Arguments of ``add_argument`` for an option with several values, which may be repeated.
-SEVERAL = {"nargs": "+", "action": "extend"}
 #: Metavariable of calibrators, optimizers and algorithms.
 CALL = "NAME[:SETTING=VALUE,...]"
 
@@ -26,12 +24,12 @@ class FieldOption:
     Args:
         flag: name of the option.
         owner: class of the configuration.
-        field: name of the field.
+        field: name of the field, whose type decides how values are parsed.
         note: end of the help: what holds for the command line alone.
         names: known values, for the completion of shells.
-        **arguments: arguments of ``add_argument``. ``dest`` is the field unless given; ``const``
-            makes a switch. The help of a switch that sets False is the sentence of the field that
-            begins with "False:".
+        **arguments: arguments of ``add_argument``, in place of those by the type. ``const`` makes a
+            switch. The help of a switch that sets False is the sentence of the field that begins
+            with "False:".
     """
 
     def __init__(
@@ -46,9 +44,13 @@ class FieldOption:
     ) -> None:
         self.flag, self.owner, self.field = flag, owner, field
         self.note, self.names = note, names
-        self.arguments = {"dest": field, **arguments}
-        if "const" in arguments:
-            self.arguments["action"] = "store_const"
+        # Switches that set True and False have one destination.
+        dest = field if "const" in arguments else flag.removeprefix("--")
+        self.arguments = {
+            "dest": dest.replace("-", "_"),
+            **_arguments_by_type(owner, field),
+            **arguments,
+        }
 
     @property
     def dest(self) -> str:
@@ -84,6 +86,23 @@ class FieldOption:
         )
         if self.names:
             complete(action, self.names)
+
+
+def _arguments_by_type(owner: type[Any], field: str) -> dict[str, Any]:
+    """Return the arguments of ``add_argument`` for a value of the type of a field."""
+    kind = str(owner.__annotations__[field]).removesuffix(" | None")
+    if kind == "bool":
+        return {"action": "store_const"}
+    if kind.startswith("Literal["):
+        return {"choices": get_args(get_type_hints(owner)[field])}
+    # Several values, also by several options.
+    if kind.endswith(", ...]"):
+        return {"nargs": "+", "action": "extend"}
+    if kind == "int":
+        return {"metavar": "N", "type": count}
+    if kind == "float":
+        return {"metavar": "X", "type": number}
+    return {}
 
 
 def field_texts(owner: type[Any]) -> dict[str, str]:

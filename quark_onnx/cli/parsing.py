@@ -334,6 +334,21 @@ def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--html", metavar="FILE", type=OutputPath(_page), help=what)
 
 
+def add_model_argument(
+    parser: Parser,
+    what: str = "float model, an .onnx file; it is not changed",
+    metavar: str = "MODEL",
+) -> None:
+    """Add the argument for the path of the model.
+
+    Args:
+        parser: the parser of the command.
+        what: help text.
+        metavar: name in the help text.
+    """
+    parser.add_argument("model", metavar=metavar, type=input_path, help=what)
+
+
 def add_output_option(parser: Parser, what: str) -> None:
     """Add the option for the path of the output model.
 

@@ -30,6 +30,7 @@ from quark_onnx.cli.parsing import (
     UsageError,
     add_common_options,
     add_html_option,
+    add_model_argument,
     add_output_option,
     count,
     input_path,
@@ -79,12 +80,7 @@ exit codes: 0 done; 1 --min-sqnr or --accuracy missed; 2 bad input; 3 internal e
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file; it is not changed",
-    )
+    add_model_argument(parser)
     add_output_option(parser, "quantized")
     add_data_options(parser)
     add_config_options(parser, recipes=RECIPES)

@@ -14,10 +14,10 @@ from quark_onnx.cli.parsing import (
     UsageError,
     add_common_options,
     add_html_option,
+    add_model_argument,
     count,
     duration,
     input_name,
-    input_path,
     number,
     output_file,
     progress_of,
@@ -54,12 +54,7 @@ RENAMED = {
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file; it is not changed",
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "-o",
         "--output",

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrators import CALIBRATORS
-from quark_onnx.cli.field_options import CALL, SEVERAL, FieldOption
+from quark_onnx.cli.field_options import CALL, FieldOption
 from quark_onnx.cli.parsing import (
     Parser,
     complete,
-    count,
     input_name,
     input_path,
     number,
@@ -39,68 +38,58 @@ def _tensor_calibrator(text: str) -> TensorOverride:
         raise ArgumentTypeError(str(error)) from error
 
 
+_OPTIONS = (
+    FieldOption(
+        "--calibrator",
+        QuantizationSpec,
+        "calibrator",
+        " for activations; see 'quark-onnx list calibrators'",
+        names=CALIBRATORS,
+        metavar=CALL,
+    ),
+    FieldOption(
+        "--tensor-calibrator",
+        TensorOverride,
+        "calibrator",
+        ", for tensors by name or glob",
+        dest="tensors",
+        metavar=f"TENSOR={CALL}",
+        type=_tensor_calibrator,
+        nargs="+",
+        action="extend",
+    ),
+    FieldOption("--per-channel", QuantizationSpec, "per_channel", const=True),
+    FieldOption("--per-tensor", QuantizationSpec, "per_channel", const=False),
+    FieldOption("--exclude", QConfig, "exclude", metavar="PATTERN"),
+    FieldOption("--op-types", QConfig, "op_types", metavar="TYPE"),
+    FieldOption("--nodes", QConfig, "nodes", metavar="PATTERN"),
+    FieldOption(
+        "--optimize",
+        QConfig,
+        "optimizers",
+        "; see 'quark-onnx list optimizers'",
+        names=OPTIMIZERS,
+        dest="optimizers",
+        metavar=CALL,
+    ),
+    FieldOption("--no-equalize", QConfig, "equalize", const=False),
+    FieldOption("--unsafe", QConfig, "safe", const=False),
+    FieldOption("--keep-existing", QConfig, "keep_existing", const=True),
+    FieldOption(
+        "--keep-initializer-inputs", QConfig, "keep_initializer_inputs", const=True
+    ),
+    FieldOption("--form", QConfig, "form", metavar="FORM"),
+    FieldOption("--max-opset", QConfig, "max_opset", "; no limit unless given"),
+    FieldOption("--target", QConfig, "target", names=TARGETS, metavar="NAME"),
+    FieldOption("--keep-sizes", QConfig, "fix_sizes", const=False),
+    FieldOption("--accuracy-level", QConfig, "accuracy_level"),
+    FieldOption("--no-functions", QConfig, "functions", const=False),
+    FieldOption("--no-prepare", QConfig, "prepare", const=False),
+    FieldOption("--min-sqnr", QConfig, "min_sqnr", metavar="DB"),
+)
 #: Options that set fields of a QConfig, by name. The destination of an option is the setting that
 #: ``QConfig.with_`` takes.
-OPTIONS = {
-    option.flag: option
-    for option in (
-        FieldOption(
-            "--calibrator",
-            QuantizationSpec,
-            "calibrator",
-            " for activations; see 'quark-onnx list calibrators'",
-            names=CALIBRATORS,
-            metavar=CALL,
-        ),
-        FieldOption(
-            "--tensor-calibrator",
-            TensorOverride,
-            "calibrator",
-            ", for tensors by name or glob",
-            dest="tensors",
-            metavar=f"TENSOR={CALL}",
-            type=_tensor_calibrator,
-            **SEVERAL,
-        ),
-        FieldOption("--per-channel", QuantizationSpec, "per_channel", const=True),
-        FieldOption("--per-tensor", QuantizationSpec, "per_channel", const=False),
-        FieldOption("--exclude", QConfig, "exclude", metavar="PATTERN", **SEVERAL),
-        FieldOption("--op-types", QConfig, "op_types", metavar="TYPE", **SEVERAL),
-        FieldOption("--nodes", QConfig, "nodes", metavar="PATTERN", **SEVERAL),
-        FieldOption(
-            "--optimize",
-            QConfig,
-            "optimizers",
-            "; see 'quark-onnx list optimizers'",
-            names=OPTIMIZERS,
-            metavar=CALL,
-            **SEVERAL,
-        ),
-        FieldOption("--no-equalize", QConfig, "equalize", const=False),
-        FieldOption("--unsafe", QConfig, "safe", const=False),
-        FieldOption("--keep-existing", QConfig, "keep_existing", const=True),
-        FieldOption(
-            "--keep-initializer-inputs", QConfig, "keep_initializer_inputs", const=True
-        ),
-        FieldOption("--form", QConfig, "form", metavar="FORM"),
-        FieldOption(
-            "--max-opset",
-            QConfig,
-            "max_opset",
-            "; no limit unless given",
-            metavar="N",
-            type=count,
-        ),
-        FieldOption("--target", QConfig, "target", names=TARGETS, metavar="NAME"),
-        FieldOption("--keep-sizes", QConfig, "fix_sizes", const=False),
-        FieldOption(
-            "--accuracy-level", QConfig, "accuracy_level", metavar="N", type=count
-        ),
-        FieldOption("--no-functions", QConfig, "functions", const=False),
-        FieldOption("--no-prepare", QConfig, "prepare", const=False),
-        FieldOption("--min-sqnr", QConfig, "min_sqnr", metavar="DB", type=number),
-    )
-}
+OPTIONS = {option.flag: option for option in _OPTIONS}
 #: Settings whose values are added to those of the preset or the file; others replace them.
 _ADDED = ("tensors", "exclude", "optimizers")
 

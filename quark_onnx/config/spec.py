@@ -54,8 +54,8 @@ class QuantizationSpec:
         scale: type of stored scales, float32 or float16.
         narrow: omit the least code of a signed format (-127..127 in 8 bits).
         reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
-        block_size: values per group with a common scale. Groups lie along the axis that an operator
-            sums over (weights only); 0 for no groups.
+        block_size: values per group. A group has a common scale, and lies along the axis that an
+            operator sums over (weights only); 0 for no groups.
         solver: algorithm for the scale of a block: "nearest", the better of two that the range
             suggests; or "hqq", which also moves the zero point (half-quadratic quantization, Badri
             and Shaji 2023).

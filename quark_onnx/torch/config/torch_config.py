@@ -146,13 +146,13 @@ class TorchConfig:
     """Configuration of a PyTorch model; frozen, and changed by ``with_``.
 
     Attributes:
-        default: formats of weights and inputs. They are for Linear, Conv1D (of transformers), Conv2d
-            and ConvTranspose2d layers.
-        layers: formats of the layers whose names match a glob; the first match wins. They are pairs
-            of a glob and a specification, and have priority over types and default.
+        default: formats of weights and inputs. It is the specification of Linear, Conv1D (of
+            transformers), Conv2d and ConvTranspose2d layers.
+        layers: formats of layers by a glob of their names; the first match wins. They are pairs of
+            a glob and a specification, and have priority over types and default.
         types: pairs of a class name and a specification; in exported graphs also ATen names of
             operators.
-        exclude: globs of the names of layers that stay float.
+        exclude: layers that stay float. They are globs of names.
         kv_cache: quantization of the KV cache. None for float keys and values.
         attention: quantization of queries and attention probabilities. None for float.
         algorithms: algorithms, in this order. They are names (``"gptq"``,
