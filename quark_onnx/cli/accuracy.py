@@ -57,9 +57,6 @@ def add_accuracy_options(parser: Parser) -> None:
 def run_to_accuracy(options: Namespace) -> Answer:
     """Quantize to the accuracy in ``--accuracy``.
 
-    Args:
-        options: the options of the command.
-
     Raises:
         UsageError: another option names a configuration.
     """

@@ -205,12 +205,7 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
 
 
 def in_flags(message: str, options: Namespace) -> str:
-    """Translate a reader's message from Python names to options.
-
-    Args:
-        message: the message.
-        options: the options of the command.
-    """
+    """Translate a reader's message from Python names to options."""
     message = re.sub(r"ImageSpec\.(\w+)", lambda match: _flag(match[1]), message)
     # Errors are translated for all commands; some have no image options.
     if getattr(options, "image_size", None):

@@ -219,9 +219,6 @@ def _complete(parser: Parser) -> None:
 def parse(arguments: list[str]) -> Namespace:
     """Parse the options of a command, including its ``run``.
 
-    Args:
-        arguments: the command line.
-
     Raises:
         UsageError: an option or a command is unknown, malformed or missing.
     """

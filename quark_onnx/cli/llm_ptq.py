@@ -468,13 +468,7 @@ def _schemes(options: Namespace) -> list[str]:
 
 
 def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
-    """Return the scheme by layer; None for a single scheme.
-
-    Args:
-        module: the module of the pipeline.
-        source: the float model.
-        config: configuration with the first of the schemes.
-    """
+    """Return the scheme by layer; None for a single scheme."""
     schemes = _schemes(options)
     if len(schemes) == 1:
         return None
@@ -567,11 +561,7 @@ def _answer(
 
 
 def _scores_document(scores: dict[str, Any]) -> dict[str, Any]:
-    """Return the scores on tasks as part of a JSON document.
-
-    Args:
-        scores: task -> metric -> the scores of the float and of the quantized model.
-    """
+    """Return the scores on tasks as part of a JSON document."""
     document = dict[str, Any]()
     for task, metrics in scores.items():
         document[task] = {}

@@ -208,9 +208,6 @@ def config_base(options: Namespace) -> str:
 
     A target has its own default, as it may not take that of other runtimes.
 
-    Args:
-        options: the options of the command.
-
     Raises:
         ConfigError: the target is unknown.
     """
@@ -241,11 +238,7 @@ _MIXED = {"auto_exclude": "float", "auto_mixed": "16bit"}
 
 
 def given_options(options: Namespace) -> Iterator[FieldOption]:
-    """Yield the options of ``OPTIONS`` that were given.
-
-    Args:
-        options: the options of the command, which may lack some of them.
-    """
+    """Yield the options of ``OPTIONS`` that were given."""
     for option in OPTIONS.values():
         value = getattr(options, option.dest, None)
         # Two switches of one field have one destination.

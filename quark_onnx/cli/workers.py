@@ -17,11 +17,7 @@ from quark_onnx.common.errors import ModelError
 
 @contextmanager
 def workers(number: int) -> Iterator[Executor | None]:
-    """Start worker processes for calibration, none for a single worker.
-
-    Args:
-        number: number of workers.
-    """
+    """Start worker processes for calibration, none for a single worker."""
     if number == 1:
         yield None
         return
