@@ -19,7 +19,6 @@ from quark_onnx.cli.settings import given_options
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
-from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 
 #: Options besides the fields of a configuration that belong to a single one, by their attribute.
@@ -95,7 +94,9 @@ def run_to_accuracy(options: Namespace) -> Answer:
     )
     seconds = perf_counter() - start
     # Commands of next steps would change one configuration, while --accuracy has tried several.
-    report = _without_steps(result.result.report)
+    report = result.result.report
+    if report.verdict is not None:
+        report = replace(report, verdict=replace(report.verdict, next_steps=()))
     if options.html is not None:
         names = f"{options.model.name} → {options.output.name}"
         report.write_page(options.html, "Quantization", names)
@@ -147,13 +148,6 @@ def _rows(result: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
             f"{attempt.seconds:.1f}",
             attempt.error or ("met" if attempt.met else "missed"),
         )
-
-
-def _without_steps(report: Report) -> Report:
-    """Return a report without next steps, which change a single configuration."""
-    if report.verdict is None:
-        return report
-    return replace(report, verdict=replace(report.verdict, next_steps=()))
 
 
 def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:

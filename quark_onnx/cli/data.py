@@ -119,9 +119,8 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     Raises:
         UsageError: options contradict each other; the message names both.
     """
-    # Options that differ from their defaults. An option given with its default value is as good as
-    # omitted.
-    given: dict[str, Any] = {
+    # An option given with its default value is as good as omitted.
+    image_settings: dict[str, Any] = {
         option.field: value
         for option in IMAGE_OPTIONS
         if (value := _frozen(getattr(options, option.dest)))
@@ -129,17 +128,17 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     }
     if options.data is None and options.random_data is None:
         # Image options without data are a mistake, even where no data is needed.
-        if needed or given:
+        if needed or image_settings:
             raise UsageError("one of the arguments --data --random-data is required")
         return None
-    _check(options, given)
+    _check(options, image_settings)
     if options.data is None:
         # A function, and not a reader: the inputs of the model are known only after it is loaded.
         random = RandomData(options.random_data, dims=dict(options.dim or ()))
         return partial(open_reader, random)
     images = None
-    if given:
-        images = ImageSpec(**given)
+    if image_settings:
+        images = ImageSpec(**image_settings)
     # A folder that holds arrays, too, is read as arrays.
     elif find_files(options.data, IMAGE_SUFFIXES) and not find_files(
         options.data,

@@ -194,10 +194,7 @@ def _check(options: Namespace) -> None:
         check_algorithm(text)
     require_known(options.layout, LAYOUT_NAMES, "unknown layout")
     # Without the algorithms and the model's exclusions: enough to see a scheme that needs data.
-    _check_data(
-        options,
-        _config_without_algorithms(options, ()),
-    )
+    _check_data(options, _config_without_algorithms(options, ()))
     if not options.model.is_dir():
         raise ModelError(
             f"{options.model} is no folder of a Hugging Face model, with config.json"
@@ -432,11 +429,9 @@ def _asking(options: Namespace, config: Any) -> str:
     """Return the option that requires scales from data."""
     if config.default.measures:
         return f"--scheme {options.scheme}"
-    layers = zip(options.layer, config.layers, strict=True)
-    if (
-        found := next((given for given, (_, spec) in layers if spec.measures), None)
-    ) is not None:
-        return f"--layer {'='.join(found)}"
+    for words, (_, spec) in zip(options.layer, config.layers, strict=True):
+        if spec.measures:
+            return f"--layer {'='.join(words)}"
     if options.kv_cache:
         return f"--kv-cache {options.kv_cache}"
     return f"--attention {options.attention}"
@@ -646,9 +641,10 @@ def _validation(options: Namespace) -> str:
 def _mixture_document(mixture: Any) -> dict[str, Any]:
     groups = list[dict[str, Any]]()
     for group in mixture.groups:
-        choices = dict[str, Any]()
-        for each in group.options:
-            choices[each.scheme] = {"bits": each.bits, "divergence": each.divergence}
+        choices = {
+            choice.scheme: {"bits": choice.bits, "divergence": choice.divergence}
+            for choice in group.options
+        }
         groups.append(
             {
                 "layers": list(group.layers),

@@ -318,7 +318,7 @@ def add_model_argument(
     parser.add_argument("model", metavar=metavar, type=input_path, help=what)
 
 
-def add_output_option(parser: Parser, what: str) -> None:
+def add_output_option(parser: Parser, adjective: str) -> None:
     """Add the option for the path of the output model."""
     parser.add_argument(
         "-o",
@@ -326,7 +326,7 @@ def add_output_option(parser: Parser, what: str) -> None:
         metavar="OUT",
         type=output_file,
         required=True,
-        help=f"write the {what} model here; an earlier file is replaced",
+        help=f"write the {adjective} model here; an earlier file is replaced",
     )
 
 
@@ -490,11 +490,7 @@ def _page(text: str) -> Path:
     """Parse the path of a page; only *.html, so that no model is overwritten."""
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
-    # Before the work: a page that cannot be written would be noticed at the end.
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"there is no folder {str(Path(text).parent)!r}",
-        )
+    _check_folder(text)
     if Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file")
     return Path(text)
@@ -502,12 +498,19 @@ def _page(text: str) -> Path:
 
 def _json_file(text: str) -> str:
     """Parse a path for JSON; only *.json, so that ``--json model.onnx`` is refused."""
-    if text != STDOUT and not text.lower().endswith(".json"):
+    if text == STDOUT:
+        return text
+    if not text.lower().endswith(".json"):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not named *.json; for stdout write --json last, or --json=-",
         )
-    if text != STDOUT and not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"there is no folder {str(Path(text).parent)!r}",
-        )
+    _check_folder(text)
     return text
+
+
+def _check_folder(text: str) -> None:
+    # Before the work: a file that cannot be written would be noticed at the end.
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"there is no folder {str(Path(text).parent)!r}"
+        )
