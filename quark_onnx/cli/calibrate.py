@@ -13,13 +13,12 @@ from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
     add_model_argument,
-    count,
     input_name,
     output_file,
     progress_of,
 )
 from quark_onnx.cli.settings import OPTIONS, add_config_file_option, config_base
-from quark_onnx.cli.workers import workers
+from quark_onnx.cli.workers import add_workers_option, workers
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.measuring.range_files import FORMATS
@@ -65,13 +64,7 @@ def add_arguments(parser: Parser) -> None:
         help="file format; only quark serves every calibrator",
     )
     OPTIONS["--calibrator"].add(group, " for other formats; by default the preset's")
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=count,
-        default=1,
-        help="calibration processes; the result does not depend on N",
-    )
+    add_workers_option(parser)
     add_common_options(parser)
 
 

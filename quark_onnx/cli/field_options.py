@@ -10,6 +10,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from quark_onnx.cli.parsing import complete, count, number
@@ -105,6 +106,7 @@ def _arguments_by_type(owner: type[Any], field: str) -> dict[str, Any]:
     return {}
 
 
+@cache
 def field_texts(owner: type[Any]) -> dict[str, str]:
     """Return the texts of the section ``Attributes`` of a class, by field."""
     _, _, section = (inspect.getdoc(owner) or "").partition("Attributes:\n")

@@ -32,7 +32,6 @@ from quark_onnx.cli.parsing import (
     add_html_option,
     add_model_argument,
     add_output_option,
-    count,
     input_path,
     path,
     progress_of,
@@ -47,7 +46,7 @@ from quark_onnx.cli.settings import (
     add_task_option,
     config_of,
 )
-from quark_onnx.cli.workers import workers
+from quark_onnx.cli.workers import add_workers_option, workers
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
@@ -100,13 +99,7 @@ def add_arguments(parser: Parser) -> None:
         type=input_path,
         help="file of 'quark-onnx calibrate', or a TensorRT or onnxruntime cache",
     )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=count,
-        default=1,
-        help="calibration processes; the result does not depend on N",
-    )
+    add_workers_option(parser)
     parser.add_argument(
         "--resume",
         metavar="DIR",

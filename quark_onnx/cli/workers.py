@@ -12,7 +12,18 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 
 from calibrators.onnx_runtime.interrupt import stop_all
+from quark_onnx.cli.parsing import Parser, count
 from quark_onnx.common.errors import ModelError
+
+
+def add_workers_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=count,
+        default=1,
+        help="calibration processes; the result does not depend on N",
+    )
 
 
 @contextmanager
