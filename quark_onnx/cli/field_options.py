@@ -10,7 +10,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cached_property
 from typing import Any, get_args, get_type_hints
 
 from quark_onnx.cli.parsing import complete, count, number
@@ -58,7 +58,7 @@ class FieldOption:
         """The attribute of the parsed options."""
         return str(self.arguments["dest"])
 
-    @property
+    @cached_property
     def help(self) -> str:
         """The sentence of the field that describes the option."""
         texts = field_texts(self.owner)
@@ -106,7 +106,6 @@ def _arguments_by_type(owner: type[Any], field: str) -> dict[str, Any]:
     return {}
 
 
-@cache
 def field_texts(owner: type[Any]) -> dict[str, str]:
     """Return the texts of the section ``Attributes`` of a class, by field."""
     _, _, section = (inspect.getdoc(owner) or "").partition("Attributes:\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -189,12 +188,6 @@ class Parser(argparse.ArgumentParser):
                 " whatever follows it)"
             )
         raise UsageError(f"{message}; see {self.prog} --help")
-
-    @property
-    def flags(self) -> list[str]:
-        """Return the long options."""
-        text = self.format_usage() + self.format_help()
-        return sorted(set(re.findall(r"--[a-z][a-z-]*", text)))
 
     @property
     def options(self) -> dict[str, argparse.Action]:
