@@ -194,7 +194,7 @@ def add_task_option(parser: Parser) -> None:
     )
 
 
-def add_advice_option(parser: Parser) -> None:
+def add_advice_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--advice",
         choices=["none", "list", "try"],

@@ -16,6 +16,8 @@ from quark_onnx.cli.data import IMAGE_OPTIONS
 from quark_onnx.cli.dispatch import parse
 from quark_onnx.cli.field_options import FieldOption, field_texts
 from quark_onnx.config import QConfig, TensorOverride
+from quark_onnx.config.qconfig import FORMS
+from quark_onnx.torch.config.language import KV_CACHES
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
@@ -156,6 +158,17 @@ def test_images_have_the_defaults_and_choices_of_the_library() -> None:
         value = getattr(default, option.dest)
         assert value == getattr(ImageSpec, option.field, None), option.flag
     assert found["--resize"].choices == ("stretch", "crop", "letterbox")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "values"),
+    [("quantize", "--form", FORMS), ("llm ptq", "--kv-cache", KV_CACHES)],
+)
+def test_help_names_every_value(
+    command: str, flag: str, values: tuple[str, ...]
+) -> None:
+    text = actions(command)[flag].help or ""
+    assert set(values) <= set(re.split(r"[^\w-]+", text))
 
 
 def test_texts_of_a_field_end_with_its_section() -> None:
