@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.cli import llm_oga, llm_ptq, llm_search
-from quark_onnx.cli.actions import Action, add_actions
 from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.overwrite import overwriting
@@ -18,6 +17,7 @@ from quark_onnx.cli.parsing import (
     add_model_argument,
     output_folder,
 )
+from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.wording import prefixed
 
@@ -45,7 +45,7 @@ _CLIENTS = ("vllm", "transformers", "llama.cpp", "onnxruntime-genai")
 
 
 def add_arguments(parser: Parser) -> None:
-    add_actions(parser, _ACTIONS, sessions=False)
+    add_subcommands(parser, _ACTIONS, sessions=False)
 
 
 def run(options: Namespace) -> Answer:
@@ -150,8 +150,8 @@ def _writing_command(verdict: Any) -> str:
     return shell_line([*words, "--recipe", "fast", "--target", "llama.cpp"])
 
 
-_ACTIONS: tuple[Action, ...] = (
-    Action(
+_ACTIONS: tuple[Subcommand, ...] = (
+    Subcommand(
         "ptq",
         "quantize a model, block by block, into a checkpoint for vLLM and others",
         (
@@ -161,7 +161,7 @@ _ACTIONS: tuple[Action, ...] = (
         llm_ptq.ptq_options,
         llm_ptq.ptq,
     ),
-    Action(
+    Subcommand(
         "search",
         (
             "try schemes and algorithms within a budget of bits and time, and write the"
@@ -171,21 +171,21 @@ _ACTIONS: tuple[Action, ...] = (
         llm_search.search_options,
         llm_search.search,
     ),
-    Action(
+    Subcommand(
         "oga",
         "quantize a model for onnxruntime-genai, also on Ryzen AI",
         "%(prog)s DIR -o OUT [--scheme SCHEME] [OPTION ...]",
         llm_oga.oga_options,
         llm_oga.oga,
     ),
-    Action(
+    Subcommand(
         "gguf",
         "write a model as a GGUF file for llama.cpp",
         "%(prog)s DIR -o OUT.gguf [--kind KIND]",
         llm_ptq.gguf_options,
         llm_ptq.gguf,
     ),
-    Action(
+    Subcommand(
         "validate",
         "check a checkpoint by the rules of vLLM or another client, without loading it",
         f"%(prog)s DIR --for {{{','.join(_CLIENTS)}}} [OPTION ...]",

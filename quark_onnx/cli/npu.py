@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx import npu
-from quark_onnx.cli.actions import Action, add_actions
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.next_command import report_with_commands, with_commands
 from quark_onnx.cli.output import Answer
@@ -25,6 +24,7 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
+from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.registry import NPU_RECIPES, TARGETS
 from quark_onnx.common.wording import counted, prefixed
@@ -57,7 +57,7 @@ _SHAPE = "shape of a dynamic input; a batch without one becomes 1"
 
 
 def add_arguments(parser: Parser) -> None:
-    add_actions(parser, _ACTIONS, sessions=True)
+    add_subcommands(parser, _ACTIONS, sessions=True)
 
 
 def run(options: Namespace) -> Answer:
@@ -351,36 +351,36 @@ def _verdict(bundle: npu.Bundle) -> dict[str, Any] | None:
     return asdict(bundle.report.verdict)
 
 
-_ACTIONS: tuple[Action, ...] = (
-    Action(
+_ACTIONS: tuple[Subcommand, ...] = (
+    Subcommand(
         "check",
         "list the NPU rules that a model breaks",
         "%(prog)s MODEL [OPTION ...]",
         _check_options,
         _check,
     ),
-    Action(
+    Subcommand(
         "legalize",
         "rewrite a model into the form that the NPU compiler accepts",
         "%(prog)s MODEL -o OUT.onnx [OPTION ...]",
         _legalize_options,
         _legalize,
     ),
-    Action(
+    Subcommand(
         "preflight",
         "forecast which nodes run on the NPU, in how many subgraphs, and why",
         "%(prog)s MODEL [OPTION ...]",
         _preflight_options,
         _preflight,
     ),
-    Action(
+    Subcommand(
         "cut",
         "split a model in two, for a tail that the NPU does not support",
         "%(prog)s MODEL -o FIRST.onnx SECOND.onnx [--at TENSOR ...] [OPTION ...]",
         _cut_options,
         _cut,
     ),
-    Action(
+    Subcommand(
         "deploy",
         "legalize, quantize, check, and write a deployment bundle",
         "%(prog)s MODEL -o DIR --data PATH [OPTION ...]",
