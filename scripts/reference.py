@@ -26,8 +26,11 @@ import causes
 import quark_onnx.optimizers  # noqa: F401  (importing registers them)
 import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
+from calibrators.readers.images import ImageSpec
 from quark_onnx import QConfig, QuantizationSpec, TensorOverride
-from quark_onnx.cli import main
+from quark_onnx.cli import llm_settings, main, settings
+from quark_onnx.cli.data import IMAGE_OPTIONS
+from quark_onnx.cli.field_options import field_texts
 from quark_onnx.common.registry import (
     ALGORITHMS,
     CONVERSIONS,
@@ -40,6 +43,7 @@ from quark_onnx.common.registry import (
     TARGETS,
 )
 from quark_onnx.config import Override
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 
 ROOT = Path(__file__).parents[1]
 #: Packages whose error messages the page of errors lists.
@@ -108,24 +112,6 @@ def cli() -> str:
     return "\n\n".join(parts)
 
 
-def attributes(cls: type[Any]) -> dict[str, str]:
-    """Return the texts of the section ``Attributes`` of a class docstring, by name."""
-    doc = inspect.getdoc(cls) or ""
-    _, _, section = doc.partition("Attributes:\n")
-    found: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line and not line.startswith("    "):
-            break
-        match = re.match(r" {4}(\w+): (.*)", line)
-        if match:
-            name = match[1]
-            found[name] = match[2]
-        elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
-
-
 def default_text(field: dataclasses.Field[Any]) -> str:
     """Return the default of a field as it is written in Python."""
     value = field.default
@@ -142,16 +128,30 @@ def default_text(field: dataclasses.Field[Any]) -> str:
     return f"`{name}`" if isinstance(name, str) else f"`{value!r}`"
 
 
+#: Options that set fields.
+OPTIONS = (*settings.OPTIONS.values(), *llm_settings.OPTIONS.values(), *IMAGE_OPTIONS)
+
+
 def settings_of(cls: type[Any]) -> str:
-    """Return the settings of a dataclass with their defaults."""
-    texts = attributes(cls)
+    """Return the settings of a dataclass with their options and defaults."""
+    texts = field_texts(cls)
     rows = []
     for field in dataclasses.fields(cls):
         if not field.name.startswith("_"):
+            flags = [
+                f"`{option.flag}`"
+                for option in OPTIONS
+                if (option.owner, option.field) == (cls, field.name)
+            ]
             rows.append(
-                (f"`{field.name}`", default_text(field), texts.get(field.name, ""))
+                (
+                    f"`{field.name}`",
+                    " ".join(flags),
+                    default_text(field),
+                    texts.get(field.name, ""),
+                )
             )
-    return table(("key", "default", "meaning"), rows)
+    return table(("key", "option", "default", "meaning"), rows)
 
 
 def summary(thing: object) -> str:
@@ -167,7 +167,7 @@ def classes(found: Mapping[str, Any]) -> str:
         cls = found[name]
         text = f"### `{name}`\n\n{summary(cls)}"
         fields = [f for f in dataclasses.fields(cls) if not f.name.startswith("_")]
-        texts = attributes(cls)
+        texts = field_texts(cls)
         if fields:
             rows = (
                 (f"`{f.name}`", default_text(f), texts.get(f.name, "")) for f in fields
@@ -398,7 +398,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "conversions": conversions,
     "errors": errors,
     "formats": formats,
+    "image-spec": lambda: settings_of(ImageSpec),
     "json": json_keys,
+    "kv-cache": lambda: settings_of(KVCache),
     "operators": operators,
     "optimizers": lambda: classes({name: OPTIMIZERS[name] for name in OPTIMIZERS}),
     "override": lambda: settings_of(Override),
@@ -410,6 +412,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "spec": lambda: settings_of(QuantizationSpec),
     "targets": targets,
     "torch-api": torch_api,
+    "torch-config": lambda: settings_of(TorchConfig),
     "tensor-override": lambda: settings_of(TensorOverride),
 }
 

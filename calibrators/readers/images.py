@@ -63,18 +63,18 @@ class ImageSpec:
     """Preprocessing of an image file: decode, resize, then ``(pixel * scale - mean) / std``.
 
     Attributes:
-        size: (height, width) of the result, in pixels.
-        mean: subtracted per channel, in the order of ``color``, after ``scale``.
-        std: divided by per channel.
-        scale: multiplied with the pixels, which are 0 to 255.
-        layout: ``"nchw"`` or ``"nhwc"``.
-        color: order of the channels, ``"rgb"`` or ``"bgr"``.
-        resize: ``"stretch"`` to the size; ``"crop"`` the centre of an image that covers it;
-            ``"letterbox"``: the whole image in its proportions, centred on ``pad_value``.
-        resize_to: shorter side of the image to crop, in pixels; None for the least that covers the
-            size.
-        pad_value: pixel value around a letterboxed image.
-        interpolation: ``"linear"`` or ``"cubic"``.
+        size: height and width to resize to, in pixels.
+        mean: subtracted per channel after ``scale``, in the order of ``color``.
+        std: divisor per channel.
+        scale: factor of the pixel values, which are 0 to 255.
+        layout: axis order that the model expects. It is ``"nchw"`` or ``"nhwc"``.
+        color: channel order that the model expects. It is ``"rgb"`` or ``"bgr"``.
+        resize: stretch, crop the centre, or letterbox (pad). ``"stretch"`` to the size; ``"crop"``
+            the centre of an image that covers it; ``"letterbox"``: the whole image in its
+            proportions, centred on ``pad_value``.
+        resize_to: shorter side before the crop, in pixels. None for the least that covers the size.
+        pad_value: pixel value of the letterbox, 0 to 255.
+        interpolation: resampling filter. It is ``"linear"`` or ``"cubic"``.
 
     >>> ImageSpec(size=(224, 224), resize="crop", resize_to=256).scale * 255
     1.0

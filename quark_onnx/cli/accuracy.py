@@ -15,33 +15,20 @@ from quark_onnx.cli.latency import latency_document, latency_lines, quantized_la
 from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
-from quark_onnx.cli.settings import SWITCHES
+from quark_onnx.cli.settings import given_options
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
-from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 
-#: Settings of a single configuration, which --accuracy chooses.
-#: Attributes of the options; the option of an attribute has hyphens.
+#: Options besides the fields of a configuration that belong to a single one, by their attribute.
 _CHOSEN = (
     "preset",
     "config",
-    "calibrator",
-    "tensor_calibrator",
-    "optimize",
     "weights_only",
     "dynamic",
-    "exclude",
-    "op_types",
-    "nodes",
     "auto_exclude",
     "auto_mixed",
-    "min_sqnr",
-    "target",
-    "form",
-    "max_opset",
-    "accuracy_level",
     "ranges",
     "resume",
 )
@@ -69,9 +56,6 @@ def add_accuracy_options(parser: Parser) -> None:
 def run_to_accuracy(options: Namespace) -> Answer:
     """Quantize to the accuracy in ``--accuracy``.
 
-    Args:
-        options: the options of the command.
-
     Raises:
         UsageError: another option names a configuration.
     """
@@ -81,13 +65,14 @@ def run_to_accuracy(options: Namespace) -> Answer:
         # The message of Target begins with "accuracy is ...", the name of the option.
         raise UsageError(f"--{error}") from error
     # None and False are the defaults of these options, so that anything else was given.
-    chosen = (*_CHOSEN, *SWITCHES)
-    given = [name for name in chosen if getattr(options, name) not in (None, False)]
-    if options.per_channel is not None:
-        given.append("per_channel" if options.per_channel else "per_tensor")
-    if given:
-        flag = given[0].replace("_", "-")
-        raise UsageError(f"--accuracy chooses the configuration; leave out --{flag}")
+    flags = [
+        f"--{name.replace('_', '-')}"
+        for name in _CHOSEN
+        if getattr(options, name) not in (None, False)
+    ]
+    flags += [option.flag for option in given_options(options)]
+    if flags:
+        raise UsageError(f"--accuracy chooses the configuration; leave out {flags[0]}")
     if options.labels is not None:
         raise UsageError(
             "--labels does not go with --accuracy; score the result with 'quark-onnx"
@@ -109,7 +94,9 @@ def run_to_accuracy(options: Namespace) -> Answer:
     )
     seconds = perf_counter() - start
     # Commands of next steps would change one configuration, while --accuracy has tried several.
-    report = _without_steps(result.result.report)
+    report = result.result.report
+    if report.verdict is not None:
+        report = replace(report, verdict=replace(report.verdict, next_steps=()))
     if options.html is not None:
         names = f"{options.model.name} → {options.output.name}"
         report.write_page(options.html, "Quantization", names)
@@ -161,13 +148,6 @@ def _rows(result: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
             f"{attempt.seconds:.1f}",
             attempt.error or ("met" if attempt.met else "missed"),
         )
-
-
-def _without_steps(report: Report) -> Report:
-    """Return a report without next steps, which change a single configuration."""
-    if report.verdict is None:
-        return report
-    return replace(report, verdict=replace(report.verdict, next_steps=()))
 
 
 def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:

@@ -12,14 +12,13 @@ from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
-    count,
+    add_model_argument,
     input_name,
-    input_path,
     output_file,
     progress_of,
 )
-from quark_onnx.cli.settings import config_base
-from quark_onnx.cli.workers import workers
+from quark_onnx.cli.settings import OPTIONS, add_config_file_option, config_base
+from quark_onnx.cli.workers import add_workers_option, workers
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.measuring.range_files import FORMATS
@@ -38,12 +37,7 @@ exit codes: 0 done; 2 bad input; 3 internal error; 128 + N ended by signal N""" 
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file; it is not changed",
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -62,30 +56,15 @@ def add_arguments(parser: Parser) -> None:
         default=_PRESET,
         help="preset whose tensors are measured",
     )
-    base.add_argument(
-        "--config",
-        metavar="FILE.yaml",
-        type=input_name,
-        help="YAML file with all settings, in place of a preset",
-    )
+    add_config_file_option(base)
     group.add_argument(
         "--format",
         choices=list(FORMATS),
         default="quark",
         help="file format; only quark serves every calibrator",
     )
-    group.add_argument(
-        "--calibrator",
-        metavar="NAME[:SETTING=VALUE,...]",
-        help="calibrator for the other formats; the preset's own unless given",
-    )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=count,
-        default=1,
-        help="calibration processes; the result does not depend on N",
-    )
+    OPTIONS["--calibrator"].add(group, " for other formats; by default the preset's")
+    add_workers_option(parser)
     add_common_options(parser)
 
 

@@ -10,11 +10,11 @@ from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
+    add_model_argument,
     add_output_option,
     add_shape_option,
     complete,
     count,
-    input_path,
 )
 from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.report import OutputError, decibels, percentage
@@ -34,12 +34,7 @@ exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + 
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="an .onnx file from any tool; it is not changed",
-    )
+    add_model_argument(parser, "an .onnx file from any tool; it is not changed")
     add_output_option(parser, "converted")
     wanted = parser.add_argument(
         "--to",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from dataclasses import fields
 from functools import partial
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files
 from calibrators.readers.images import ImageSpec, image_files
 from calibrators.readers.open import RandomData, Reader, open_reader
+from quark_onnx.cli.field_options import FieldOption
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -22,45 +22,44 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.config.checks import refuse_first
 
-# The defaults of the library are the defaults of the options; "size" has none.
-_DEFAULTS = {field.name: field.default for field in fields(ImageSpec)}
-#: Attribute of ImageSpec -> arguments and help of its option; attributes with choices pass them on.
-_IMAGE: dict[str, tuple[dict[str, Any], str]] = {
-    "size": (
-        {"metavar": "H[xW]", "type": image_size},
-        "--data is a folder of images; resize them to H x W pixels",
-    ),
-    "mean": (
-        {"nargs": 3, "metavar": ("R", "G", "B"), "type": number},
-        "subtracted per channel after --scale, in the order of --color",
-    ),
-    "std": (
-        {"nargs": 3, "metavar": ("R", "G", "B"), "type": number},
-        "divisor per channel",
-    ),
-    "scale": (
-        {"metavar": "X", "type": number, "default": "1/255"},
-        "factor of the pixel values, which are 0 to 255",
-    ),
-    "color": ({}, "channel order that the model expects"),
-    "layout": ({}, "axis order that the model expects"),
-    "resize": ({}, "stretch, crop the centre, or letterbox (pad)"),
-    "resize_to": (
-        {"metavar": "N", "type": count},
-        "shorter side before the crop, in pixels",
-    ),
-    "pad_value": (
-        {"metavar": "N", "type": int},
-        "pixel value of the letterbox, 0 to 255",
-    ),
-    "interpolation": ({}, "resampling filter"),
-}
+
+def _image_option(name: str, note: str = "", **arguments: Any) -> FieldOption:
+    """Return the option of an attribute of ImageSpec, with the default of the library."""
+    # "size" has no default.
+    arguments = {"default": getattr(ImageSpec, name, None), **arguments}
+    dest = f"image_{name}"
+    return FieldOption(_flag(name), ImageSpec, name, note, dest=dest, **arguments)
 
 
+def _flag(name: str) -> str:
+    """Return the option for an attribute of ImageSpec.
+
+    >>> _flag("size"), _flag("resize_to")
+    ('--image-size', '--resize-to')
+    """
+    if name == "size":
+        return "--image-size"
+    return "--" + name.replace("_", "-")
+
+
+#: Options of the attributes of ImageSpec.
+IMAGE_OPTIONS = (
+    _image_option("size", "; for a folder of images", metavar="H[xW]", type=image_size),
+    _image_option("mean", nargs=3, metavar=("R", "G", "B"), type=number),
+    _image_option("std", nargs=3, metavar=("R", "G", "B"), type=number),
+    # As a text, which the help shows.
+    _image_option("scale", default="1/255"),
+    _image_option("color"),
+    _image_option("layout"),
+    _image_option("resize"),
+    _image_option("resize_to"),
+    _image_option("pad_value", type=int),
+    _image_option("interpolation"),
+)
 #: Attributes of the options that select the data.
 DATA_DESTINATIONS = (
     *("data", "random_data", "dim", "limit", "input_layout"),
-    *(f"image_{name}" for name in _IMAGE),
+    *(option.dest for option in IMAGE_OPTIONS),
 )
 
 
@@ -103,19 +102,8 @@ def add_data_options(parser: Parser) -> None:
         "images",
         "input = (pixel * scale - mean) / std, after resizing.",
     )
-    hints = get_type_hints(ImageSpec)
-    for name, (settings, text) in _IMAGE.items():
-        # Literal types of ImageSpec are the choices of the option: one list for Python and for the
-        # shell.
-        if (
-            get_origin(hints[name]) is not None
-            and (choices := get_args(hints[name]))
-            and not settings
-        ):
-            settings = {"choices": choices}
-        if name != "size":
-            settings = {"default": _DEFAULTS[name], **settings}
-        images.add_argument(_flag(name), dest=f"image_{name}", help=text, **settings)
+    for option in IMAGE_OPTIONS:
+        option.add(images)
 
 
 def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | None:
@@ -131,27 +119,26 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     Raises:
         UsageError: options contradict each other; the message names both.
     """
-    # Options that differ from their defaults. An option given with its default value is as good as
-    # omitted.
-    given: dict[str, Any] = {
-        name: _frozen(value)
-        for name in _IMAGE
-        if (value := getattr(options, f"image_{name}")) is not None
-        and _frozen(value) != _DEFAULTS[name]
+    # An option given with its default value is as good as omitted.
+    image_settings: dict[str, Any] = {
+        option.field: value
+        for option in IMAGE_OPTIONS
+        if (value := _frozen(getattr(options, option.dest)))
+        != getattr(ImageSpec, option.field, None)
     }
     if options.data is None and options.random_data is None:
         # Image options without data are a mistake, even where no data is needed.
-        if needed or given:
+        if needed or image_settings:
             raise UsageError("one of the arguments --data --random-data is required")
         return None
-    _check(options, given)
+    _check(options, image_settings)
     if options.data is None:
         # A function, and not a reader: the inputs of the model are known only after it is loaded.
         random = RandomData(options.random_data, dims=dict(options.dim or ()))
         return partial(open_reader, random)
     images = None
-    if given:
-        images = ImageSpec(**given)
+    if image_settings:
+        images = ImageSpec(**image_settings)
     # A folder that holds arrays, too, is read as arrays.
     elif image_files(options.data) and not find_files(
         options.data,
@@ -172,7 +159,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
 
 
 def _frozen(value: Any) -> Any:
-    # argparse collects several values in a list; ImageSpec holds tuples.
+    # argparse collects several values in a list; ImageSpec has tuples.
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -217,12 +204,7 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
 
 
 def in_flags(message: str, options: Namespace) -> str:
-    """Translate a reader's message from Python names to options.
-
-    Args:
-        message: the message.
-        options: the options of the command.
-    """
+    """Translate a reader's message from Python names to options."""
     message = re.sub(r"ImageSpec\.(\w+)", lambda match: _flag(match[1]), message)
     # Errors are translated for all commands; some have no image options.
     if getattr(options, "image_size", None):
@@ -237,14 +219,3 @@ def in_flags(message: str, options: Namespace) -> str:
         "transpose it with layout='nhwc'",
         "add --input-layout nhwc",
     ).replace("leave out layout='nhwc'", "leave out --input-layout nhwc")
-
-
-def _flag(name: str) -> str:
-    """Return the option for an attribute of ImageSpec.
-
-    >>> _flag("size"), _flag("resize_to")
-    ('--image-size', '--resize-to')
-    """
-    if name == "size":
-        return "--image-size"
-    return "--" + name.replace("_", "-")

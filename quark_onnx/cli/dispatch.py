@@ -220,9 +220,6 @@ def _complete(parser: Parser) -> None:
 def parse(arguments: list[str]) -> Namespace:
     """Parse the options of a command, including its ``run``.
 
-    Args:
-        arguments: the command line.
-
     Raises:
         UsageError: an option or a command is unknown, malformed or missing.
     """
@@ -242,14 +239,12 @@ def parse(arguments: list[str]) -> Namespace:
     options.words = words
     if unknown:
         name = unknown[0].partition("=")[0]
-        hint = ""
+        # The parser of the action, for a command with actions.
         if name.startswith("--"):
-            # A mistyped option: the nearest one of this command.
-            hint = nearest(name, parsers[options.command].flags)
+            flags = [flag for flag in options.parser.options if flag.startswith("--")]
+            raise UsageError(f"unknown option {name!r}{nearest(name, flags)}")
         what = "unknown option" if name.startswith("-") else "unexpected argument"
-        raise UsageError(
-            f"{what} {name!r}{hint or f'; see {PROGRAM} {options.command} --help'}",
-        )
+        raise UsageError(f"{what} {name!r}; see {options.parser.prog} --help")
     return options
 
 

@@ -13,7 +13,7 @@ from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
     add_html_option,
-    input_path,
+    add_model_argument,
 )
 from quark_onnx.cli.settings import add_config_options, config_of
 from quark_onnx.common.wording import counted
@@ -46,12 +46,7 @@ _DECISIONS = {Quantize: "quantize", SameAs: "same_as", BiasOf: "bias", Keep: "fl
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file",
-    )
+    add_model_argument(parser, "float model, an .onnx file")
     add_config_options(parser)
     add_html_option(parser, "write a page with the plan")
     add_common_options(parser)

@@ -20,11 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_time_options(parser: Parser) -> None:
-    """Add the options for the latency after quantization.
-
-    Args:
-        parser: the parser of the command.
-    """
+    """Add the options for the latency after quantization."""
     either = parser.add_mutually_exclusive_group()
     # Both options set one attribute; --time repeats the default, for scripts that name it.
     either.add_argument(
@@ -43,11 +39,7 @@ def add_time_options(parser: Parser) -> None:
 
 
 def add_threads_option(parser: Parser) -> None:
-    """Add the option for the threads of the measurement.
-
-    Args:
-        parser: the parser of the command.
-    """
+    """Add the option for the threads of the measurement."""
     parser.add_argument(
         "--threads",
         metavar="N",
@@ -58,12 +50,7 @@ def add_threads_option(parser: Parser) -> None:
 
 
 def quantized_latency(options: Namespace, data: Any) -> Latency | None:
-    """Return the latency of both models; None without data or after a failure.
-
-    Args:
-        options: the options of the command, with the models and ``add_time_options``.
-        data: the calibration data; None for none.
-    """
+    """Return the latency of both models; None without data or after a failure."""
     if data is None or not options.time:
         return None
     try:
@@ -85,22 +72,14 @@ def quantized_latency(options: Namespace, data: Any) -> Latency | None:
 
 
 def latency_lines(latency: Latency | None) -> list[str]:
-    """Return a latency as lines of a report; none for a missing latency.
-
-    Args:
-        latency: the latency of both models.
-    """
+    """Return a latency as lines of a report; none for a missing latency."""
     if latency is None:
         return []
     return [entry("time", latency.lines)]
 
 
 def latency_document(latency: Latency | None) -> dict[str, Any] | None:
-    """Return a latency as part of a JSON document; None for a missing latency.
-
-    Args:
-        latency: the latency of both models.
-    """
+    """Return a latency as part of a JSON document; None for a missing latency."""
     if latency is None:
         return None
     return asdict(latency)

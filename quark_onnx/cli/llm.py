@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from quark_onnx.cli.parsing import (
     PROGRAM,
     Parser,
     UsageError,
-    add_common_options,
-    input_path,
+    add_model_argument,
     output_folder,
 )
+from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.wording import prefixed
 
@@ -46,27 +45,7 @@ _CLIENTS = ("vllm", "transformers", "llama.cpp", "onnxruntime-genai")
 
 
 def add_arguments(parser: Parser) -> None:
-    names = f"{{{','.join(name for name, *_ in _ACTIONS)}}}"
-    actions = parser.add_subparsers(
-        dest="action",
-        metavar=names,
-        required=True,
-        parser_class=Parser,
-        prog=parser.prog,
-    )
-    # The parser of the action, and not of "llm", is stored: advice repeats the options of the
-    # action.
-    for name, summary, usage, add, perform in _ACTIONS:
-        action = actions.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog="",
-            usage=usage,
-        )
-        add(action)
-        add_common_options(action, sessions=False)
-        action.set_defaults(perform=perform, parser=action)
+    add_subcommands(parser, _ACTIONS, sessions=False)
 
 
 def run(options: Namespace) -> Answer:
@@ -93,11 +72,8 @@ def _output(options: Namespace) -> Path | None:
 
 
 def _validate_options(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="DIR",
-        type=input_path,
-        help="checkpoint folder, .gguf file, or folder of genai_config.json",
+    add_model_argument(
+        parser, "checkpoint folder, .gguf file, or folder of genai_config.json", "DIR"
     )
     parser.add_argument(
         "--for",
@@ -174,9 +150,8 @@ def _writing_command(verdict: Any) -> str:
     return shell_line([*words, "--recipe", "fast", "--target", "llama.cpp"])
 
 
-_Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]
-_ACTIONS: tuple[_Action, ...] = (
-    (
+_ACTIONS: tuple[Subcommand, ...] = (
+    Subcommand(
         "ptq",
         "quantize a model, block by block, into a checkpoint for vLLM and others",
         (
@@ -186,7 +161,7 @@ _ACTIONS: tuple[_Action, ...] = (
         llm_ptq.ptq_options,
         llm_ptq.ptq,
     ),
-    (
+    Subcommand(
         "search",
         (
             "try schemes and algorithms within a budget of bits and time, and write the"
@@ -196,21 +171,21 @@ _ACTIONS: tuple[_Action, ...] = (
         llm_search.search_options,
         llm_search.search,
     ),
-    (
+    Subcommand(
         "oga",
         "quantize a model for onnxruntime-genai, also on Ryzen AI",
         "%(prog)s DIR -o OUT [--scheme SCHEME] [OPTION ...]",
         llm_oga.oga_options,
         llm_oga.oga,
     ),
-    (
+    Subcommand(
         "gguf",
         "write a model as a GGUF file for llama.cpp",
         "%(prog)s DIR -o OUT.gguf [--kind KIND]",
         llm_ptq.gguf_options,
         llm_ptq.gguf,
     ),
-    (
+    Subcommand(
         "validate",
         "check a checkpoint by the rules of vLLM or another client, without loading it",
         f"%(prog)s DIR --for {{{','.join(_CLIENTS)}}} [OPTION ...]",

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.scratch import ScratchFolder
+from quark_onnx.cli.llm_settings import (
+    OPTIONS,
+    add_folders,
+    add_text_options,
+    add_trust_option,
+)
 from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
@@ -15,9 +21,6 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     count,
-    input_name,
-    input_path,
-    output_folder,
     progress_of,
 )
 from quark_onnx.cli.torch_side import torch_side
@@ -31,53 +34,10 @@ _SCHEME = "uint4_wo_128"
 
 
 def oga_options(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="DIR",
-        type=input_path,
-        help="float model, or a checkpoint in the layout oga or awq",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_folder,
-        required=True,
-        help="folder of the result; an earlier result needs --overwrite",
-    )
-    parser.add_argument(
-        "--scheme",
-        metavar="SCHEME",
-        help=f"scheme of a float model; {_SCHEME} unless given",
-    )
-    parser.add_argument(
-        "--algorithm",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME[:SETTING=VALUE,...]",
-        help="algorithms for a float model, as for 'llm ptq'",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="TEXT",
-        type=input_name,
-        help="calibration data, as for 'llm ptq'",
-    )
-    parser.add_argument(
-        "--samples",
-        type=count,
-        default=128,
-        metavar="N",
-        help="calibration samples",
-    )
-    parser.add_argument(
-        "--length",
-        type=count,
-        default=512,
-        metavar="N",
-        help="tokens per sample",
-    )
+    add_folders(parser, "float model, or a checkpoint in the layout oga or awq")
+    OPTIONS["--scheme"].add(parser, f"; {_SCHEME} unless given", metavar="SCHEME")
+    OPTIONS["--algorithm"].add(parser, ", for a float model; as for 'llm ptq'")
+    add_text_options(parser, "calibration data, as for 'llm ptq'")
     parser.add_argument(
         "--kv-cache",
         metavar="FORMAT",
@@ -90,11 +50,7 @@ def oga_options(parser: Parser) -> None:
         metavar="N",
         help="tokens to generate for each of four prompts",
     )
-    parser.add_argument(
-        "--trust-code",
-        action="store_true",
-        help="run Python code that comes with the model",
-    )
+    add_trust_option(parser)
 
 
 def oga(options: Namespace) -> Answer:

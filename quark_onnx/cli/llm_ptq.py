@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import warnings
-from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +16,14 @@ from typing import Any
 
 from calibrators.scratch import written
 from calibrators.shown import printable
+from quark_onnx.cli.llm_settings import (
+    OPTIONS,
+    TEXT,
+    add_device_option,
+    add_folders,
+    add_text_options,
+    add_trust_option,
+)
 from quark_onnx.cli.next_command import next_command, shell_line
 from quark_onnx.cli.output import Answer, entry, say
 from quark_onnx.cli.parsing import (
@@ -24,12 +32,11 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     add_html_option,
+    add_model_argument,
     count,
     input_name,
-    input_path,
     number,
     output_file,
-    output_folder,
     path,
     progress_of,
 )
@@ -54,10 +61,8 @@ from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 
-#: The options of both actions.
+#: Help of the model of both actions.
 _SOURCE = "folder of a Hugging Face model with safetensors files"
-_TEXT = "text or .jsonl file, folder, token ids, or data set name"
-
 #: Number of windows of the data for the choice of schemes.
 #: Each window is run with every scheme, which would take too long on all windows.
 _MEASURED = 8
@@ -67,24 +72,8 @@ _BUSY = 1.5
 _LONG = 30.0
 
 
-def _pair(text: str) -> tuple[str, str]:
-    # The first "=": names of schemes have none.
-    glob, equals, name = text.partition("=")
-    if not (glob and equals and name):
-        raise ArgumentTypeError(f"{text!r} is not of the form GLOB=SCHEME")
-    return glob, name
-
-
 def ptq_options(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=input_path, help=_SOURCE)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_folder,
-        required=True,
-        help="folder of the result; an earlier result needs --overwrite",
-    )
+    add_folders(parser, _SOURCE)
     parser.add_argument(
         "--recipe",
         choices=EFFORTS,
@@ -96,82 +85,14 @@ def ptq_options(parser: Parser) -> None:
         help="program that will run the model, for --recipe",
     )
     parser.add_argument(
-        "--scheme",
-        metavar="SCHEME[+SCHEME...]",
-        help="see 'quark-onnx list schemes'; several need --bits",
-    )
-    parser.add_argument(
         "--bits",
         type=number,
         metavar="X",
         help="average bits per weight, scales included, for a mix of schemes",
     )
-    parser.add_argument(
-        "--group-size",
-        type=count,
-        metavar="N",
-        help="values per group, for schemes without a fixed group size",
-    )
-    parser.add_argument(
-        "--kv-cache",
-        metavar="FORMAT",
-        help="quantize the KV cache to fp8; fp8-rope: keys after RoPE",
-    )
-    parser.add_argument(
-        "--min-kv-scale",
-        type=number,
-        default=0.0,
-        metavar="X",
-        help="lower bound for KV-cache scales",
-    )
-    parser.add_argument(
-        "--attention",
-        choices=["fp8"],
-        help="quantize queries and attention probabilities",
-    )
-    parser.add_argument(
-        "--layer",
-        type=_pair,
-        action="append",
-        default=[],
-        metavar="GLOB=SCHEME",
-        help="scheme of the layers whose names match; the first match wins",
-    )
-    parser.add_argument(
-        "--exclude",
-        action="append",
-        metavar="GLOB",
-        default=[],
-        help="layers that stay float, besides heads and vision or audio parts",
-    )
-    parser.add_argument(
-        "--algorithm",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME[:SETTING=VALUE,...]",
-        help="algorithms, in this order; see 'quark-onnx list algorithms'",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="TEXT",
-        type=input_name,
-        help=f"calibration data: {_TEXT}",
-    )
-    parser.add_argument(
-        "--samples",
-        type=count,
-        default=128,
-        metavar="N",
-        help="calibration samples",
-    )
-    parser.add_argument(
-        "--length",
-        type=count,
-        default=512,
-        metavar="N",
-        help="tokens per sample",
-    )
+    for option in OPTIONS.values():
+        option.add(parser)
+    add_text_options(parser, f"calibration data: {TEXT}")
     _evaluation_options(parser)
     _result_options(parser)
 
@@ -236,12 +157,7 @@ def _result_options(parser: Parser) -> None:
         metavar="DIR",
         help="keep hidden states in this folder instead of in memory",
     )
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        metavar="NAME",
-        help="device of the computation: cpu, cuda, cuda:N or auto",
-    )
+    add_device_option(parser)
     parser.add_argument(
         "--layout",
         default="quark",
@@ -261,11 +177,7 @@ def _result_options(parser: Parser) -> None:
         metavar="GB",
         help="largest size of one file, in GB",
     )
-    parser.add_argument(
-        "--trust-code",
-        action="store_true",
-        help="run Python code that comes with the model",
-    )
+    add_trust_option(parser)
     parser.add_argument(
         "--merge-adapter",
         action="store_true",
@@ -282,17 +194,7 @@ def _check(options: Namespace) -> None:
         check_algorithm(text)
     require_known(options.layout, LAYOUT_NAMES, "unknown layout")
     # Without the algorithms and the model's exclusions: enough to see a scheme that needs data.
-    _check_data(
-        options,
-        config_for(
-            _schemes(options)[0],
-            group_size=options.group_size,
-            kv_cache=options.kv_cache,
-            least_kv_scale=options.min_kv_scale,
-            attention=options.attention,
-            layers=tuple(options.layer),
-        ),
-    )
+    _check_data(options, _config_without_algorithms(options, ()))
     if not options.model.is_dir():
         raise ModelError(
             f"{options.model} is no folder of a Hugging Face model, with config.json"
@@ -488,24 +390,30 @@ def _warn_of_clients(options: Namespace, source: Any, config: TorchConfig) -> No
 
 def _config(options: Namespace, source: Any) -> TorchConfig:
     """Return the configuration; with several schemes, the first stands for all."""
-    schemes = _schemes(options)
-    config = config_for(
-        schemes[0],
+    exclude = (
+        # lm_head and the like stay float unless --layer names a scheme for them.
+        *source.usually_float(glob for glob, _ in options.layer),
+        *options.exclude,
+    )
+    config = _config_without_algorithms(options, exclude)
+    config = config.with_(algorithms=tuple(options.algorithm))
+    # Again, now with the algorithms, which may learn from data.
+    _check_data(options, config)
+    return config
+
+
+def _config_without_algorithms(
+    options: Namespace, exclude: tuple[str, ...]
+) -> TorchConfig:
+    return config_for(
+        _schemes(options)[0],
         group_size=options.group_size,
         kv_cache=options.kv_cache,
         least_kv_scale=options.min_kv_scale,
         attention=options.attention,
         layers=tuple(options.layer),
-        exclude=(
-            # lm_head and the like stay float unless --layer names a scheme for them.
-            *source.usually_float(glob for glob, _ in options.layer),
-            *options.exclude,
-        ),
+        exclude=exclude,
     )
-    config = config.with_(algorithms=tuple(options.algorithm))
-    # Again, now with the algorithms, which may learn from data.
-    _check_data(options, config)
-    return config
 
 
 def _text_of(
@@ -521,11 +429,9 @@ def _asking(options: Namespace, config: Any) -> str:
     """Return the option that requires scales from data."""
     if config.default.measures:
         return f"--scheme {options.scheme}"
-    layers = zip(options.layer, config.layers, strict=True)
-    if (
-        found := next((given for given, (_, spec) in layers if spec.measures), None)
-    ) is not None:
-        return f"--layer {'='.join(found)}"
+    for words, (_, spec) in zip(options.layer, config.layers, strict=True):
+        if spec.measures:
+            return f"--layer {'='.join(words)}"
     if options.kv_cache:
         return f"--kv-cache {options.kv_cache}"
     return f"--attention {options.attention}"
@@ -557,13 +463,7 @@ def _schemes(options: Namespace) -> list[str]:
 
 
 def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
-    """Return the scheme by layer; None for a single scheme.
-
-    Args:
-        module: the module of the pipeline.
-        source: the float model.
-        config: configuration with the first of the schemes.
-    """
+    """Return the scheme by layer; None for a single scheme."""
     schemes = _schemes(options)
     if len(schemes) == 1:
         return None
@@ -656,11 +556,7 @@ def _answer(
 
 
 def _scores_document(scores: dict[str, Any]) -> dict[str, Any]:
-    """Return the scores on tasks as part of a JSON document.
-
-    Args:
-        scores: task -> metric -> the scores of the float and of the quantized model.
-    """
+    """Return the scores on tasks as part of a JSON document."""
     document = dict[str, Any]()
     for task, metrics in scores.items():
         document[task] = {}
@@ -745,9 +641,10 @@ def _validation(options: Namespace) -> str:
 def _mixture_document(mixture: Any) -> dict[str, Any]:
     groups = list[dict[str, Any]]()
     for group in mixture.groups:
-        choices = dict[str, Any]()
-        for each in group.options:
-            choices[each.scheme] = {"bits": each.bits, "divergence": each.divergence}
+        choices = {
+            choice.scheme: {"bits": choice.bits, "divergence": choice.divergence}
+            for choice in group.options
+        }
         groups.append(
             {
                 "layers": list(group.layers),
@@ -795,7 +692,7 @@ def _say_runtime(seconds: float, expected: Any) -> None:
 
 
 def gguf_options(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=input_path, help=_SOURCE)
+    add_model_argument(parser, _SOURCE, "DIR")
     parser.add_argument(
         "-o",
         "--output",

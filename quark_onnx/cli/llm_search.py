@@ -7,16 +7,17 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from quark_onnx.cli.llm_settings import (
+    add_device_option,
+    add_folders,
+    add_text_options,
+)
 from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import (
     OutputPath,
     Parser,
-    count,
     duration,
-    input_name,
-    input_path,
     number,
-    output_folder,
     path,
 )
 from quark_onnx.cli.torch_side import torch_side
@@ -27,17 +28,7 @@ from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
 
 
 def search_options(parser: Parser) -> None:
-    parser.add_argument(
-        "model", metavar="DIR", type=input_path, help="folder of a float model"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_folder,
-        required=True,
-        help="folder of the best result; an earlier result needs --overwrite",
-    )
+    add_folders(parser, "folder of a float model", "best result")
     parser.add_argument(
         "--for",
         dest="client",
@@ -52,12 +43,11 @@ def search_options(parser: Parser) -> None:
         metavar="X",
         help="largest average bits per weight of the checkpoint",
     )
-    parser.add_argument(
-        "--data",
-        metavar="TEXT",
-        type=input_name,
+    add_text_options(
+        parser,
+        "calibration data; a part is held out for judging",
+        samples=32,
         required=True,
-        help="calibration data; a part is held out for judging",
     )
     parser.add_argument(
         "--budget",
@@ -66,32 +56,13 @@ def search_options(parser: Parser) -> None:
         help="total time, such as 90s, 10m or 1.5h; no limit unless given",
     )
     parser.add_argument(
-        "--samples",
-        type=count,
-        default=32,
-        metavar="N",
-        help="calibration samples",
-    )
-    parser.add_argument(
-        "--length",
-        type=count,
-        default=512,
-        metavar="N",
-        help="tokens per sample",
-    )
-    parser.add_argument(
         "--journal",
         metavar="DIR",
         type=OutputPath(path, files=("search.journal", "search.html")),
         required=True,
         help="folder of measurements, to resume or share; gets the page search.html",
     )
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        metavar="NAME",
-        help="cpu, cuda, cuda:N or auto",
-    )
+    add_device_option(parser)
 
 
 def search(options: Namespace) -> Answer:

@@ -46,24 +46,14 @@ def with_commands(steps: Iterable[NextStep], options: Namespace) -> list[NextSte
 
 
 def report_with_commands(report: Report, options: Namespace) -> Report:
-    """Return a report whose verdict has complete command lines.
-
-    Args:
-        report: the report.
-        options: as for ``with_commands``.
-    """
+    """Return a report whose verdict has complete command lines."""
     return replace(report, verdict=verdict_with_commands(report.verdict, options))
 
 
 def verdict_with_commands(
     verdict: Verdict | None, options: Namespace
 ) -> Verdict | None:
-    """Return a verdict with complete command lines.
-
-    Args:
-        verdict: the verdict; None for none.
-        options: as for ``with_commands``.
-    """
+    """Return a verdict with complete command lines."""
     if verdict is None:
         return None
     steps = with_commands(verdict.next_steps, options)
@@ -136,11 +126,7 @@ def analysis_step(reference: Path, other: Path, options: Namespace) -> NextStep:
 
 
 def data_words(options: Namespace) -> list[str]:
-    """Return the words of a command line that select the data and libraries of operators.
-
-    Args:
-        options: as for ``with_commands``.
-    """
+    """Return the words of a command line that select the data and libraries of operators."""
     words = list[str]()
     kept = (*DATA_DESTINATIONS, "custom_op_library")
     for part in _split(options.words, options.parser)[0]:
@@ -157,11 +143,7 @@ def changes_data(step: NextStep) -> bool:
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """Quote the words of a command for the shell of this system.
-
-    Args:
-        words: the words, the program first.
-    """
+    """Quote the words of a command for the shell of this system."""
     # cmd.exe knows double quotes alone; shlex uses single ones.
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
@@ -170,10 +152,6 @@ def step_words(step: NextStep, options: Namespace) -> list[str] | None:
     """Return the words of the command that makes a change, after the program's name.
 
     None for a change that no option makes: more data or other code.
-
-    Args:
-        step: the change.
-        options: as for ``with_commands``.
     """
     changes = shlex.split(step.options)
     if not changes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
-    add_common_options,
     add_html_option,
+    add_model_argument,
     add_output_option,
     add_shape_option,
     input_path,
@@ -25,6 +24,7 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
+from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.registry import NPU_RECIPES, TARGETS
 from quark_onnx.common.wording import counted, prefixed
@@ -52,35 +52,12 @@ RENAMED = {
 _GATE = 10.0
 #: Value of --recipe for an automatic choice.
 _AUTO = "auto"
+_MODEL = "an .onnx file, float or quantized by any tool"
 _SHAPE = "shape of a dynamic input; a batch without one becomes 1"
 
 
 def add_arguments(parser: Parser) -> None:
-    names = f"{{{','.join(name for name, *_ in _ACTIONS)}}}"
-    actions = parser.add_subparsers(
-        dest="action",
-        metavar=names,
-        required=True,
-        parser_class=Parser,
-        prog=parser.prog,
-    )
-    for name, summary, usage, add, perform in _ACTIONS:
-        action = actions.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog="",
-            usage=usage,
-        )
-        action.add_argument(
-            "model",
-            metavar="MODEL",
-            type=input_path,
-            help="an .onnx file, float or quantized by any tool",
-        )
-        add(action)
-        add_common_options(action)
-        action.set_defaults(perform=perform, parser=action)
+    add_subcommands(parser, _ACTIONS, sessions=True)
 
 
 def run(options: Namespace) -> Answer:
@@ -104,6 +81,7 @@ def _add_target(parser: Parser) -> None:
 
 
 def _check_options(parser: Parser) -> None:
+    add_model_argument(parser, _MODEL)
     _add_target(parser)
     parser.add_argument(
         "--fix",
@@ -145,6 +123,7 @@ def _check(options: Namespace) -> Answer:
 
 
 def _legalize_options(parser: Parser) -> None:
+    add_model_argument(parser, _MODEL)
     add_output_option(parser, "legalized")
     _add_target(parser)
     add_shape_option(parser, _SHAPE)
@@ -167,6 +146,7 @@ def _legalize(options: Namespace) -> Answer:
 
 
 def _preflight_options(parser: Parser) -> None:
+    add_model_argument(parser, _MODEL)
     _add_target(parser)
     add_shape_option(parser, _SHAPE)
     parser.add_argument(
@@ -230,6 +210,7 @@ def _forecast(forecast: npu.Preflight) -> dict[str, Any]:
 
 
 def _cut_options(parser: Parser) -> None:
+    add_model_argument(parser, _MODEL)
     parser.add_argument(
         "-o",
         "--output",
@@ -262,6 +243,7 @@ def _cut(options: Namespace) -> Answer:
 
 
 def _deploy_options(parser: Parser) -> None:
+    add_model_argument(parser, _MODEL)
     parser.add_argument(
         "-o",
         "--output",
@@ -369,37 +351,36 @@ def _verdict(bundle: npu.Bundle) -> dict[str, Any] | None:
     return asdict(bundle.report.verdict)
 
 
-_Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]
-_ACTIONS: tuple[_Action, ...] = (
-    (
+_ACTIONS: tuple[Subcommand, ...] = (
+    Subcommand(
         "check",
         "list the NPU rules that a model breaks",
         "%(prog)s MODEL [OPTION ...]",
         _check_options,
         _check,
     ),
-    (
+    Subcommand(
         "legalize",
         "rewrite a model into the form that the NPU compiler accepts",
         "%(prog)s MODEL -o OUT.onnx [OPTION ...]",
         _legalize_options,
         _legalize,
     ),
-    (
+    Subcommand(
         "preflight",
         "forecast which nodes run on the NPU, in how many subgraphs, and why",
         "%(prog)s MODEL [OPTION ...]",
         _preflight_options,
         _preflight,
     ),
-    (
+    Subcommand(
         "cut",
         "split a model in two, for a tail that the NPU does not support",
         "%(prog)s MODEL -o FIRST.onnx SECOND.onnx [--at TENSOR ...] [OPTION ...]",
         _cut_options,
         _cut,
     ),
-    (
+    Subcommand(
         "deploy",
         "legalize, quantize, check, and write a deployment bundle",
         "%(prog)s MODEL -o DIR --data PATH [OPTION ...]",

@@ -126,12 +126,7 @@ def cell(value: float | None, template: str, missing: str = "-") -> str:
 
 
 def entry(title: str, lines: Iterable[str]) -> str:
-    """Format lines with a title, as in the report.
-
-    Args:
-        title: title of the first line.
-        lines: the lines.
-    """
+    """Format lines with a title, as in the report."""
     return "\n".join(
         f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines)
     )

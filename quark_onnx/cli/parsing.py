@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -146,9 +145,6 @@ def shown_default(action: argparse.Action) -> str:
     """Return the default of an option as a user would write it; empty without one.
 
     Switches are off by default and have no text.
-
-    Args:
-        action: the option.
     """
     value = action.default
     if not action.option_strings or value == argparse.SUPPRESS:
@@ -194,12 +190,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
     @property
-    def flags(self) -> list[str]:
-        """Return the long options."""
-        text = self.format_usage() + self.format_help()
-        return sorted(set(re.findall(r"--[a-z][a-z-]*", text)))
-
-    @property
     def options(self) -> dict[str, argparse.Action]:
         """Return the options by name; an option with two names occurs twice."""
         # Private in argparse, as are the groups below; there is no public list of options.
@@ -229,19 +219,11 @@ class Parser(argparse.ArgumentParser):
         return list(self._actions)
 
     def with_destination(self, name: str) -> list[argparse.Action]:
-        """Return the options that set an attribute.
-
-        Args:
-            name: name of the attribute.
-        """
+        """Return the options that set an attribute."""
         return [action for action in self._actions if action.dest == name]
 
     def excluded_by(self, action: argparse.Action) -> list[argparse.Action]:
-        """Return the options that are not allowed together with an option.
-
-        Args:
-            action: the option.
-        """
+        """Return the options that are not allowed together with an option."""
         excluded = list[argparse.Action]()
         for group in self._mutually_exclusive_groups:
             if action in group._group_actions:
@@ -250,12 +232,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def complete(action: argparse.Action, names: Iterable[str]) -> None:
-    """Let shells complete the values of an option; argcomplete reads the attribute.
-
-    Args:
-        action: the option.
-        names: the values.
-    """
+    """Let shells complete the values of an option; argcomplete reads the attribute."""
     values = list(names)
 
     def completer(**_: object) -> list[str]:
@@ -315,49 +292,39 @@ def add_common_options(parser: Parser, *, sessions: bool = True) -> None:
 
 
 def progress_of(options: argparse.Namespace) -> bool | None:
-    """Return whether to draw a progress bar: none with --quiet, else on a terminal.
-
-    Args:
-        options: the options of the command, with ``add_common_options``.
-    """
+    """Return whether to draw a progress bar: none with --quiet, else on a terminal."""
     # None: the progress bar decides by the terminal.
     return False if options.quiet else None
 
 
 def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add the option for an HTML page.
-
-    Args:
-        parser: the parser of the command.
-        what: help text.
-    """
+    """Add the option for an HTML page."""
     parser.add_argument("--html", metavar="FILE", type=OutputPath(_page), help=what)
 
 
-def add_output_option(parser: Parser, what: str) -> None:
-    """Add the option for the path of the output model.
+def add_model_argument(
+    parser: Parser,
+    what: str = "float model, an .onnx file; it is not changed",
+    metavar: str = "MODEL",
+) -> None:
+    """Add the argument for the path of the model."""
+    parser.add_argument("model", metavar=metavar, type=input_path, help=what)
 
-    Args:
-        parser: the parser of the command.
-        what: adjective of the model in the help text.
-    """
+
+def add_output_option(parser: Parser, adjective: str) -> None:
+    """Add the option for the path of the output model."""
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         type=output_file,
         required=True,
-        help=f"write the {what} model here; an earlier file is replaced",
+        help=f"write the {adjective} model here; an earlier file is replaced",
     )
 
 
 def add_shape_option(parser: Parser, what: str) -> None:
-    """Add the option for input shapes, which takes several values and may be repeated.
-
-    Args:
-        parser: the parser of the command.
-        what: help text.
-    """
+    """Add the option for input shapes, which takes several values and may be repeated."""
     parser.add_argument(
         "--shape",
         metavar="NAME=1,3,224,224",
@@ -370,11 +337,7 @@ def add_shape_option(parser: Parser, what: str) -> None:
 
 
 def path(text: str) -> Path:
-    """Parse a path; refuse an empty one, as from an unset shell variable.
-
-    Args:
-        text: the path.
-    """
+    """Parse a path; refuse an empty one, as from an unset shell variable."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
@@ -390,11 +353,7 @@ output_folder = OutputPath(path, replaced=True)
 
 
 def count(text: str) -> int:
-    """Parse a whole number of at least 1.
-
-    Args:
-        text: the number.
-    """
+    """Parse a whole number of at least 1."""
     # int() alone would accept "-3", " 3" and "1_000".
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(
@@ -438,11 +397,7 @@ def duration(text: str) -> float:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """Parse NAME=N, the size of a symbolic dimension.
-
-    Args:
-        text: the text.
-    """
+    """Parse NAME=N, the size of a symbolic dimension."""
     # From the right: names of dimensions may contain "=".
     name, _, size = text.rpartition("=")
     if not name:
@@ -528,11 +483,7 @@ def _page(text: str) -> Path:
     """Parse the path of a page; only *.html, so that no model is overwritten."""
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
-    # Before the work: a page that cannot be written would be noticed at the end.
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"there is no folder {str(Path(text).parent)!r}",
-        )
+    _check_folder(text)
     if Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file")
     return Path(text)
@@ -540,12 +491,19 @@ def _page(text: str) -> Path:
 
 def _json_file(text: str) -> str:
     """Parse a path for JSON; only *.json, so that ``--json model.onnx`` is refused."""
-    if text != STDOUT and not text.lower().endswith(".json"):
+    if text == STDOUT:
+        return text
+    if not text.lower().endswith(".json"):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not named *.json; for stdout write --json last, or --json=-",
         )
-    if text != STDOUT and not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"there is no folder {str(Path(text).parent)!r}",
-        )
+    _check_folder(text)
     return text
+
+
+def _check_folder(text: str) -> None:
+    # Before the work: a file that cannot be written would be noticed at the end.
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"there is no folder {str(Path(text).parent)!r}"
+        )

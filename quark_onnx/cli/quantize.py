@@ -30,8 +30,8 @@ from quark_onnx.cli.parsing import (
     UsageError,
     add_common_options,
     add_html_option,
+    add_model_argument,
     add_output_option,
-    count,
     input_path,
     path,
     progress_of,
@@ -46,7 +46,7 @@ from quark_onnx.cli.settings import (
     add_task_option,
     config_of,
 )
-from quark_onnx.cli.workers import workers
+from quark_onnx.cli.workers import add_workers_option, workers
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
@@ -80,12 +80,7 @@ exit codes: 0 done; 1 --min-sqnr or --accuracy missed; 2 bad input; 3 internal e
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file; it is not changed",
-    )
+    add_model_argument(parser)
     add_output_option(parser, "quantized")
     add_data_options(parser)
     add_config_options(parser, recipes=RECIPES)
@@ -105,13 +100,7 @@ def add_arguments(parser: Parser) -> None:
         type=input_path,
         help="file of 'quark-onnx calibrate', or a TensorRT or onnxruntime cache",
     )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=count,
-        default=1,
-        help="calibration processes; the result does not depend on N",
-    )
+    add_workers_option(parser)
     parser.add_argument(
         "--resume",
         metavar="DIR",

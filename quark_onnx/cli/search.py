@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.field_options import CALL
 from quark_onnx.cli.output import Answer, Table, cell, entry
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     add_common_options,
     add_html_option,
+    add_model_argument,
     count,
     duration,
     input_name,
-    input_path,
     number,
     output_file,
     progress_of,
 )
-from quark_onnx.cli.settings import add_task_option
+from quark_onnx.cli.settings import OPTIONS, add_target_option, add_task_option
 from quark_onnx.common.errors import AccuracyError, ConfigError
-from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.report import decibels, verdict_lines
 from quark_onnx.search.candidate import Candidate
@@ -55,12 +55,7 @@ RENAMED = {
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=input_path,
-        help="float model, an .onnx file; it is not changed",
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -79,21 +74,7 @@ def add_arguments(parser: Parser) -> None:
         f"Optimizers: {' '.join(default.optimizers)}.",
     )
     # extend: a list may be continued by a second option of the same name.
-    for flag, name, metavar, what in (
-        ("--preset", "presets", "NAME|FILE.yaml", "presets and YAML files to try"),
-        (
-            "--calibrator",
-            "calibrators",
-            "NAME[:SETTING=VALUE,...]",
-            "calibrators to try, besides the preset's own",
-        ),
-        (
-            "--optimize",
-            "optimizers",
-            "NAME[+NAME ...]",
-            "optimizers to try; a plus runs several in a row",
-        ),
-    ):
+    for name, (flag, metavar, what) in _AXES.items():
         group.add_argument(
             flag,
             dest=name,
@@ -110,11 +91,7 @@ def add_arguments(parser: Parser) -> None:
         action="extend",
         help="weight granularities to try, besides the preset's own",
     )
-    group.add_argument(
-        "--target",
-        metavar="NAME",
-        help=f"NPU whose rules the result meets: {', '.join(TARGETS)}",
-    )
+    add_target_option(group)
     group = parser.add_argument_group("end")
     group.add_argument(
         "--budget",
@@ -129,12 +106,7 @@ def add_arguments(parser: Parser) -> None:
         default=TRIALS,
         help="most configurations to try",
     )
-    group.add_argument(
-        "--min-sqnr",
-        metavar="DB",
-        type=number,
-        help="stop once every output has this SQNR in dB; else exit code 1",
-    )
+    OPTIONS["--min-sqnr"].add(group, "; ends the search, or exit code 1")
     group.add_argument(
         "--journal",
         metavar="FILE",
@@ -145,11 +117,19 @@ def add_arguments(parser: Parser) -> None:
     add_common_options(parser)
 
 
-#: Setting of ``Space`` -> its option.
-_OPTIONS = {
-    "presets": "--preset",
-    "calibrators": "--calibrator",
-    "optimizers": "--optimize",
+#: Setting of ``Space`` -> name, metavariable and help of its option.
+_AXES = {
+    "presets": ("--preset", "NAME|FILE.yaml", "presets and YAML files to try"),
+    "calibrators": (
+        "--calibrator",
+        CALL,
+        "calibrators to try, besides the preset's own",
+    ),
+    "optimizers": (
+        "--optimize",
+        "NAME[+NAME ...]",
+        "optimizers to try; a plus runs several in a row",
+    ),
 }
 _GRANULARITIES = {"tensor": False, "channel": True}
 #: Maximum number of printed candidates beyond the budget; --json has all.
@@ -242,7 +222,7 @@ def _take_decibels(options: Namespace) -> None:
 
 def _space_of(options: Namespace) -> Space:
     settings: dict[str, Any] = {"target": options.target or ""}
-    for name in ("presets", "calibrators", "optimizers"):
+    for name in _AXES:
         words = getattr(options, name)
         if words is not None:
             # None keeps the default of Space; () is an empty axis.
@@ -263,7 +243,8 @@ def _in_options(message: str) -> str:
     if message.startswith("unknown target"):
         return f"--target: {message}"
     setting, colon, text = message.partition(":")
-    return f"{_OPTIONS.get(setting, f'--{setting}')}{colon}{text}"
+    flag = _AXES[setting][0] if setting in _AXES else f"--{setting}"
+    return f"{flag}{colon}{text}"
 
 
 def _rows(result: SearchResult) -> Iterator[tuple[str, str, str, str, str, str]]:

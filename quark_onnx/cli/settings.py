@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from calibrators import CALIBRATORS
+from quark_onnx.cli.field_options import CALL, FieldOption
 from quark_onnx.cli.parsing import (
     Parser,
     complete,
-    count,
     input_name,
     input_path,
     number,
 )
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import OPTIMIZERS, PRESETS, TARGETS
-from quark_onnx.config import QConfig, TensorOverride
+from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.config.tensors import tensor_calibrator
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.report.verdict import TASKS
@@ -27,6 +29,69 @@ from quark_onnx.report.verdict import TASKS
 AUTO = "auto"
 #: Preset without --preset, --config, --recipe and --target.
 PRESET = "A8W8"
+
+
+def _tensor_calibrator(text: str) -> TensorOverride:
+    try:
+        return tensor_calibrator(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+_OPTIONS = (
+    FieldOption(
+        "--calibrator",
+        QuantizationSpec,
+        "calibrator",
+        " for activations; see 'quark-onnx list calibrators'",
+        names=CALIBRATORS,
+        metavar=CALL,
+    ),
+    FieldOption(
+        "--tensor-calibrator",
+        TensorOverride,
+        "calibrator",
+        ", for tensors by name or glob",
+        dest="tensors",
+        metavar=f"TENSOR={CALL}",
+        type=_tensor_calibrator,
+        nargs="+",
+        action="extend",
+    ),
+    FieldOption("--per-channel", QuantizationSpec, "per_channel", const=True),
+    FieldOption("--per-tensor", QuantizationSpec, "per_channel", const=False),
+    FieldOption("--exclude", QConfig, "exclude", metavar="PATTERN"),
+    FieldOption("--op-types", QConfig, "op_types", metavar="TYPE"),
+    FieldOption("--nodes", QConfig, "nodes", metavar="PATTERN"),
+    FieldOption(
+        "--optimize",
+        QConfig,
+        "optimizers",
+        "; see 'quark-onnx list optimizers'",
+        names=OPTIMIZERS,
+        dest="optimizers",
+        metavar=CALL,
+    ),
+    FieldOption("--no-equalize", QConfig, "equalize", const=False),
+    FieldOption("--unsafe", QConfig, "safe", const=False),
+    FieldOption("--keep-existing", QConfig, "keep_existing", const=True),
+    FieldOption(
+        "--keep-initializer-inputs", QConfig, "keep_initializer_inputs", const=True
+    ),
+    FieldOption("--form", QConfig, "form", metavar="FORM"),
+    FieldOption("--max-opset", QConfig, "max_opset", "; no limit unless given"),
+    FieldOption("--target", QConfig, "target", names=TARGETS, metavar="NAME"),
+    FieldOption("--keep-sizes", QConfig, "fix_sizes", const=False),
+    FieldOption("--accuracy-level", QConfig, "accuracy_level"),
+    FieldOption("--no-functions", QConfig, "functions", const=False),
+    FieldOption("--no-prepare", QConfig, "prepare", const=False),
+    FieldOption("--min-sqnr", QConfig, "min_sqnr", metavar="DB"),
+)
+#: Options that set fields of a QConfig, by name. The destination of an option is the setting that
+#: ``QConfig.with_`` takes.
+OPTIONS = {option.flag: option for option in _OPTIONS}
+#: Settings whose values are added to those of the preset or the file; others replace them.
+_ADDED = ("tensors", "exclude", "optimizers")
 
 
 def add_config_options(
@@ -53,12 +118,7 @@ def add_config_options(
         help=f"preset, see 'quark-onnx list presets'{note}",
     )
     complete(named, PRESETS)
-    base.add_argument(
-        "--config",
-        metavar="FILE.yaml",
-        type=input_name,
-        help="YAML file with all settings, in place of a preset",
-    )
+    add_config_file_option(base)
     if recipes:
         base.add_argument(
             "--recipe",
@@ -66,145 +126,45 @@ def add_config_options(
             metavar="NAME",
             help="settings by model type (auto detects it), see 'quark-onnx list recipes'",
         )
-    calibrator = group.add_argument(
-        "--calibrator",
-        metavar="NAME[:SETTING=VALUE,...]",
-        help="how activation ranges are found, see 'quark-onnx list calibrators'",
-    )
-    complete(calibrator, CALIBRATORS)
-    group.add_argument(
-        "--tensor-calibrator",
-        metavar="TENSOR=NAME[:SETTING=VALUE,...]",
-        type=_tensor_calibrator,
-        nargs="+",
-        action="extend",
-        help="calibrator of single tensors: names or globs",
-    )
-    what = group.add_mutually_exclusive_group()
-    what.add_argument(
+    _add(group, "--calibrator", "--tensor-calibrator")
+    activations = group.add_mutually_exclusive_group()
+    activations.add_argument(
         "--weights-only",
         action="store_true",
         help="activations stay float; needs no data",
     )
-    what.add_argument(
+    activations.add_argument(
         "--dynamic",
         action="store_true",
         help="activation scales are computed at run time; needs no data",
     )
     granularity = group.add_mutually_exclusive_group()
-    granularity.add_argument(
-        "--per-channel",
-        action="store_true",
-        # None: neither option was given, and the preset decides.
-        default=None,
-        help="one scale per output channel of a weight (more accurate)",
-    )
-    granularity.add_argument(
-        "--per-tensor",
-        dest="per_channel",
-        action="store_false",
-        default=None,
-        help="one scale per weight tensor",
-    )
-    group.add_argument(
-        "--exclude",
-        metavar="PATTERN",
-        nargs="+",
-        action="extend",
-        help="nodes that stay float: names, globs ('/head/*') or 're:REGEX'",
-    )
-    group.add_argument(
-        "--op-types",
-        metavar="TYPE",
-        nargs="+",
-        action="extend",
-        help="quantize only these operator types, such as Conv MatMul",
-    )
-    group.add_argument(
-        "--nodes",
-        metavar="PATTERN",
-        nargs="+",
-        action="extend",
-        help="quantize only these nodes; patterns as for --exclude",
-    )
-    optimize = group.add_argument(
-        "--optimize",
-        metavar="NAME[:SETTING=VALUE,...]",
-        nargs="+",
-        action="extend",
-        help="accuracy optimizers, in this order; see 'quark-onnx list optimizers'",
-    )
-    complete(optimize, OPTIMIZERS)
-    group.add_argument(
-        "--no-equalize",
-        action="store_true",
-        help="leave out cle, which runs by default where the structure calls for it",
-    )
-    group.add_argument(
-        "--unsafe",
-        action="store_true",
-        help="also quantize what 8 bits degrade: box decoding, unequal Concats, residuals",
-    )
-    _add_graph_options(parser)
-
-
-def _add_graph_options(parser: Parser) -> None:
+    _add(granularity, "--per-channel", "--per-tensor")
+    _add(group, "--exclude", "--op-types", "--nodes", "--optimize")
+    _add(group, "--no-equalize", "--unsafe")
     group = parser.add_argument_group("graph", "Rewrites, and the form of the result.")
+    _add(group, "--keep-existing", "--keep-initializer-inputs", "--form", "--max-opset")
+    add_target_option(group)
+    _add(group, "--keep-sizes", "--accuracy-level", "--no-functions", "--no-prepare")
+
+
+def _add(group: argparse._ActionsContainer, *flags: str) -> None:
+    for flag in flags:
+        OPTIONS[flag].add(group)
+
+
+def add_config_file_option(group: argparse._ActionsContainer) -> None:
     group.add_argument(
-        "--keep-existing",
-        action="store_true",
-        help="accept a partly quantized model and keep its Q/DQ pairs",
-    )
-    group.add_argument(
-        "--keep-initializer-inputs",
-        action="store_true",
-        help="initializers that are also inputs stay inputs, in float",
-    )
-    group.add_argument(
-        "--form",
-        metavar="FORM",
-        help="qdq (Q/DQ pairs), operators (integer operators) or vendor (AMD's pairs)",
-    )
-    group.add_argument(
-        "--max-opset",
-        metavar="N",
-        type=count,
-        help="highest opset of the result; no limit unless given",
-    )
-    target = group.add_argument(
-        "--target",
-        metavar="NAME",
-        help=f"NPU whose rules the result meets: {', '.join(TARGETS)}",
-    )
-    complete(target, TARGETS)
-    group.add_argument(
-        "--keep-sizes",
-        action="store_true",
-        help="with --target: keep a dynamic batch; broken rules are then no errors",
-    )
-    group.add_argument(
-        "--accuracy-level",
-        metavar="N",
-        type=count,
-        help="least MatMulNBits precision: 1 float32, 2 float16, 3 bfloat16, 4 int8",
-    )
-    group.add_argument(
-        "--no-functions",
-        action="store_true",
-        help="vendor operators carry no ONNX function body",
-    )
-    group.add_argument(
-        "--no-prepare",
-        action="store_true",
-        help="no constant folding and no BatchNormalization folding",
+        "--config",
+        metavar="FILE.yaml",
+        type=input_name,
+        help="YAML file with all settings, in place of a preset",
     )
 
 
-def _tensor_calibrator(text: str) -> TensorOverride:
-    try:
-        return tensor_calibrator(text)
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from error
+def add_target_option(group: argparse._ActionsContainer) -> None:
+    # The registry fills while the package is imported.
+    OPTIONS["--target"].add(group, note=f": {', '.join(TARGETS)}")
 
 
 def add_mixing_options(parser: Parser) -> None:
@@ -220,18 +180,8 @@ def add_mixing_options(parser: Parser) -> None:
         either.add_argument(flag, metavar="DB", type=number, help=what)
 
 
-def add_gate_option(
-    parser: Parser,
-    consequence: str,
-    default: float | None = None,
-) -> None:
-    parser.add_argument(
-        "--min-sqnr",
-        metavar="DB",
-        type=number,
-        default=default,
-        help=f"minimum SQNR of any output in dB; below, {consequence}",
-    )
+def add_gate_option(parser: Parser, consequence: str) -> None:
+    OPTIONS["--min-sqnr"].add(parser, note=f"; below, {consequence}")
 
 
 def add_task_option(parser: Parser) -> None:
@@ -244,7 +194,7 @@ def add_task_option(parser: Parser) -> None:
     )
 
 
-def add_advice_option(parser: Parser) -> None:
+def add_advice_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--advice",
         choices=["none", "list", "try"],
@@ -257,9 +207,6 @@ def config_base(options: Namespace) -> str:
     """Return the name of the preset or the file that other settings change.
 
     A target has its own default, as it may not take that of other runtimes.
-
-    Args:
-        options: the options of the command.
 
     Raises:
         ConfigError: the target is unknown.
@@ -286,42 +233,17 @@ def add_labels_option(parser: Parser) -> None:
     )
 
 
-#: Options with the name and the value of a setting.
-_VALUES = (
-    "calibrator",
-    "per_channel",
-    "op_types",
-    "nodes",
-    "form",
-    "target",
-    "accuracy_level",
-    "max_opset",
-    "min_sqnr",
-)
-#: Settings and their values by the option that chooses the value.
-SWITCHES = {
-    "no_equalize": ("equalize", False),
-    "unsafe": ("safe", False),
-    "keep_existing": ("keep_existing", True),
-    "keep_initializer_inputs": ("keep_initializer_inputs", True),
-    "keep_sizes": ("fix_sizes", False),
-    "no_functions": ("functions", False),
-    "no_prepare": ("prepare", False),
-}
-
-
 #: Formats of the nodes that mixed precision changes, by option.
 _MIXED = {"auto_exclude": "float", "auto_mixed": "16bit"}
 
 
-def _mixing(options: Namespace) -> list[AutoMixedPrecision]:
-    """Return the optimizers that ``add_mixing_options`` asks for; a command may lack these."""
-    optimizers = list[AutoMixedPrecision]()
-    for name, kind in _MIXED.items():
-        target = getattr(options, name, None)
-        if target is not None:
-            optimizers.append(AutoMixedPrecision(target=target, to=kind))
-    return optimizers
+def given_options(options: Namespace) -> Iterator[FieldOption]:
+    """Yield the options of ``OPTIONS`` that were given."""
+    for option in OPTIONS.values():
+        value = getattr(options, option.dest, None)
+        # Two switches of one field have one destination.
+        if value is not None and value == option.arguments.get("const", value):
+            yield option
 
 
 def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
@@ -336,26 +258,23 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     """
     # A recipe is a base of its own, in place of --preset and --config.
     config = QConfig.of(config_base(options)) if base is None else base
-    # None stands for options that were not given, or that the command lacks.
-    given = {name: getattr(options, name, None) for name in _VALUES}
-    changes = {name: value for name, value in given.items() if value is not None}
-    # Every command with these options has all of them.
-    for name, (setting, value) in SWITCHES.items():
-        if getattr(options, name):
-            changes[setting] = value
-    if options.tensor_calibrator:
-        changes["tensors"] = (*config.tensors, *options.tensor_calibrator)
-    if options.exclude:
-        # Patterns are added to those of the preset; other values replace the preset's.
-        changes["exclude"] = (*config.exclude, *options.exclude)
-    mixing = _mixing(options)
-    if mixing or options.optimize:
-        changes["optimizers"] = (*mixing, *config.optimizers, *(options.optimize or ()))
-    if options.weights_only:
-        changes |= {"activation": None, "form": options.form or "operators"}
-    if options.dynamic:
-        changes |= {
-            "activation": QConfig.of("DYNAMIC").activation,
-            "form": options.form or "operators",
-        }
+    changes = dict[str, Any]()
+    for option in given_options(options):
+        value = getattr(options, option.dest)
+        if option.dest in _ADDED:
+            value = (*getattr(config, option.dest), *value)
+        changes[option.dest] = value
+    # A command may lack the options of mixed precision.
+    mixing = [
+        AutoMixedPrecision(target=bound, to=kind)
+        for name, kind in _MIXED.items()
+        if (bound := getattr(options, name, None)) is not None
+    ]
+    if mixing:
+        optimizers = changes.get("optimizers", config.optimizers)
+        changes["optimizers"] = (*mixing, *optimizers)
+    if options.weights_only or options.dynamic:
+        dynamic = QConfig.of("DYNAMIC").activation
+        changes["activation"] = dynamic if options.dynamic else None
+        changes.setdefault("form", "operators")
     return config.with_(**changes)

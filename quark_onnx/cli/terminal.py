@@ -53,11 +53,7 @@ def show(blocks: Sequence[str | Table], stream: TextIO | None) -> None:
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning to stderr, in colour on a terminal.
-
-    Args:
-        text: the message.
-    """
+    """Print an error or a warning to stderr, in colour on a terminal."""
     console = _console(sys.stderr)
     if console is None:
         say(text, sys.stderr)

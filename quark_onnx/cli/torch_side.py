@@ -19,9 +19,6 @@ _SPINS = "5000"
 def torch_side(name: str) -> Any:
     """Import a module that needs torch.
 
-    Args:
-        name: name of the module.
-
     Raises:
         MissingDependency: torch, or another dependency of the module, is not installed.
     """

@@ -12,16 +12,23 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 
 from calibrators.onnx_runtime.interrupt import stop_all
+from quark_onnx.cli.parsing import Parser, count
 from quark_onnx.common.errors import ModelError
+
+
+def add_workers_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=count,
+        default=1,
+        help="calibration processes; the result does not depend on N",
+    )
 
 
 @contextmanager
 def workers(number: int) -> Iterator[Executor | None]:
-    """Start worker processes for calibration, none for a single worker.
-
-    Args:
-        number: number of workers.
-    """
+    """Start worker processes for calibration, none for a single worker."""
     if number == 1:
         yield None
         return

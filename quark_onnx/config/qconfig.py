@@ -212,38 +212,42 @@ class QConfig:
             whether it is kept float or quantized.
         tensors: different decisions for some tensors, which take precedence over those for nodes;
             see ``TensorOverride``.
-        op_types: quantize only these operators; empty for every operator with a rule.
-        nodes: quantize only these nodes (names, globs or regular expressions); empty for all.
-        exclude: nodes (names, globs or regular expressions) that stay float; short for an Override
-            with ``keep``.
+        op_types: quantize only these operator types, such as Conv MatMul. Empty for every operator
+            with a rule.
+        nodes: quantize only these nodes; patterns as for ``exclude``. Empty for all.
+        exclude: nodes that stay float: names, globs (``'/head/*'``) or ``'re:REGEX'``. It is short
+            for an Override with ``keep``.
         safe: keep operators float that degrade with few bits: the decoding of detectors, where
             coordinates need more bits and boxes and scores would share a scale, and the residual
-            stream around layer normalizations.
-        optimizers: optimizers in order; each is its own configuration, a text such as
-            ``"cle:relu6=bound"``, or a mapping with its ``name`` and settings.
+            stream around layer normalizations. False: also quantize what 8 bits degrade: box
+            decoding, unequal Concats, residuals.
+        optimizers: accuracy optimizers, in this order. Each is its own configuration, a text such
+            as ``"cle:relu6=bound"``, or a mapping with its ``name`` and settings.
         equalize: run ``cle`` if the structure of the model calls for it: depthwise convolutions
             read activations without an upper bound, activations or weights with one scale have at
             most 8 bits, and ``optimizers`` has no rewrite of the float graph. It is kept only if
-            held-out samples show a gain.
+            held-out samples show a gain. False: leave out ``cle``, which runs by default where the
+            structure calls for it.
         search: number of samples on which activation scales are chosen by the error in the layers
             that read them, and biases by the mean error of rounded weights; 0 for none. As
             power-of-two scales move by octaves, the error of a tensor alone does not tell the best
             one for the model.
-        target: device of the result ("npu", "phx", "stx", ...), whose rules are satisfied: a number
-            format that the device does not take, and a model that breaks a rule, are errors. Empty
-            for none.
+        target: NPU whose rules the result meets. A number format that the device does not take, and
+            a model that breaks a rule, are errors. Empty for none.
         fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler requires
-            static sizes. False keeps it, for a model that is made final later: broken rules of the
-            target are notes then, instead of errors.
-        keep_existing: leave quantized parts of the model unchanged and quantize the others, instead
-            of refusing the model.
-        keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers
-            may override, and float. By default they become constants, as no caller overrides a
+            static sizes. False: with ``target``, keep a dynamic batch; broken rules are then no
+            errors. They are notes, for a model that is made final later.
+        keep_existing: accept a partly quantized model and keep its Q/DQ pairs. The other parts are
+            quantized; by default, the model is refused.
+        keep_initializer_inputs: initializers that are also inputs stay inputs, in float. Callers
+            may override their values. By default they become constants, as no caller overrides a
             weight.
-        prepare: fold and clean the float graph first.
-        form: "qdq" leaves operators between Q/DQ pairs; "operators" writes operators of ONNX and
-            onnxruntime on codes (MatMulInteger, ConvInteger, MatMulNBits), if there are any;
-            "vendor" writes Q/DQ pairs, also those of 16-bit floats, as ExtendedQuantizeLinear and
+        prepare: fold and clean the float graph first. False: no constant folding and no
+            BatchNormalization folding.
+        form: qdq (Q/DQ pairs), operators (integer operators) or vendor (AMD's pairs). "qdq" leaves
+            operators between Q/DQ pairs; "operators" writes operators of ONNX and onnxruntime on
+            codes (MatMulInteger, ConvInteger, MatMulNBits), if there are any; "vendor" writes Q/DQ
+            pairs, also those of 16-bit floats, as ExtendedQuantizeLinear and
             ExtendedDequantizeLinear of AMD's domain.
         contrib: write all pairs of integers in the com.microsoft domain, even if ONNX's own would
             suffice.
@@ -255,15 +259,14 @@ class QConfig:
         clipping: remove a Relu or Clip if saturation has the same effect; False keeps it, with a
             pair before it.
         bodies: quantize the bodies of If, Loop and Scan, too.
-        accuracy_level: attribute of MatMulNBits nodes with the form "operators": the lowest
-            precision that onnxruntime may compute in. 0 leaves the choice to onnxruntime, 1 is
-            float32, 2 float16, 3 bfloat16, 4 int8.
+        accuracy_level: least MatMulNBits precision: 1 float32, 2 float16, 3 bfloat16, 4 int8. It is
+            an attribute of the nodes with the form "operators"; 0 leaves the choice to onnxruntime.
         functions: give nodes of a vendor's domain a body of standard operators, so that every
-            runtime runs them.
-        max_opset: limit for raising the model's opset, None for no limit. Q/DQ pairs of 4, 8 and 16
-            bits, and weights in blocks, are then written in the com.microsoft domain, which
+            runtime runs them. False: vendor operators carry no ONNX function body.
+        max_opset: highest opset of the result. None for no limit. With a limit, Q/DQ pairs of 4, 8
+            and 16 bits, and weights in blocks, are written in the com.microsoft domain, which
             supports them at any opset.
-        min_sqnr: least acceptable signal-to-noise ratio of any output, in dB; None for no check.
+        min_sqnr: minimum SQNR of any output in dB. None for no check.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
     >>> config.weight.per_channel, config.activation.calibrator

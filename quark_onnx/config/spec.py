@@ -48,14 +48,14 @@ class QuantizationSpec:
     Attributes:
         dtype: the number format, or its name.
         symmetric: the zero point is fixed in the middle of the codes.
-        per_channel: a scale per output channel of a weight, or per channel (axis 1) of an
-            activation.
+        per_channel: one scale per output channel of a weight (more accurate). An activation has one
+            per channel (axis 1). False: one scale per weight tensor.
         pow2: scales are powers of two.
         scale: type of stored scales, float32 or float16.
         narrow: omit the least code of a signed format (-127..127 in 8 bits).
         reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
-        block_size: number of values with a common scale, along the axis that an operator sums over
-            (weights only); 0 for no blocks.
+        block_size: values per group. A group has a common scale, and lies along the axis that an
+            operator sums over (weights only); 0 for no groups.
         solver: algorithm for the scale of a block: "nearest", the better of two that the range
             suggests; or "hqq", which also moves the zero point (half-quadratic quantization, Badri
             and Shaji 2023).
@@ -65,7 +65,8 @@ class QuantizationSpec:
             "rceil" (``quark_onnx.kernels.blockfloat.threshold``); for weights also "best", per
             block the better of two. "auto" is "best" for weights, and for activations the rule of
             least error, but "floor" where AMD's operator computes it.
-        calibrator: a calibrator, its name, or ``"name:setting=value,..."``.
+        calibrator: how ranges are found. It is a calibrator, its name, or
+            ``"name:setting=value,..."``.
 
     >>> spec = QuantizationSpec("uint8", symmetric=False)
     >>> spec.with_(calibrator="percentile:percentile=99.9").calibrator

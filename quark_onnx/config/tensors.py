@@ -69,8 +69,8 @@ class TensorOverride:
         symmetric: as in a ``QuantizationSpec``.
         reduce_range: as in a ``QuantizationSpec``.
         axis: axis of per-channel scales.
-        calibrator: calibrator of the range of an activation, or its text, as in a
-            ``QuantizationSpec``. A tensor that only moves values has the range of its source.
+        calibrator: calibrator of an activation. It may be a text, as in a ``QuantizationSpec``.
+            A tensor that only moves values has the range of its source.
         low: lower end of the range, one number or one per channel, instead of a measured one.
         high: upper end of the range, likewise.
         scale: one number or one per channel, with ``zero_point``; no range is then needed.

@@ -88,7 +88,7 @@ class KVCache:
     Attributes:
         spec: specification, with a calibrated per-tensor scale.
         layers: globs of the projections that compute keys and values.
-        least: lower bound of the scale.
+        least: lower bound of the scales of keys and values.
         where: "projection" rounds the output of the projections; "rope" rounds keys after the
             rotation, as clients with a rounded cache of rotated keys do.
     """
@@ -146,18 +146,18 @@ class TorchConfig:
     """Configuration of a PyTorch model; frozen, and changed by ``with_``.
 
     Attributes:
-        default: specification of Linear, Conv1D (of transformers), Conv2d and ConvTranspose2d
-            layers.
-        layers: pairs of a glob of layer names and a specification. The first match has priority
-            over later matches, types and default.
+        default: formats of weights and inputs. It is the specification of Linear, Conv1D (of
+            transformers), Conv2d and ConvTranspose2d layers.
+        layers: formats of layers by a glob of their names; the first match wins. They are pairs of
+            a glob and a specification, and have priority over types and default.
         types: pairs of a class name and a specification; in exported graphs also ATen names of
             operators.
-        exclude: globs of the names of layers that stay float.
-        kv_cache: quantization of keys and values; None for float.
-        attention: quantization of queries and probabilities; None for float.
-        algorithms: algorithms in order of execution, by name (``"gptq"``,
-            ``"gptq:coordinate_descent_passes=2"``) or as objects. They make weights easier to
-            round, or choose better codes than round to nearest.
+        exclude: layers that stay float. They are globs of names.
+        kv_cache: quantization of the KV cache. None for float keys and values.
+        attention: quantization of queries and attention probabilities. None for float.
+        algorithms: algorithms, in this order. They are names (``"gptq"``,
+            ``"gptq:coordinate_descent_passes=2"``) or objects, and make weights easier to round, or
+            choose better codes than round to nearest.
 
     A name or a glob that matches no layer of the model is an error, except for a
     ``DefaultExclude``.

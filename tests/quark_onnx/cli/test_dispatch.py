@@ -143,6 +143,13 @@ def test_unsafe_says_what_it_means(cli: Any) -> None:
         ),
         (["explain", "model.onnx", "other.onnx"], ["unexpected argument 'other.onnx'"]),
         (["explain", "--conf", "A8W8", "model.onnx"], ["unknown option '--conf'"]),
+        # The options of the action, and not those of its command.
+        (
+            ["llm", "ptq", "m", "-o", "o", "--scheem", "fp8"],
+            ["unknown option '--scheem'; did you mean '--scheme'?"],
+        ),
+        (["llm", "ptq", "m", "-o", "o", "--fx"], ["unknown option '--fx'; known: --"]),
+        (["npu", "check", "m.onnx", "-q"], ["'-q'; see quark-onnx npu check --help"]),
     ],
 )
 def test_usage_errors(cli: Any, arguments: list[str], words: list[str]) -> None:

@@ -69,6 +69,15 @@ def test_help_of_an_option_is_one_short_line(
     assert max(map(len, text.partition("\nexample")[0].splitlines())) <= COLUMNS
 
 
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_names_options_that_exist(name: str) -> None:
+    """A help that refers to another option has an option of the same command."""
+    flags = {flag for each in PARSERS[name]._actions for flag in each.option_strings}
+    for action in visible(PARSERS[name]):
+        named = set(re.findall(r"--[a-z][a-z-]*", action.help or ""))
+        assert named <= flags, action.option_strings
+
+
 def test_a_name_stands_for_one_thing() -> None:
     """Pages are --html everywhere, presets --preset; nothing written is called a report."""
     named = [(name, flag) for name, each in PARSERS.items() for action in visible(each)
