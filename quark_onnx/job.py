@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import current, start
-from calibrators.onnx_runtime.session import model_bytes
+from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import short

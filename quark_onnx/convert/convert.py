@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
-from calibrators.onnx_runtime.session import loaded, model_bytes
+from calibrators.onnx_runtime.tensors import loaded, model_bytes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ConfigError, ModelError, crash_errors, raise_crash

@@ -19,7 +19,7 @@ from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import regular_size
 from calibrators.onnx_runtime.external_tensors import is_held, locate
-from calibrators.onnx_runtime.session import (
+from calibrators.onnx_runtime.tensors import (
     estimate_bytes,
     loaded,
     tensor_bytes,

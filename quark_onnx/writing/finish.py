@@ -15,13 +15,8 @@ from onnx import ModelProto
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import ADVICE, BETTER, SATURATION, saturates
 from calibrators.onnx_runtime.isolation import release
-from calibrators.onnx_runtime.session import (
-    PROTOBUF_LIMIT,
-    estimate_bytes,
-    is_defined,
-    loaded,
-    open_session,
-)
+from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, is_defined, open_session
+from calibrators.onnx_runtime.tensors import estimate_bytes, loaded
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError

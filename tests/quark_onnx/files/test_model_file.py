@@ -11,10 +11,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import is_held, values
-from calibrators.onnx_runtime.session import loaded, model_bytes, open_session
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import loaded, model_bytes, write_external
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files import model_file
-from quark_onnx.files.io import load, write_external
+from quark_onnx.files.io import load
 from quark_onnx.files.model_file import mentions, read_model
 from quark_onnx.graph import Graph, model_key
 from tests.models import parse, weight

@@ -19,7 +19,8 @@ from calibrators.onnx_runtime.external_tensors import (
     location,
     values,
 )
-from calibrators.onnx_runtime.session import loaded, open_session
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import loaded
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files.io import read, staged
 from quark_onnx.graph import Graph, Store, store
