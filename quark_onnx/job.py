@@ -26,7 +26,7 @@ from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes, upcast_to_float32
-from quark_onnx.files.io import load
+from quark_onnx.files.io import open_model
 from quark_onnx.graph import (
     Graph,
     describe_closed,
@@ -397,10 +397,8 @@ class Job:
         start()
         # Before the model is in memory, as it reads the file, too.
         external |= keeps_weights_beside(model, target)
-        weights: list[NDArray[Any]] = []
-        corrected = list[str]()
-        original = load(model, weights, corrected)
-        notes = [*corrected]
+        opened = open_model(model, hold=True)
+        original, notes = opened.model, [*opened.notes]
         narrow = inlined(original)
         graph = _graph_to_plan(narrow, config)
         # Ranges by name, of a cache of TensorRT or onnxruntime.
@@ -416,7 +414,7 @@ class Job:
         graph.store = store
         # Not the file of a model whose declarations were corrected.
         source = None
-        if isinstance(model, str | Path) and not corrected:
+        if isinstance(model, str | Path) and not opened.notes:
             source = Path(model)
         # The file itself, if the model is unchanged: onnxruntime opens it instead of a copy in
         # memory.
@@ -450,7 +448,7 @@ class Job:
             tuple(notes),
             source,
             closed,
-            weights=tuple(weights),
+            weights=tuple(opened.arrays),
             calibration=ranges if isinstance(ranges, Calibration) else None,
         )
 

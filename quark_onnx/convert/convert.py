@@ -21,7 +21,7 @@ from quark_onnx.common.errors import ConfigError, ModelError, crash_errors, rais
 from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
-from quark_onnx.files.io import load, read, staged
+from quark_onnx.files.io import load, staged
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, store_for
@@ -291,7 +291,7 @@ def _finished(
                 "onnxruntime loads the model on its CPU provider no more, which lacks"
                 " kernels for it",
             )
-    return read(target)
+    return load(target)
 
 
 def _opens(reference: Reference) -> bool:
