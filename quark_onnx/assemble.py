@@ -27,7 +27,6 @@ from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
-from quark_onnx.planning.subgraph_plans import give_up_late
 from quark_onnx.refine import correct_biases, refine
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.running.function_bodies import define_functions
@@ -488,9 +487,8 @@ class Trials:
         at_opset = plan_at_opset(base.graph, config, self.reference, self._data.sample)
         same, keyed = at_opset.graph is base.graph, base.keyed
         assert keyed is not None, "earlier statistics"
-        late = give_up_late(at_opset.insides, vendor=config.form == "vendor")
         # The statistics of bodies have no keys: their plans stay those of the base.
-        insides = [] if same else late
+        insides = [] if same else at_opset.insides
         is_known = same and not missing(at_opset.graph, at_opset.plan, keyed)
         calibrated = calibrate(
             at_opset.graph,

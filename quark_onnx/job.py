@@ -62,7 +62,7 @@ from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.opsets import lower_opset
 from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
-from quark_onnx.planning.subgraph_plans import all_plans, give_up_late
+from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.refine import InputMeans, check_folder, give_biases, optimize_float
 from quark_onnx.report import Report, kept_types, summarize, verdicts
@@ -550,7 +550,6 @@ class Job:
         require_mixing(graph, self.config, samples)
         at_opset = plan_at_opset(graph, self.config, self.reference, sample)
         graph = at_opset.graph
-        insides = give_up_late(at_opset.insides, vendor=self.config.form == "vendor")
         if graph.store is not None:
             notes.append(
                 "a large model: it is verified without onnxruntime's graph"
@@ -560,7 +559,7 @@ class Job:
             self.config,
             graph,
             at_opset.plan,
-            insides,
+            at_opset.insides,
             [*notes, *at_opset.notes],
             rewrites,
             keyed,

@@ -1,4 +1,8 @@
-"""Plan a graph at the opset that its formats need.
+"""Plan a graph and its bodies at the opset that their formats need.
+
+This is the last step of planning, and calls all others: ``make_plan`` for the graph,
+``plan_insides`` (which calls ``make_plan``) for its bodies, and ``raise_opset_for`` with both. None
+of them calls back.
 
 The formats of a plan decide the opset, and the opset decides what the converter makes of the graph.
 A draft of the plan therefore comes first. It is the plan where no other opset is needed.
@@ -6,11 +10,13 @@ A draft of the plan therefore comes first. It is the plan where no other opset i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from quark_onnx.config import QConfig
+from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Plan
+from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.opsets import raise_opset_for
 from quark_onnx.planning.subgraph_plans import SubgraphPlan, plan_insides, wanted
@@ -24,7 +30,7 @@ class PlannedGraph:
     Attributes:
         graph: the graph; the given one if its opset suffices.
         plan: the plan of the graph.
-        insides: the plans of bodies.
+        insides: the plans of bodies, in which a format that the opset lacks is given up.
         notes: notes for the report.
     """
 
@@ -57,17 +63,47 @@ def plan_at_opset(
     """
     # Patterns were checked on the user's graph (``strict``); rewrites may have removed nodes they
     # name.
-    draft = make_plan(graph, config, strict=False)
+    plan = make_plan(graph, config, strict=False)
     insides = plan_insides(graph, config) if inside else []
     raised, notes = raise_opset_for(
-        graph, draft, config, reference, sample, wanted(insides)
+        graph, plan, config, reference, sample, wanted(insides)
     )
     # Identity: raise_opset_for returns the same object where nothing was converted.
-    if raised is graph:
-        return PlannedGraph(graph, draft, insides, notes)
-    # The converter rewrites operators whose meaning changes: decisions of the draft name nodes and
-    # tensors that may be gone.
-    plan = make_plan(raised, config, strict=False)
-    return PlannedGraph(
-        raised, plan, plan_insides(raised, config) if inside else [], notes
-    )
+    if raised is not graph:
+        # The converter rewrites operators whose meaning changes: decisions of the draft name nodes
+        # and tensors that may be gone.
+        plan = make_plan(raised, config, strict=False)
+        insides = plan_insides(raised, config) if inside else []
+    insides = _kept_to_opset(insides, vendor=config.form == "vendor")
+    return PlannedGraph(raised, plan, insides, notes)
+
+
+def _kept_to_opset(
+    insides: Sequence[SubgraphPlan], *, vendor: bool
+) -> list[SubgraphPlan]:
+    """Return plans of bodies with float tensors where the final opset lacks a format.
+
+    Args:
+        insides: the plans of bodies, at the final opset of the model; not changed.
+        vendor: the vendor's operators are written, which need function bodies.
+
+    Returns:
+        The plans in the same order, nested bodies included.
+    """
+    plans = list[SubgraphPlan]()
+    for inside in insides:
+        opset = inside.graph.opset
+        changes: dict[Use, Entry] = {}
+        for use, entry in inside.plan.entries.items():
+            if not isinstance(entry, Quantize):
+                continue
+            # The vendor's operators need function bodies whatever the format.
+            least = max(entry.min_opset, BODY_OPSET * vendor)
+            if least > opset and (vendor or not entry.contributed):
+                changes[use] = Keep(
+                    f"the model's opset is {opset}, the format needs {least}",
+                )
+        plan = inside.plan.revised(changes)
+        inner = _kept_to_opset(inside.insides, vendor=vendor)
+        plans.append(replace(inside, plan=plan, insides=inner))
+    return plans

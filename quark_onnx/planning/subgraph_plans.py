@@ -1,23 +1,24 @@
-"""Plans for the bodies of If, Loop and Scan."""
+"""Plans for the bodies of If, Loop and Scan.
+
+``plan_insides`` calls ``make_plan`` for each body; ``plan_at_opset`` calls both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from onnx import ModelProto, TensorProto, TypeProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
 from quark_onnx.config import QConfig
-from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import (
     EXCLUDED,
     OVERRIDABLE,
-    Entry,
     Keep,
     Plan,
     PlanBuilder,
@@ -26,7 +27,6 @@ from quark_onnx.plan import (
     select,
 )
 from quark_onnx.planning.make_plan import make_plan
-from quark_onnx.planning.opsets import contributed
 from quark_onnx.planning.states import inner_states
 
 _CONTROL = frozenset({"If", "Loop", "Scan"})
@@ -152,37 +152,6 @@ def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     return [
         plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
     ]
-
-
-def give_up_late(
-    insides: Sequence[SubgraphPlan], *, vendor: bool
-) -> list[SubgraphPlan]:
-    """Return plans with float tensors where the opset lacks a format and cannot be raised.
-
-    Args:
-        insides: the plans of bodies, at the final opset of the model; not changed.
-        vendor: the vendor's operators are written, which need function bodies.
-
-    Returns:
-        The plans in the same order, nested bodies included.
-    """
-    plans = list[SubgraphPlan]()
-    for inside in insides:
-        opset = inside.graph.opset
-        changes: dict[Use, Entry] = {}
-        for use, entry in inside.plan.entries.items():
-            if not isinstance(entry, Quantize):
-                continue
-            # The vendor's operators need function bodies whatever the format.
-            least = max(entry.min_opset, BODY_OPSET * vendor)
-            if least > opset and (vendor or not contributed(entry)):
-                changes[use] = Keep(
-                    f"the model's opset is {opset}, the format needs {least}",
-                )
-        plan = inside.plan.revised(changes)
-        inner = give_up_late(inside.insides, vendor=vendor)
-        plans.append(replace(inside, plan=plan, insides=inner))
-    return plans
 
 
 def controls(
