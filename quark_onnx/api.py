@@ -196,7 +196,7 @@ def quantize(  # noqa: PLR0913
         if labels is not None and data is not None:
             # The float model runs on labelled samples before quantization; ``run`` then looks for
             # no signs.
-            findings = labelled_findings(job.reference, data, labels, task)
+            findings = labelled_findings(job.model.reference, data, labels, task)
         return run(replace(job, task=task, findings=findings), data, executor, progress)
     finally:
         job.close()

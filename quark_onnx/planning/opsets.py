@@ -126,7 +126,7 @@ def raise_opset_for(  # noqa: PLR0913
     config: QConfig,
     reference: Reference,
     sample: Sample | None,
-    inside: Sequence[Quantize] = (),
+    in_bodies: Sequence[Quantize] = (),
 ) -> tuple[Graph, list[str]]:
     """Raise the opset to the minimum for the plan's formats and onnxruntime's rewrites.
 
@@ -140,7 +140,7 @@ def raise_opset_for(  # noqa: PLR0913
         config: the settings.
         reference: the float model.
         sample: a sample for the comparison; None for none.
-        inside: quantized tensors in bodies, given up if the opset cannot be raised far enough.
+        in_bodies: quantized tensors in bodies, given up if the opset cannot be raised far enough.
 
     Returns:
         The graph, and notes for the report.
@@ -151,7 +151,7 @@ def raise_opset_for(  # noqa: PLR0913
     """
     # The vendor's operators run in onnxruntime by function bodies, whose operators need this opset.
     vendor = BODY_OPSET if config.form == "vendor" else 0
-    wanted = [*_written(plan), *inside]
+    wanted = [*_written(plan), *in_bodies]
     minimums = [entry.min_opset for entry in wanted]
     opsets = (ROUND_OPSET, vendor, *minimums)
     # A plan without formats needs no opset.

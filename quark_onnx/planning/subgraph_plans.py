@@ -1,6 +1,6 @@
 """Plans for the bodies of If, Loop and Scan.
 
-``plan_insides`` calls ``make_plan`` for each body; ``plan_at_opset`` calls both.
+``plan_bodies`` calls ``make_plan`` for each body; ``plan_at_opset`` calls both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SubgraphPlan:
         body: location of the body.
         graph: the body as a separate graph.
         plan: decisions about its tensors.
-        insides: nested bodies.
+        body_plans: nested bodies.
         played: whether the body can be run on its own, and therefore be measured.
         ranges: the measured ranges of its tensors.
     """
@@ -62,12 +62,12 @@ class SubgraphPlan:
     body: Body
     graph: Graph
     plan: Plan
-    insides: list[SubgraphPlan]
+    body_plans: list[SubgraphPlan]
     played: bool
     ranges: dict[Use, Statistic] = field(default_factory=dict)
 
 
-def plan_insides(
+def plan_bodies(
     graph: Graph,
     config: QConfig,
     shapes: ShapeArithmetic | None = None,
@@ -131,7 +131,7 @@ def plan_insides(
                 body,
                 inner,
                 plan.build(),
-                plan_insides(
+                plan_bodies(
                     inner, config, inner_shapes, carried, measured=measured and played
                 ),
                 played,
@@ -140,27 +140,33 @@ def plan_insides(
     return plans
 
 
-def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
+def wanted(body_plans: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Return every tensor to quantize in bodies, nested bodies included."""
-    entries = [entry for inside in insides for entry in inside.plan.entries.values()]
-    deeper = [entry for inside in insides for entry in wanted(inside.insides)]
+    entries = [
+        entry for body_plan in body_plans for entry in body_plan.plan.entries.values()
+    ]
+    deeper = [
+        entry for body_plan in body_plans for entry in wanted(body_plan.body_plans)
+    ]
     return [entry for entry in entries if isinstance(entry, Quantize)] + deeper
 
 
-def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
+def all_plans(body_plans: Sequence[SubgraphPlan]) -> list[Plan]:
     """Return the plans of bodies, nested bodies included."""
     return [
-        plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
+        plan
+        for body_plan in body_plans
+        for plan in (body_plan.plan, *all_plans(body_plan.body_plans))
     ]
 
 
 def controls(
-    insides: Sequence[SubgraphPlan], scopes: Sequence[Scope]
+    body_plans: Sequence[SubgraphPlan], scopes: Sequence[Scope]
 ) -> tuple[Control, ...]:
     """Return the control-flow nodes to run, with bodies and observations.
 
     Args:
-        insides: the bodies of a graph's nodes.
+        body_plans: the bodies of a graph's nodes.
         scopes: the observations in each of these bodies.
 
     Returns:
@@ -168,9 +174,9 @@ def controls(
     """
     # Both branches of an If belong to one node.
     nodes: dict[Node, dict[str, Scope]] = {}
-    for inside, scope in zip(insides, scopes, strict=True):
-        if inside.played:
-            nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
+    for body_plan, scope in zip(body_plans, scopes, strict=True):
+        if body_plan.played:
+            nodes.setdefault(body_plan.body.node, {})[body_plan.body.attribute] = scope
     # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
     return tuple(
         _control(node, node_scopes)
@@ -179,22 +185,22 @@ def controls(
     )
 
 
-def shapeless(inside: SubgraphPlan) -> ModelProto:
+def shapeless(body_plan: SubgraphPlan) -> ModelProto:
     """Return a body as a model with inputs of unknown shape.
 
     The declared shapes of a body are sometimes wrong.
 
     Args:
-        inside: the body; iteration number and condition of a Loop keep their shapes.
+        body_plan: the body; iteration number and condition of a Loop keep their shapes.
     """
-    model, node = inside.graph.to_model(), inside.body.node
+    model, node = body_plan.graph.to_model(), body_plan.body.node
     pinned = list[str]()
     if node.kind == "Loop":
         # The iteration number and the condition are scalars by definition.
         pinned = [
             value.name
             for value in model.graph.input
-            if value.name not in inside.body.borrowed
+            if value.name not in body_plan.body.borrowed
         ][:2]
     for value in model.graph.input:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":

@@ -207,7 +207,7 @@ ONE_OF_EACH = {
     # A run with a limit of time: searches and advice try configurations there.
     "time_limit": {"search/runs.py"},
     # The errors and the verdict of two models.
-    "VerdictCollector": {"job.py", "trials/judge.py", "writing/finish.py"},
+    "VerdictCollector": {"trials/judge.py", "writing/finish.py", "writing/judging.py"},
     # Advice after a verdict: listed by the verdict and by a missed gate, tried by advise.
     "next_steps": {
         "analysis/advise.py",
@@ -215,7 +215,7 @@ ONE_OF_EACH = {
         "writing/finish.py",
     },
     # The samples that are held out.
-    "HoldOut": {"job.py", "measuring/run_data.py"},
+    "HoldOut": {"measuring/run_data.py"},
     # The samples of searches and advice, and their runs.
     "SplitData": {
         "analysis/accuracy.py",
