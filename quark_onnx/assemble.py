@@ -146,7 +146,9 @@ class Assembler:
         # int32 biases are raised.
         plan = compute_bias_qparams(graph, plan, params)
         # After the search, as codes are chosen for final scales.
-        if optimizers := self._layer_optimizers(config, data, notes):
+        optimizers, left_out = self._layer_optimizers(config, data)
+        notes += left_out
+        if optimizers:
             resolved = ResolvedPlan(plan, params)
             made = self._refined(planned, resolved, data, optimizers, progress)
         elif corrected is not graph:
@@ -161,27 +163,21 @@ class Assembler:
         return replace(made, notes=[*notes, *made.notes], clipping=clipped)
 
     def _layer_optimizers(
-        self, config: QConfig, data: RunData, notes: list[str]
-    ) -> list[LayerOptimizer]:
-        """Return the optimizers that choose codes.
-
-        Args:
-            notes: receives the reason why an optimizer, or ``resume``, has no effect.
-        """
+        self, config: QConfig, data: RunData
+    ) -> tuple[list[LayerOptimizer], list[str]]:
+        """Return the optimizers that choose codes, and why one, or ``resume``, has no effect."""
         optimizers = [
             optimizer for optimizer in config.optimizers if optimizer.stage == "layer"
         ]
         if not optimizers:
-            if self.resume:
-                notes.append(
-                    "resume: no optimizer chooses codes layer by layer, nothing is kept"
-                )
-            return []
+            unused = (
+                "resume: no optimizer chooses codes layer by layer, nothing is kept"
+            )
+            return [], [unused] if self.resume else []
         if not len(data.again):
             names = ", ".join(optimizer.name for optimizer in optimizers)
-            notes.append(f"{names}: left out, there is no calibration data")
-            return []
-        return optimizers
+            return [], [f"{names}: left out, there is no calibration data"]
+        return optimizers, []
 
     def _completed(
         self, pairs: Graph, graph: Graph, plan: Plan, planned: Planned, data: RunData

@@ -95,7 +95,7 @@ def calibrate(  # noqa: PLR0913
         begun_statistics = begun.known(watched)
         # All or nothing: one missing tensor needs a run over the first samples anyway.
         if len(begun_statistics) == len(watched):
-            later = _Rest(begun.calibration.samples, samples, progress, receive)
+            later = _LaterSamples(begun.calibration.samples, samples, progress, receive)
             statistics = later.collect(
                 extended or graph, watched, begun_statistics, executor
             )
@@ -131,7 +131,7 @@ def calibrate(  # noqa: PLR0913
     return _ranges(graph, plan, body_plans, iter(statistics), known)
 
 
-class _Rest:
+class _LaterSamples:
     """The samples that follow the first ones, whose statistics are known."""
 
     def __init__(
