@@ -99,8 +99,8 @@ def run(
         return _float_model_as_result(job, [plan], job.notes)
     with Spool() as spool:
         job, run_data = _opened(job, data, spool, progress)
-        prepared = _prepared(job, run_data, progress)
-        planned = _planned(job, prepared, run_data)
+        # No name for the prepared graph: where the opset is raised, it ends here.
+        planned = _planned(job, _prepared(job, run_data, progress), run_data)
         measured = _measured(job, planned, run_data, executor, progress)
         measured = _mixed(job, measured, progress)
         return _written(job, measured, progress)

@@ -32,7 +32,7 @@ def infer_shapes(model: ModelProto, *, propagate: bool = False) -> ModelProto:
     return ModelProto.FromString(inferred)
 
 
-def check_model(model: ModelProto | Path, *, full: bool) -> None:
+def run_onnx_check(model: ModelProto | Path, *, full: bool) -> None:
     """Run onnx's check.
 
     Args:

@@ -25,7 +25,7 @@ from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
-from quark_onnx.graph.native import check_model
+from quark_onnx.graph.native import run_onnx_check
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
 from quark_onnx.graph.states import State, states
@@ -615,7 +615,7 @@ def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker needs a file
     try:
-        check_model(model, full=full)
+        run_onnx_check(model, full=full)
     except RuntimeCrash:
         raise
     except Exception as error:  # checker and shape inference raise unrelated types

@@ -230,6 +230,12 @@ ONE_OF_EACH = {
     # One way to a page and one to a terminal: the rendering of blocks.
     "document": {"page/browser.py"},
     "CSS": {"page/document.py"},
+    # One check of a given model, and the parts that it alone puts together.
+    "check_model": {"files/io.py"},
+    "check_stored": {"files/io.py"},
+    "check_variadic": {"check/model.py"},
+    "check_loops": {"check/model.py"},
+    "contradicted_shapes": {"check/model.py"},
     # One line from ranges to the quantized graph.
     "Assembler": {"job.py"},
 }
