@@ -3,14 +3,16 @@
 ``run`` is the line: each stage takes the value of the stage before and returns one of its own,
 which holds the notes for the report so far.
 
-    Job.open    check the model and the settings              -> Job, with its FloatModel
-    RunData     open the data, hold samples out               -> RunData
-    _prepared   clean and optimize the float graph            -> Prepared
-    _planned    decide the format of every tensor             -> Planned
-    _measured   measure ranges                                -> MeasuredPlan
-    _mixed      choose formats of nodes by output errors      -> MeasuredPlan
-    _assembled  scales, codes, biases; insert pairs           -> Assembled
-    _finished   check, compare and write the model            -> Result
+    Job.open    check the model and the settings           -> Job, with its FloatModel
+    _open_data  open the data, hold samples out            -> RunData
+    _prepare    clean and optimize the float graph         -> Prepared
+    _plan       decide the format of every tensor          -> Planned
+    _measure    measure ranges                             -> MeasuredPlan
+    _mix        choose formats of nodes by output errors   -> MeasuredPlan
+    _assemble   scales, codes, biases; insert pairs        -> Assembled
+    _finish     check, compare, judge and write the model  -> Result
+
+``_write`` runs the last two, and runs them again with fewer pairs after a crash of onnxruntime.
 """
 
 from __future__ import annotations
@@ -98,12 +100,12 @@ def run(
         plan = make_plan(job.model.graph, job.config, strict=False)
         return _float_model_as_result(job, [plan], job.notes)
     with Spool() as spool:
-        job, run_data = _opened(job, data, spool, progress)
+        job, run_data = _open_data(job, data, spool, progress)
         # No name for the prepared graph: where the opset is raised, it ends here.
-        planned = _planned(job, _prepared(job, run_data, progress), run_data)
-        measured = _measured(job, planned, run_data, executor, progress)
-        measured = _mixed(job, measured, progress)
-        return _written(job, measured, progress)
+        planned = _plan(job, _prepare(job, run_data, progress), run_data)
+        measured = _measure(job, planned, run_data, executor, progress)
+        measured = _mix(job, measured, progress)
+        return _write(job, measured, progress)
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class Job:
         return any(tensor.gives_range for tensor in self.config.tensors)
 
     @property
-    def keeps_promise(self) -> bool:
+    def keeps_rules(self) -> bool:
         """Whether the result must keep every rule of a target."""
         return bool(self.config.target) and self.config.fix_sizes
 
@@ -252,7 +254,7 @@ def _target_notes(config: QConfig) -> list[str]:
     return notes
 
 
-def _opened(
+def _open_data(
     job: Job, data: CalibrationData | None, spool: Spool, progress: bool | None
 ) -> tuple[Job, RunData]:
     """Open the data; a run that needs none, and gets none, has a random sample."""
@@ -281,14 +283,14 @@ def _opened(
     )
 
 
-def _prepared(job: Job, data: RunData, progress: bool | None) -> Prepared:
+def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     """Clean the float graph, lower its opset, and run the optimizers of float graphs."""
     config, reference, sample = job.config, job.model.reference, data.sample
     # The order matters: rewrites first, then the opset of the target, then optimizers on this
     # graph.
     graph, cleaned = prepare(job.model.graph, config, reference, sample)
     graph, lowered = lower_opset(graph, config.target, reference, sample)
-    if job.keeps_promise:
+    if job.keeps_rules:
         # Before optimizers and calibration, which may take long.
         checked = check_structure(graph.to_model(), config.target, format_of(config))
         require_rules(checked, "nothing was quantized")
@@ -313,7 +315,7 @@ def _prepared(job: Job, data: RunData, progress: bool | None) -> Prepared:
     return Prepared(graph, [*job.notes, *rewrites], keyed, begun)
 
 
-def _planned(job: Job, prepared: Prepared, data: RunData) -> Planned:
+def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     """Decide the format of every tensor of the graph and of its bodies."""
     require_mixing(prepared.graph, job.config, data.again)
     planned = plan_at_opset(
@@ -338,7 +340,7 @@ def _planned(job: Job, prepared: Prepared, data: RunData) -> Planned:
     )
 
 
-def _measured(
+def _measure(
     job: Job,
     planned: Planned,
     data: RunData,
@@ -392,7 +394,7 @@ def _measured(
     return planned.measured(calibrated, data)
 
 
-def _mixed(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPlan:
+def _mix(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPlan:
     """Choose formats of nodes by the errors of the outputs, if the settings ask for it."""
     if job.mixing is None:
         return measured
@@ -404,18 +406,18 @@ def _mixed(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredP
     return MeasuredPlan(replace(mixed, notes=[*notes, *mixed.notes]), ranges, data)
 
 
-def _written(job: Job, measured: MeasuredPlan, progress: bool | None) -> Result:
+def _write(job: Job, measured: MeasuredPlan, progress: bool | None) -> Result:
     """Assemble and write the model, with a second attempt after a crash of onnxruntime.
 
     The second attempt omits the pairs that onnxruntime moves, which cause the known crashes. It
     needs onnxruntime in a separate process.
     """
     if current() is None:  # without isolation, a crash ends this process
-        return _finished(job, _assembled(job, measured, progress), measured)
+        return _finish(job, _assemble(job, measured, progress), measured)
     planned = measured.planned
     graph = planned.graph.copy()  # optimizers change it
     try:
-        return _finished(job, _assembled(job, measured, progress), measured)
+        return _finish(job, _assemble(job, measured, progress), measured)
     except Exception as error:
         crash = crash_behind(error)
         # A killed process has most likely run out of memory.
@@ -439,17 +441,17 @@ def _written(job: Job, measured: MeasuredPlan, progress: bool | None) -> Result:
         notes=[*planned.notes, note],
     )
     measured = replace(measured, planned=planned, ranges=ranges)
-    return _finished(job, _assembled(job, measured, progress), measured)
+    return _finish(job, _assemble(job, measured, progress), measured)
 
 
-def _assembled(job: Job, measured: MeasuredPlan, progress: bool | None) -> Assembled:
+def _assemble(job: Job, measured: MeasuredPlan, progress: bool | None) -> Assembled:
     """Compute scales, codes and biases, and insert the pairs; see ``Assembler``."""
     return job.assembler.assemble(
         measured.planned, measured.ranges, measured.data, progress, clipping=True
     )
 
 
-def _finished(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
+def _finish(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
     """Check the model, compare it with the float model, write it, and report."""
     config, data = measured.planned.config, measured.data
     plans = [made.plan, *all_plans(measured.planned.body_plans)]
@@ -480,7 +482,7 @@ def _finished(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
         narrowing=job.model.narrowing,
         functions=config.functions,
         judging=judging,
-        target=config.target if job.keeps_promise else "",
+        target=config.target if job.keeps_rules else "",
     )
     verdict, warnings = verdict_of(judging, done, data, reference)
     if done.errors:
@@ -570,7 +572,7 @@ def measure_ranges(
         return job.calibration
     reader = reader_for(job.model.graph, data, job.config)
     first = RunData(first_sample(reader))
-    planned = _planned(job, _prepared(job, first, progress), first)
+    planned = _plan(job, _prepare(job, first, progress), first)
     # XINT8 quantizes the most tensors, including outputs
     most = make_plan(planned.graph, QConfig.of("XINT8"), strict=False)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
