@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, ParamSpec, Protocol, overload
 
 from onnx import ModelProto
 from onnx.parser import parse_model
@@ -61,53 +61,83 @@ _IDENTITY = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {
 
 #: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
+#: Parameters of a function that takes calls of onnxruntime, too.
+Parameters = ParamSpec("Parameters")
 
 
-class _Quantize(Protocol):
-    """The signature of ``quantize``."""
+class _EitherSpelling(Protocol[Parameters]):
+    """A function that takes arguments of its own, or those of onnxruntime."""
 
-    def __call__(  # noqa: PLR0913
+    @overload
+    def __call__(
+        self, *arguments: Parameters.args, **keywords: Parameters.kwargs
+    ) -> ModelProto: ...
+
+    @overload
+    def __call__(
         self,
-        model: str | Path | ModelProto,
-        data: CalibrationData | None,
-        config: Config = "A8W8",
-        output: str | Path | None = None,
-        *,
-        executor: Executor | None = None,
-        progress: bool | None = False,
-        external: bool = False,
-        resume: str | Path | None = None,
-        ranges: Calibration | str | Path | None = None,
-        task: str = "auto",
-        labels: str | Path | None = None,
-        isolate: bool = False,
-    ) -> Result: ...
+        model_input: str | Path | ModelProto,
+        model_output: str | Path,
+        *onnxruntime_positional: Any,
+        **onnxruntime_keywords: Any,
+    ) -> ModelProto: ...
 
 
-def _isolatable(function: Callable[..., Result]) -> _Quantize:
-    """Add the keyword ``isolate`` to a function whose first argument is a model."""
+def _or_as_onnxruntime(
+    is_theirs: Callable[[tuple[Any, ...], dict[str, Any]], bool],
+    translate: Callable[[tuple[Any, ...], dict[str, Any]], Call],
+) -> Callable[[Callable[Parameters, ModelProto]], _EitherSpelling[Parameters]]:
+    """Let a function take calls of onnxruntime's function of the same name, too.
 
-    @wraps(function)
-    def wrapped(*arguments: Any, isolate: bool = False, **keywords: Any) -> Result:
-        # Checked here, since ``wrapped`` takes any arguments.
-        require(isolate in (True, False), "isolate", isolate, "True or False")
-        model = arguments[0] if arguments else keywords.get("model")
-        # Outermost: the crash of an isolated process leaves ``isolated`` as an error.
-        with crash_errors(model), isolated(isolate):
+    Args:
+        is_theirs: returns whether a call is one of onnxruntime.
+        translate: returns the call in the terms of this package.
+    """
+
+    def decorate(
+        function: Callable[Parameters, ModelProto],
+    ) -> _EitherSpelling[Parameters]:
+        @wraps(function)
+        def called(*arguments: Any, **keywords: Any) -> ModelProto:
+            if is_theirs(arguments, keywords):
+                # Not a parameter of onnxruntime.
+                isolate = keywords.pop("isolate", False)
+                return _quantize_call(translate(arguments, keywords), isolate=isolate)
+            _require_fitting(function, arguments, keywords)
             return function(*arguments, **keywords)
 
-    # ``wraps`` copies the signature of the function, which lacks ``isolate``.
+        return called
+
+    return decorate
+
+
+def _require_fitting(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> None:
+    """Check the arguments of a call against a function's signature.
+
+    Raises:
+        ConfigError: the arguments do not fit; the message names the nearest keyword.
+    """
     signature = inspect.signature(function)
-    isolate = inspect.Parameter(
-        "isolate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool"
-    )
-    wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), isolate],
-    )
-    return wrapped
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        parameters = signature.parameters
+        unknown = next((name for name in keywords if name not in parameters), "")
+        positional = [
+            parameter.name
+            for parameter in parameters.values()
+            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        hint = nearest(unknown, parameters) if unknown else ""
+        raise ConfigError(
+            f"{function.__name__}({', '.join(positional)}): {error}{hint}"
+        ) from error
 
 
-@_isolatable
 def quantize(  # noqa: PLR0913
     model: str | Path | ModelProto,
     data: CalibrationData | None,
@@ -121,6 +151,7 @@ def quantize(  # noqa: PLR0913
     ranges: Calibration | str | Path | None = None,
     task: str = "auto",
     labels: str | Path | None = None,
+    isolate: bool = False,
 ) -> Result:
     """Quantize a model and return the result with a report.
 
@@ -157,49 +188,54 @@ def quantize(  # noqa: PLR0913
     Raises:
         QuarkError: see ``quark_onnx.common.errors``; nothing is written.
     """
-    # Wrong arguments fail here, before the model is read.
-    require(
-        executor is None or callable(getattr(executor, "submit", None)),
-        "executor",
-        executor,
-        "a concurrent.futures.Executor",
-    )
-    require(
-        progress in (True, False, None),
-        "progress",
-        progress,
-        "True, False, or None for a terminal only",
-    )
-    require(resume is None or _names_folder(resume), "resume", resume, "a folder")
-    check_task(task)
-    refuse_overwritten_arguments(
-        {
-            "model": model,
-            "data": data,
-            "config": config,
-            "ranges": ranges,
-            "labels": labels,
-        },
-        {"output": output, "resume": resume},
-    )
-    job = Job.open(
-        model,
-        QConfig.of(config),
-        output,
-        external,
-        None if resume is None else Path(resume),
-        _ranges_of(ranges),
-    )
-    # The store of a large model is deleted in any case.
-    try:
-        findings = None
-        if labels is not None and data is not None:
-            # The float model runs on labelled samples before quantization; ``run`` then looks for
-            # no signs.
-            findings = labelled_findings(job.reference, data, labels, task)
-        return run(replace(job, task=task, findings=findings), data, executor, progress)
-    finally:
-        job.close()
+    require(isolate in (True, False), "isolate", isolate, "True or False")
+    # Outermost: the crash of an isolated process leaves ``isolated`` as an error.
+    with crash_errors(model), isolated(isolate):
+        # Wrong arguments fail here, before the model is read.
+        require(
+            executor is None or callable(getattr(executor, "submit", None)),
+            "executor",
+            executor,
+            "a concurrent.futures.Executor",
+        )
+        require(
+            progress in (True, False, None),
+            "progress",
+            progress,
+            "True, False, or None for a terminal only",
+        )
+        require(resume is None or _names_folder(resume), "resume", resume, "a folder")
+        check_task(task)
+        refuse_overwritten_arguments(
+            {
+                "model": model,
+                "data": data,
+                "config": config,
+                "ranges": ranges,
+                "labels": labels,
+            },
+            {"output": output, "resume": resume},
+        )
+        job = Job.open(
+            model,
+            QConfig.of(config),
+            output,
+            external,
+            None if resume is None else Path(resume),
+            _ranges_of(ranges),
+        )
+        # The store of a large model is deleted in any case.
+        try:
+            findings = None
+            if labels is not None and data is not None:
+                # The float model runs on labelled samples before quantization; ``run`` then
+                # looks for no signs.
+                findings = labelled_findings(job.model.reference, data, labels, task)
+            return run(
+                replace(job, task=task, findings=findings), data, executor, progress
+            )
+        finally:
+            job.close()
 
 
 def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
@@ -283,7 +319,7 @@ def _names_folder(value: object) -> bool:
     return isinstance(value, str | Path) and value != "" and "\0" not in str(value)
 
 
-@overload
+@_or_as_onnxruntime(is_dynamic_call, translate_dynamic)
 def quantize_dynamic(
     model: str | Path | ModelProto,
     config: Config = "DYNAMIC",
@@ -291,31 +327,19 @@ def quantize_dynamic(
     *,
     progress: bool | None = False,
     isolate: bool = False,
-) -> ModelProto: ...
-
-
-@overload
-def quantize_dynamic(
-    model_input: str | Path | ModelProto,
-    model_output: str | Path,
-    *onnxruntime_positional: Any,
-    **onnxruntime_keywords: Any,
-) -> ModelProto: ...
-
-
-def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
+) -> ModelProto:
     """Quantize weights now, and activations at runtime; no data is needed.
 
-    Called as ``quantize_dynamic(model, config="DYNAMIC", output=None, *, progress=False,
-    isolate=False)``, or with the arguments of ``onnxruntime.quantization.quantize_dynamic``,
-    which are translated.
+    The arguments of ``onnxruntime.quantization.quantize_dynamic`` are accepted as well, and
+    translated.
 
     Args:
-        *arguments: ``model``, ``config`` and ``output``, or arguments of onnxruntime.
-        **keywords: further arguments of either signature.
+        model: path of the float model, or a ModelProto, which is not changed.
         config: its weights and overrides are used. Activations become uint8 with a scale
             computed at runtime, and products become MatMulInteger and ConvInteger, unless the
             config has dynamic activations of another form.
+        output: the file to write; None only returns the model.
+        progress: as for ``quantize_static``.
         isolate: as for ``quantize``.
 
     Returns:
@@ -330,24 +354,6 @@ def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
     >>> [node.op_type for node in quantize_dynamic(dense).graph.node]
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """  # noqa: E501
-    # The two signatures differ in the second argument and in the keywords.
-    if is_dynamic_call(arguments, keywords):
-        isolate = keywords.pop("isolate", False)
-        return _quantize_call(translate_dynamic(arguments, keywords), isolate=isolate)
-    return _quantize_dynamic(
-        *arguments,
-        **_checked(_quantize_dynamic, "quantize_dynamic", arguments, keywords),
-    )
-
-
-def _quantize_dynamic(
-    model: str | Path | ModelProto,
-    config: Config = "DYNAMIC",
-    output: str | Path | None = None,
-    *,
-    progress: bool | None = False,
-    isolate: bool = False,
-) -> ModelProto:
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
     # Presets for measured activations serve for their weights.
     if not is_dynamic(config.activation):
@@ -390,10 +396,10 @@ def quantize_weights(
     return result.model
 
 
-@overload
-def quantize_static(
+@_or_as_onnxruntime(is_static_call, translate_static)
+def quantize_static(  # noqa: PLR0913
     model: str | Path | ModelProto,
-    data: CalibrationData,
+    data: CalibrationData | None,
     config: Config = "A8W8",
     output: str | Path | None = None,
     *,
@@ -401,30 +407,17 @@ def quantize_static(
     progress: bool | None = False,
     external: bool = False,
     resume: str | Path | None = None,
+    ranges: Calibration | str | Path | None = None,
+    task: str = "auto",
+    labels: str | Path | None = None,
     isolate: bool = False,
-) -> ModelProto: ...
-
-
-@overload
-def quantize_static(
-    model_input: str | Path | ModelProto,
-    model_output: str | Path,
-    calibration_data_reader: CalibrationData,
-    *onnxruntime_positional: Any,
-    **onnxruntime_keywords: Any,
-) -> ModelProto: ...
-
-
-def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
+) -> ModelProto:
     """Quantize a float model to integers with scales measured on calibration data.
 
-    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None,
-    progress=False, external=False, resume=None, isolate=False)``, or with the arguments of
-    ``onnxruntime.quantization.quantize_static``, which are translated.
+    The arguments of ``onnxruntime.quantization.quantize_static`` are accepted as well, and
+    translated.
 
     Args:
-        *arguments: ``model``, ``data``, ``config`` and ``output``, or arguments of onnxruntime.
-        **keywords: further arguments of either signature.
         model: path of the float model, or a ModelProto, which is not changed.
         data: calibration samples: an iterable or generator of ``{input name: array}``, an
             onnxruntime ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file
@@ -436,7 +429,7 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         executor: a ``concurrent.futures.Executor``; calibration is sharded over it, with equal
             results.
         progress: show a progress bar on stderr; None shows it on a terminal only.
-        external, resume, isolate: as for ``quantize``.
+        external, resume, ranges, task, labels, isolate: as for ``quantize``.
 
     Returns:
         The quantized model, with the inputs and outputs of the float model.
@@ -445,48 +438,20 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         QuarkError: the model, the data or a setting is wrong, or the result misses
             ``config.min_sqnr``.
     """
-    if is_static_call(arguments, keywords):
-        isolate = keywords.pop("isolate", False)  # not a parameter of onnxruntime
-        return _quantize_call(translate_static(arguments, keywords), isolate=isolate)
-    call = _checked(quantize, "quantize_static", arguments, keywords)
-    return quantize(*arguments, **call).model
-
-
-# help() and editors show the native parameters; onnxruntime's are translated
-quantize_static.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-    quantize,
-).replace(return_annotation="ModelProto")
-quantize_dynamic.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-    _quantize_dynamic,
-)
-
-
-def _checked(
-    function: Callable[..., Any],
-    name: str,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the keywords of a call, checked against a function's signature.
-
-    Raises:
-        ConfigError: the arguments do not fit; the message names the nearest keyword.
-    """
-    signature = inspect.signature(function)
-    try:
-        # Python's own message would name the private function.
-        signature.bind(*arguments, **keywords)
-    except TypeError as error:
-        parameters = signature.parameters
-        unknown = next((name for name in keywords if name not in parameters), "")
-        positional = [
-            parameter.name
-            for parameter in parameters.values()
-            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        ]
-        hint = nearest(unknown, parameters) if unknown else ""
-        raise ConfigError(f"{name}({', '.join(positional)}): {error}{hint}") from error
-    return keywords
+    return quantize(
+        model,
+        data,
+        config,
+        output,
+        executor=executor,
+        progress=progress,
+        external=external,
+        resume=resume,
+        ranges=ranges,
+        task=task,
+        labels=labels,
+        isolate=isolate,
+    ).model
 
 
 def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:

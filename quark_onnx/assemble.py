@@ -27,9 +27,9 @@ from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
-from quark_onnx.planning.subgraph_plans import give_up_late
 from quark_onnx.refine import correct_biases, refine
 from quark_onnx.report.clipping import Clipping
+from quark_onnx.report.notes import ResultNote
 from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
@@ -46,7 +46,7 @@ from quark_onnx.trials.trial import Trial
 from quark_onnx.writing.dynamic import quantized_before, read_floats
 from quark_onnx.writing.fuse import fuse
 from quark_onnx.writing.insert import insert
-from quark_onnx.writing.insert_subgraphs import quantize_insides
+from quark_onnx.writing.insert_subgraphs import quantize_bodies
 from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
 from quark_onnx.writing.unfused_sums import unfuse_sums
 
@@ -66,8 +66,7 @@ class Assembled:
         graph: the graph with Q/DQ pairs, or with operators on codes.
         plan: the plan that it follows.
         quantized: whether any tensor is quantized.
-        notes: notes for the report.
-        sums: notes on the form of sums.
+        notes: notes for the report, of all stages so far.
         layers: the result of the layer optimizers for each layer.
         clipping: the clipped values of the held-out samples; None if they were not counted.
     """
@@ -76,7 +75,6 @@ class Assembled:
     plan: Plan
     quantized: bool
     notes: list[str]
-    sums: list[str]
     layers: list[LayerResult]
     clipping: Clipping | None
 
@@ -114,7 +112,7 @@ class Assembler:
             clipping: count the clipped values of the held-out samples.
         """
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = list(planned.notes)
+        notes = [*planned.earlier, *planned.notes]
         # Needs ranges, so that it comes after calibration and not with the plan.
         if config.safe:
             plan, kept = keep_sensitive_ops_float(graph, plan, ranges)
@@ -148,7 +146,9 @@ class Assembler:
         # int32 biases are raised.
         plan = compute_bias_qparams(graph, plan, params)
         # After the search, as codes are chosen for final scales.
-        if optimizers := self._layer_optimizers(config, data, notes):
+        optimizers, left_out = self._layer_optimizers(config, data)
+        notes += left_out
+        if optimizers:
             resolved = ResolvedPlan(plan, params)
             made = self._refined(planned, resolved, data, optimizers, progress)
         elif corrected is not graph:
@@ -163,27 +163,21 @@ class Assembler:
         return replace(made, notes=[*notes, *made.notes], clipping=clipped)
 
     def _layer_optimizers(
-        self, config: QConfig, data: RunData, notes: list[str]
-    ) -> list[LayerOptimizer]:
-        """Return the optimizers that choose codes.
-
-        Args:
-            notes: receives the reason why an optimizer, or ``resume``, has no effect.
-        """
+        self, config: QConfig, data: RunData
+    ) -> tuple[list[LayerOptimizer], list[str]]:
+        """Return the optimizers that choose codes, and why one, or ``resume``, has no effect."""
         optimizers = [
             optimizer for optimizer in config.optimizers if optimizer.stage == "layer"
         ]
         if not optimizers:
-            if self.resume:
-                notes.append(
-                    "resume: no optimizer chooses codes layer by layer, nothing is kept"
-                )
-            return []
+            unused = (
+                "resume: no optimizer chooses codes layer by layer, nothing is kept"
+            )
+            return [], [unused] if self.resume else []
         if not len(data.again):
             names = ", ".join(optimizer.name for optimizer in optimizers)
-            notes.append(f"{names}: left out, there is no calibration data")
-            return []
-        return optimizers
+            return [], [f"{names}: left out, there is no calibration data"]
+        return optimizers, []
 
     def _completed(
         self, pairs: Graph, graph: Graph, plan: Plan, planned: Planned, data: RunData
@@ -195,7 +189,7 @@ class Assembler:
             data: the samples that fused operators are run on.
         """
         config, notes = planned.config, list[str]()
-        inside = quantize_insides(pairs, planned.insides, config)
+        in_bodies = quantize_bodies(pairs, planned.body_plans, config)
         define_functions(pairs)
         if config.form == "operators":
             before = quantized_before(graph)
@@ -204,13 +198,13 @@ class Assembler:
             )
             set_accuracy_level(pairs, config.accuracy_level, before)
             notes += [*fused, *read_floats(pairs, before)]
-        notes += [*inside, *tie_transposed_weights(pairs)]
-        sums = unfuse_sums(pairs, config)
+        notes += [*in_bodies, *tie_transposed_weights(pairs)]
+        notes += map(ResultNote, unfuse_sums(pairs, config))
         self.narrowing.store_constants(pairs)
-        quantized = bool(inside) or any(
+        quantized = bool(in_bodies) or any(
             isinstance(entry, Quantize) for entry in plan.entries.values()
         )
-        return Assembled(pairs, plan, quantized, notes, sums, [], None)
+        return Assembled(pairs, plan, quantized, notes, [], None)
 
     def _candidate(
         self, planned: Planned, graph: Graph, resolved: ResolvedPlan, data: RunData
@@ -390,7 +384,7 @@ class RewriteTrials:
         data = RunData(samples[0]) if "layer" in stages else self.data
         try:
             planned = plan_at_opset(
-                graph.copy(), config, reference, samples[0], inside=False
+                graph.copy(), config, reference, samples[0], bodies=False
             )
             plan, ranges = planned.plan, Ranges()
             if config.measures:
@@ -486,15 +480,14 @@ class Trials:
         at_opset = plan_at_opset(base.graph, config, self.reference, self._data.sample)
         same, keyed = at_opset.graph is base.graph, base.keyed
         assert keyed is not None, "earlier statistics"
-        late = give_up_late(at_opset.insides, vendor=config.form == "vendor")
         # The statistics of bodies have no keys: their plans stay those of the base.
-        insides = [] if same else late
+        body_plans = [] if same else at_opset.body_plans
         is_known = same and not missing(at_opset.graph, at_opset.plan, keyed)
         calibrated = calibrate(
             at_opset.graph,
             at_opset.plan,
             () if is_known else self._data.again,
-            insides,
+            body_plans,
             keyed=keyed,
         )
         planned = replace(
@@ -502,7 +495,7 @@ class Trials:
             config=config,
             graph=at_opset.graph,
             plan=calibrated.plan,
-            insides=base.insides if same else calibrated.insides,
+            body_plans=base.body_plans if same else calibrated.body_plans,
             notes=[*base.notes, *at_opset.notes],
         )
         if not same:

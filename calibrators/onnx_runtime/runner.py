@@ -37,14 +37,8 @@ from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.isolation import current
-from calibrators.onnx_runtime.session import (
-    PROTOBUF_LIMIT,
-    estimate_bytes,
-    initializers,
-    loaded,
-    open_session,
-    run_uncopied,
-)
+from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, open_session, run_uncopied
+from calibrators.onnx_runtime.tensors import estimate_bytes, initializers, loaded
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]

@@ -11,7 +11,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import isolated
-from calibrators.onnx_runtime.session import model_bytes
+from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined

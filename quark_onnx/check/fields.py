@@ -26,7 +26,7 @@ from onnx import (
 )
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.onnx_runtime.session import tensor_size
+from calibrators.onnx_runtime.tensors import tensor_size
 from quark_onnx.check.calls import check_calls
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import (

@@ -30,7 +30,8 @@ from onnx import (
 from calibrators import CalibrationError
 from calibrators.errors import RuntimeCrash
 from calibrators.limits import raise_it, tensor_limit
-from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import initializers, tensor_bytes
 from quark_onnx.check.inlined import InliningError, inlined
 from quark_onnx.check.ranks import check_ranks
 from quark_onnx.common.errors import ModelError

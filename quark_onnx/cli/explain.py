@@ -28,7 +28,7 @@ from quark_onnx.page.blocks import (
 )
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
-from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_insides
+from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_bodies
 from quark_onnx.report import summarize
 
 NAME = "explain"
@@ -55,8 +55,8 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> Answer:
     config = config_of(options)
     plan = api.plan_for(options.model, config)
-    insides = plan_insides(plan.graph, config)
-    plans = [plan, *all_plans(insides)]
+    body_plans = plan_bodies(plan.graph, config)
+    plans = [plan, *all_plans(body_plans)]
     # Operator type -> (number of quantized nodes, number of nodes).
     operators, kept, _ = summarize(*plans)
     quantized_nodes = sum(quantized for quantized, _ in operators.values())
@@ -76,7 +76,7 @@ def run(options: Namespace) -> Answer:
         ),
         "",
         explain(plan),
-        *_bodies(insides),
+        *_bodies(body_plans),
     ]
     document = {
         "command": NAME,
@@ -131,13 +131,13 @@ def _formats(plan: Plan, node: Node) -> Iterator[str]:
             yield f"{tensor}: {'float' if is_float else entry_of_tensor['detail']}"
 
 
-def _bodies(insides: Sequence[SubgraphPlan]) -> Iterator[str]:
+def _bodies(body_plans: Sequence[SubgraphPlan]) -> Iterator[str]:
     """Yield the plans of bodies of If, Loop and Scan at any depth, each below its title."""
-    for inside in insides:
-        where = printable(f"{inside.body.attribute} of {inside.body.node.name}")
+    for body_plan in body_plans:
+        where = printable(f"{body_plan.body.attribute} of {body_plan.body.node.name}")
         yield f"\nin {where}:"
-        yield explain(inside.plan)
-        yield from _bodies(inside.insides)
+        yield explain(body_plan.plan)
+        yield from _bodies(body_plan.body_plans)
 
 
 def _node(plan: Plan, node: Node) -> dict[str, Any]:

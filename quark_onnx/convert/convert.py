@@ -14,14 +14,14 @@ from onnx import ModelProto
 
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
-from calibrators.onnx_runtime.session import loaded, model_bytes
+from calibrators.onnx_runtime.tensors import loaded, model_bytes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ConfigError, ModelError, crash_errors, raise_crash
 from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
-from quark_onnx.files.io import load, read, staged
+from quark_onnx.files.io import load, staged
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, store_for
@@ -291,7 +291,7 @@ def _finished(
                 "onnxruntime loads the model on its CPU provider no more, which lacks"
                 " kernels for it",
             )
-    return read(target)
+    return load(target)
 
 
 def _opens(reference: Reference) -> bool:

@@ -9,6 +9,8 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import regular_size
 from calibrators.onnx_runtime.external_tensors import is_held, locate
-from calibrators.onnx_runtime.session import (
+from calibrators.onnx_runtime.tensors import (
     estimate_bytes,
     loaded,
     tensor_bytes,
@@ -27,11 +29,8 @@ from calibrators.onnx_runtime.session import (
     write_external,
 )
 from calibrators.scratch import ScratchFolder, followed
-from quark_onnx.check.declared_shapes import contradicted_shapes, correct_shapes
-from quark_onnx.check.fields import check_fields, check_tensor
-from quark_onnx.check.loops import check_loops
-from quark_onnx.check.sizes import check_sizes
-from quark_onnx.check.variadic import check_variadic
+from quark_onnx.check.fields import check_tensor
+from quark_onnx.check.model import check_model, check_stored
 from quark_onnx.common.errors import ModelError, system_reason
 from quark_onnx.files.model_file import MALFORMED, read_model
 from quark_onnx.graph import store
@@ -45,26 +44,89 @@ _MESSAGE = 2**31 - 1
 EXTERNAL_DATA_LIMIT = 1_900_000_000
 
 
-def read(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
-    """Read a model file, with external data.
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that passed ``check_model``.
 
-    Large tensors of a large model stay in their files, by absolute paths, until their values are
-    needed.
+    Attributes:
+        model: the model.
+        notes: the corrections of declared shapes, for the report.
+        arrays: values of held tensors of the model, which last as long as these arrays.
+    """
+
+    model: ModelProto
+    notes: list[str]
+    arrays: list[NDArray[Any]]
+
+
+def load(model: str | Path | ModelProto) -> ModelProto:
+    """Return a checked model from a path, or the checked model itself, which is never changed.
+
+    Declared shapes that contradict the operators are corrected; a model is copied for that. Large
+    tensors of a large model stay in their files, by absolute paths, until their values are needed.
+
+    Args:
+        model: the path or the model.
+
+    Raises:
+        ModelError: the file or its external data is missing or malformed, or the model fails a
+            check; the message names the file and the tensor or node.
+    """
+    return open_model(model).model
+
+
+def open_model(model: str | Path | ModelProto, *, hold: bool = False) -> LoadedModel:
+    """Return a checked model with the corrections of declared shapes, which are logged.
+
+    Args:
+        model: as for ``load``.
+        hold: keep large initializers of a file as arrays beside the message.
+
+    Raises:
+        ModelError: as for ``load``.
+    """
+    arrays = list[NDArray[Any]]()
+    if isinstance(model, ModelProto):
+        checked = check_model(model, _require_no_files)
+    elif isinstance(model, str | Path):
+        path = Path(model)
+        stored, arrays = _read_message(path, hold=hold)
+        # Such a model is worked on in files.
+        if arrays and estimate_bytes(stored) > store.LARGE_MODEL:
+            stored, arrays = _read_message(path)
+        checked = check_model(stored, partial(_with_values, path), path)
+    else:
+        raise ModelError(
+            f"model is a {type(model).__name__}; it must be a path or a ModelProto",
+        )
+    for note in checked.notes:
+        logger.warning("%s", note)
+    return LoadedModel(checked.model, checked.notes, arrays)
+
+
+def _require_no_files(model: ModelProto) -> ModelProto:
+    """Return a model in memory, of which no tensor may lie in a file.
+
+    Raises:
+        ModelError: a tensor lies in a file.
+    """
+    files = external_files(model)
+    if files:
+        raise ModelError(
+            f"the weights of the model are not loaded, they lie in {sorted(files)};"
+            " pass its path",
+        )
+    return model
+
+
+def _with_values(path: Path, model: ModelProto) -> ModelProto:
+    """Load the external tensors of a model in place, and return the model.
 
     Args:
         path: the model file.
-        arrays: receives the arrays of large initializers, which then are held tensors that last
-            as long as the arrays; None to keep the values in the message.
-
-    Raises:
-        ModelError: the file or its external data is missing or malformed; the message names the
-            file and the tensor.
+        model: the model, whose fields have been checked.
     """
-    model = read_stored(path, arrays)
     large = estimate_bytes(model) > store.LARGE_MODEL
-    if large and arrays:  # such a model is worked on in files
-        model = loaded(model)
-        arrays.clear()
     for tensor, initializer in tensors_with_data(model):
         # Held tensors use the external fields, too, to refer to an array of this process.
         if not uses_external_data(tensor) or is_held(tensor):
@@ -77,93 +139,44 @@ def read(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
             continue
         _load_external(tensor, file, offset, length)
         check_tensor(tensor)
-    check_sizes(model)
-    check_loops(model)
     return model
 
 
-def load(
-    model: str | Path | ModelProto,
-    arrays: list[NDArray[Any]] | None = None,
-    notes: list[str] | None = None,
-) -> ModelProto:
-    """Return a model from a path, or the checked model itself, which is never changed.
-
-    Declared shapes that contradict the operators are corrected; a model is copied for that.
-
-    Args:
-        model: the path or the model.
-        arrays: as for ``read``.
-        notes: receives the corrections, which are logged; None for the log alone.
-    """
-    loaded_model = _loaded(model, arrays)
-    inferred = contradicted_shapes(loaded_model)
-    if inferred:
-        if loaded_model is model:
-            loaded_model = ModelProto()
-            loaded_model.CopyFrom(model)
-        corrections = correct_shapes(loaded_model, inferred)
-        for note in corrections:
-            logger.warning("%s", note)
-        if notes is not None:
-            notes += corrections
-    return loaded_model
-
-
-def _loaded(
-    model: str | Path | ModelProto, arrays: list[NDArray[Any]] | None
-) -> ModelProto:
-    """Return a checked model from a path, or the checked model itself."""
-    if isinstance(model, ModelProto):
-        files = external_files(model)
-        if files:
-            raise ModelError(
-                f"the weights of the model are not loaded, they lie in {sorted(files)};"
-                " pass its path",
-            )
-        check_variadic(model)
-        check_fields(model)
-        check_sizes(model)
-        check_loops(model)
-        return model
-    if isinstance(model, str | Path):
-        return read(Path(model), arrays)
-    raise ModelError(
-        f"model is a {type(model).__name__}; it must be a path or a ModelProto",
-    )
-
-
-def read_stored(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
+def read_stored(path: Path) -> ModelProto:
     """Read a model file without external data.
 
-    The file is protobuf, whatever its suffix.
-
     Args:
-        path: the model file.
-        arrays: as for ``read``.
+        path: the model file, protobuf whatever its suffix.
 
     Raises:
         ModelError: the file is missing or malformed; the message names it.
     """
+    model, _ = _read_message(path)
+    check_stored(model, path)
+    return model
+
+
+def _read_message(
+    path: Path, *, hold: bool = False
+) -> tuple[ModelProto, list[NDArray[Any]]]:
+    """Read the message of a model file, with the arrays of held tensors.
+
+    Args:
+        path: the model file.
+        hold: as for ``open_model``.
+
+    Raises:
+        ModelError: the file is missing, or holds no graph.
+    """
     _check_file(path)
     split = None
     # Larger models are worked on in files (``Store``), where held arrays have no use.
-    if arrays is not None and path.stat().st_size <= store.LARGE_MODEL:
+    if hold and path.stat().st_size <= store.LARGE_MODEL:
         split = read_model(path)
-    model, held = split or (_parsed(path), [])
-    if arrays is not None:
-        arrays += held
+    model, arrays = split or (_parsed(path), [])
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
-    try:
-        check_variadic(model)
-    except ModelError as error:
-        raise ModelError(f"model file {path} is not valid: {error}") from error
-    try:
-        check_fields(model)
-    except ModelError as error:
-        raise ModelError(f"model file {path} is damaged: {error}") from error
-    return model
+    return model, arrays
 
 
 def _parsed(path: Path) -> ModelProto:
@@ -418,7 +431,7 @@ def staged(
         The temporary model file.
     """
     # A file that could not be read again is never written.
-    check_fields(model)
+    check_stored(model)
     with _writing(path):
         path = followed(path)
     data = data_file(path).name

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from calibrators.onnx_runtime.external_tensors import HOLDABLE, hold, is_stored
-from calibrators.onnx_runtime.session import tensor_bytes
+from calibrators.onnx_runtime.tensors import tensor_bytes
 
 #: Smaller initializers (in bytes) stay in the message.
 LEAST = 1 << 16

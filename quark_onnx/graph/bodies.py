@@ -18,7 +18,7 @@ from onnx import (
     helper,
 )
 
-from calibrators.onnx_runtime.session import tensor_bytes
+from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node, defined_names, graphs_in
 from quark_onnx.graph.shapes import LARGE, ir_version_for

@@ -25,7 +25,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
-from calibrators.onnx_runtime.session import tensor_bytes
+from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,

@@ -13,7 +13,7 @@ from calibrators.onnx_runtime.external_tensors import (
     load_values,
     values,
 )
-from calibrators.onnx_runtime.session import initializers
+from calibrators.onnx_runtime.tensors import initializers
 
 
 def model_key(model: ModelProto) -> str:

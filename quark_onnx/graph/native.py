@@ -12,7 +12,7 @@ import onnx
 from onnx import ModelProto, version_converter
 
 from calibrators.onnx_runtime.isolation import current
-from calibrators.onnx_runtime.session import loaded
+from calibrators.onnx_runtime.tensors import loaded
 
 
 def infer_shapes(model: ModelProto, *, propagate: bool = False) -> ModelProto:
@@ -32,7 +32,7 @@ def infer_shapes(model: ModelProto, *, propagate: bool = False) -> ModelProto:
     return ModelProto.FromString(inferred)
 
 
-def check_model(model: ModelProto | Path, *, full: bool) -> None:
+def run_onnx_check(model: ModelProto | Path, *, full: bool) -> None:
     """Run onnx's check.
 
     Args:

@@ -19,7 +19,7 @@ from onnx import (
 )
 
 from calibrators.errors import RuntimeCrash
-from calibrators.onnx_runtime.session import initializers, tensor_bytes
+from calibrators.onnx_runtime.tensors import initializers, tensor_bytes
 from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     all_graphs,

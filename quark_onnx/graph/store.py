@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import locate
-from calibrators.onnx_runtime.session import PAGE, estimate_bytes
+from calibrators.onnx_runtime.tensors import PAGE, estimate_bytes
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ModelError, system_reason
 

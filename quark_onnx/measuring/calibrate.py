@@ -5,11 +5,10 @@ The pass collects a statistic for every tensor whose scale must be measured.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain
 from typing import Any, NamedTuple
 
 from onnx import ModelProto
@@ -17,7 +16,9 @@ from onnx import ModelProto
 from calibrators import Extremes, Histogram, Statistic
 from calibrators.onnx_runtime.control_flow import Observation, Scope
 from calibrators.onnx_runtime.runner import Progress, Receive, collect
-from quark_onnx.common.errors import data_errors
+from calibrators.shown import short
+from quark_onnx.common.errors import ConfigError, DataError, data_errors
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibration import Keyed
 from quark_onnx.plan import Plan, PlanBuilder, Quantize, Use
@@ -35,38 +36,24 @@ class Calibrated(NamedTuple):
     Attributes:
         plan: the plan; tensors that turned out to be unfit are float, with the reason.
         ranges: the statistics of the other measured tensors.
-        insides: the bodies, with plans and ranges of their own.
+        body_plans: the bodies, with plans and ranges of their own.
     """
 
     plan: Plan
     ranges: Ranges
-    insides: list[SubgraphPlan]
+    body_plans: list[SubgraphPlan]
 
 
 #: Statistics whose merge equals the statistic of all values, independent of order.
 _EXACT = (Extremes, Histogram)
 _ZERO = "it was zero throughout calibration: there is no range to measure"
-#: The first samples all calibrate: ten are too few to hold any out.
-_CALIBRATING = 10
-#: Positions of the held-out samples among the first 64, and the stride of those after them: 16 of
-#: 64, and a tenth of the rest. A small calibration set keeps most of its samples.
-_EARLY = (_CALIBRATING, 20, 30, *range(38, 64, 2))
-_EARLY_END, _EVERY_LATER = 64, 10
-#: Held-out samples of a large model or of large samples; decisions are made on so many as well.
-_FEW = 4
-#: Limit of the arrays of held-out samples in bytes: 16 images of 3 x 800 x 800 pixels.
-_HELD_OUT_BYTES = 1 << 27
-#: Calibration samples of the verdict, and the limit of their arrays in bytes.
-_VERDICT_SAMPLES, _VERDICT_BYTES = 28, 1 << 26
-#: Stride and maximum number for a recurrent model, whose held-out samples are consecutive.
-_RUN_EVERY, _RUN_AT_MOST = 5, 32
 
 
 def calibrate(  # noqa: PLR0913
     graph: Graph,
     plan: Plan,
     samples: Iterable[Sample],
-    insides: Sequence[SubgraphPlan] = (),
+    body_plans: Sequence[SubgraphPlan] = (),
     *,
     keyed: Keyed | None = None,
     others: Sequence[Plan] = (),
@@ -82,7 +69,7 @@ def calibrate(  # noqa: PLR0913
         graph: the float graph.
         plan: the plan of the graph.
         samples: calibration samples, read once.
-        insides: bodies of the graph's nodes, with ranges of their own.
+        body_plans: bodies of the graph's nodes, with ranges of their own.
         keyed: earlier statistics, not measured again; new statistics are added in a form that
             serves every calibrator.
         others: further plans of the graph, measured for ``keyed`` only.
@@ -104,11 +91,11 @@ def calibrate(  # noqa: PLR0913
     known = {} if keyed is None else keyed.known(wanted)
     watched = _watched(graph, wanted, known)
     # Bodies have no keys: their tensors are measured in each run.
-    if begun is not None and not insides:
+    if begun is not None and not body_plans:
         begun_statistics = begun.known(watched)
         # All or nothing: one missing tensor needs a run over the first samples anyway.
         if len(begun_statistics) == len(watched):
-            later = _Rest(begun.calibration.samples, samples, progress, receive)
+            later = _LaterSamples(begun.calibration.samples, samples, progress, receive)
             statistics = later.collect(
                 extended or graph, watched, begun_statistics, executor
             )
@@ -120,7 +107,7 @@ def calibrate(  # noqa: PLR0913
         watched = keyed.richer(watched)
         samples = keyed.counted(samples)
     # ``collect`` takes the main graph's model as an argument, so that its scope has an empty model.
-    scope = _scope(ModelProto(), watched, insides)
+    scope = _scope(ModelProto(), watched, body_plans)
     with data_errors():
         # Nothing is left to measure, and the float model need not run.
         if known and next(scope.flat(), None) is None:
@@ -141,10 +128,10 @@ def calibrate(  # noqa: PLR0913
         keyed.keep(watched, statistics[: len(watched)])
         statistics = statistics[len(watched) :]
         known = keyed.known(wanted)
-    return _ranges(graph, plan, insides, iter(statistics), known)
+    return _ranges(graph, plan, body_plans, iter(statistics), known)
 
 
-class _Rest:
+class _LaterSamples:
     """The samples that follow the first ones, whose statistics are known."""
 
     def __init__(
@@ -285,6 +272,48 @@ def calibrate_each(
     return [_ranges(graph, plan, (), iter(()), known) for plan in plans]
 
 
+def known_ranges(
+    graph: Graph, plan: Plan, body_plans: list[SubgraphPlan], keyed: Keyed | None
+) -> Calibrated:
+    """Return the ranges that are known without data.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        body_plans: the plans of bodies.
+        keyed: earlier statistics; None if no range has to be measured, as the user gave them.
+
+    Raises:
+        ConfigError: the earlier statistics lack some.
+        DataError: the ranges that the user gave lack some.
+    """
+    if keyed is None:
+        unknown = list(dict.fromkeys(each.tensor for each in _wanted(graph, plan)))
+        if unknown:
+            raise DataError(
+                f"the given ranges lack tensors ({short(unknown)}), and no calibration data"
+                " was given; give data as well",
+            )
+        return Calibrated(plan, {}, body_plans)
+    lacking = missing(graph, plan, keyed)
+    # Everything is known: no sample is needed.
+    if not lacking and not body_plans:
+        return calibrate(graph, plan, (), keyed=keyed)
+    calibration = keyed.calibration
+    source = f"ranges {calibration.source}".strip()
+    if not lacking:
+        raise ConfigError(
+            f"{source}: the model has bodies (If, Loop or Scan), whose tensors are"
+            " measured in each run; give data",
+        )
+    raise ConfigError(
+        f"{source}: {counted(len(lacking), 'tensor lacks', 'tensors lack')} a statistic"
+        f" that this configuration needs ({short([each.tensor for each in lacking])});"
+        f" there are {', '.join(calibration.kinds) or 'none'} of"
+        f" {counted(len(calibration), 'tensor')}; give data, or measure anew",
+    )
+
+
 def missing(graph: Graph, plan: Plan, keyed: Keyed) -> list[Observation]:
     """Return the required observations missing from ``keyed``."""
     wanted = _wanted(graph, plan)
@@ -294,7 +323,7 @@ def missing(graph: Graph, plan: Plan, keyed: Keyed) -> list[Observation]:
 def _scope(
     model: ModelProto,
     watched: Sequence[Observation],
-    insides: Sequence[SubgraphPlan],
+    body_plans: Sequence[SubgraphPlan],
     borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
     """Return the observations of a graph and of nested bodies.
@@ -305,15 +334,15 @@ def _scope(
         borrowed: names that a body captures from outer graphs, constants included.
     """
     scopes = list[Scope]()
-    for inside in insides:
-        body = inside.body
-        observed = _watched(inside.graph, _wanted(inside.graph, inside.plan))
+    for body_plan in body_plans:
+        body = body_plan.body
+        observed = _watched(body_plan.graph, _wanted(body_plan.graph, body_plan.plan))
         scopes.append(
-            _scope(shapeless(inside), observed, inside.insides, body.borrowed)
+            _scope(shapeless(body_plan), observed, body_plan.body_plans, body.borrowed)
         )
     # Captured constants are copies in the body, and need no value from outside.
     inputs = frozenset(value.name for value in model.graph.input)
-    return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
+    return Scope(model, tuple(watched), controls(body_plans, scopes), borrowed & inputs)
 
 
 def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
@@ -416,16 +445,10 @@ def _statistics(
     return known
 
 
-def unmeasured(graph: Graph, plan: Plan) -> list[str]:
-    """Return the tensors whose ranges depend on calibration data."""
-    wanted = _wanted(graph, plan)
-    return list(dict.fromkeys(observation.tensor for observation in wanted))
-
-
 def _ranges(
     graph: Graph,
     plan: Plan,
-    insides: Sequence[SubgraphPlan],
+    body_plans: Sequence[SubgraphPlan],
     found: Iterator[Statistic],
     known: Mapping[Observation, Statistic] | None = None,
 ) -> Calibrated:
@@ -457,14 +480,19 @@ def _ranges(
             elif entry.bounds is None:
                 changed.keep(use.tensor, reason)
     bodies = list[SubgraphPlan]()
-    for inside in insides:
+    for body_plan in body_plans:
         # A body that was not run has no statistics in ``found``.
-        if not inside.played:
-            bodies.append(inside)
+        if not body_plan.played:
+            bodies.append(body_plan)
             continue
-        body = _ranges(inside.graph, inside.plan, inside.insides, found)
+        body = _ranges(body_plan.graph, body_plan.plan, body_plan.body_plans, found)
         bodies.append(
-            replace(inside, plan=body.plan, ranges=body.ranges, insides=body.insides)
+            replace(
+                body_plan,
+                plan=body.plan,
+                ranges=body.ranges,
+                body_plans=body.body_plans,
+            )
         )
     return Calibrated(changed.build(), ranges, bodies)
 
@@ -490,234 +518,3 @@ def _unfit(statistic: Statistic, entry: Quantize) -> str:
     if not (statistic.lo.any() or statistic.hi.any() or is_widened):
         return _ZERO
     return ""
-
-
-def stretch(length: int | None) -> range:
-    """Return the positions of the consecutive held-out samples.
-
-    The range is empty for too few samples.
-
-    Args:
-        length: number of samples; None if unknown.
-    """
-    if length is None:
-        # Of a stream of unknown length, as many samples after the start as of 64.
-        return range(_CALIBRATING, _CALIBRATING + len(_EARLY))
-    count = max(min(_RUN_AT_MOST, length // _RUN_EVERY), held_out_of(length))
-    start = min(_CALIBRATING, length // 2)
-    if count > 1:
-        return range(start, start + count)
-    return range(0)
-
-
-def is_held_out(position: int) -> bool:
-    """Return whether a sample is held out from calibration.
-
-    The position decides alone: a stream of unknown length is split like a list.
-
-    >>> [position for position in range(44) if is_held_out(position)]
-    [10, 20, 30, 38, 40, 42]
-    """
-    if position < _EARLY_END:
-        return position in _EARLY
-    return position % _EVERY_LATER == _EVERY_LATER // 2
-
-
-def held_out_of(length: int) -> int:
-    """Return how many of some samples are held out: 16 of 64, at least a tenth of more.
-
-    >>> [held_out_of(length) for length in (10, 11, 32, 64, 100, 256, 1000)]
-    [0, 1, 3, 16, 20, 36, 110]
-    """
-    return sum(map(is_held_out, range(length)))
-
-
-def samples_for(held_out: int) -> int:
-    """Return the number of samples of which a number is held out.
-
-    >>> samples_for(1), samples_for(16)
-    (11, 63)
-    """
-    return next(length for length in count(1) if held_out_of(length) >= held_out)
-
-
-class _Reservoir:
-    """A uniform random subset of a stream of unknown length, limited in bytes.
-
-    Algorithm R (Vitter, "Random Sampling with a Reservoir", 1985), with a fixed seed.
-    """
-
-    def __init__(self, most: int, size: int) -> None:
-        """Start without samples.
-
-        Args:
-            most: maximum number of samples.
-            size: maximum total size of their arrays, in bytes.
-        """
-        self._most, self._size = most, size
-        self._draws = random.Random(0)
-        self._seen = 0
-        self._kept: dict[int, Any] = {}
-
-    @property
-    def positions(self) -> list[int]:
-        """The positions of the samples in the stream."""
-        return sorted(self._kept)
-
-    @property
-    def samples(self) -> list[Any]:
-        """The samples in the order of the stream."""
-        return [self._kept[position] for position in self.positions]
-
-    def add(self, sample: Any) -> None:
-        """Keep the next sample of the stream, in place of another one if full, or drop it."""
-        index = self._seen
-        self._seen += 1
-        if len(self._kept) < self._most:
-            self._kept[index] = sample
-        else:
-            # Sample number n replaces a kept one with probability most / n.
-            drawn = self._draws.randrange(self._seen)
-            if drawn < self._most:
-                self._kept.pop(sorted(self._kept)[drawn])
-                self._kept[index] = sample
-        self._bound()
-
-    def shrink(self, most: int) -> None:
-        """Keep at most ``most`` samples from now on."""
-        self._most = min(self._most, most)
-        self._bound()
-
-    def _bound(self) -> None:
-        """Drop the latest samples until number and bytes are within the limits."""
-        while len(self._kept) > self._most:
-            # popitem removes the sample that was added last.
-            self._kept.popitem()
-        while self._kept and _array_bytes(self._kept.values()) > self._size:
-            self._kept.popitem()
-            # As many samples of this size fit; one more would exceed the limit again.
-            self._most = min(self._most, max(1, len(self._kept)))
-
-
-def _array_bytes(samples: Iterable[Any]) -> int:
-    """Return the total size of the arrays in samples, in bytes.
-
-    Args:
-        samples: mappings from names to values; values other than arrays count as 0.
-    """
-    total = 0
-    for sample in samples:
-        values = sample.values() if isinstance(sample, Mapping) else ()
-        total += sum(getattr(value, "nbytes", 0) for value in values)
-    return total
-
-
-class HoldOut:
-    """A filter that holds out calibration samples for measuring the result.
-
-    Ranges are measured without them: on samples whose values are within the ranges, a result has
-    no clipping, and looks better than on new data.
-
-    Attributes:
-        samples: the held-out samples.
-        first: the first ``remember`` calibration samples.
-        count: number of samples passed on to calibration.
-    """
-
-    def __init__(
-        self,
-        samples: Iterable[Any],
-        *,
-        remember: int = 0,
-        run: range = range(0),
-        verdict: bool = False,
-        most: int | None = None,
-    ) -> None:
-        """Start without held-out samples.
-
-        Args:
-            samples: the calibration data.
-            remember: number of first calibration samples to keep.
-            run: positions of consecutive samples to hold out, required by recurrent models; if
-                empty, single samples are held out.
-            verdict: keep some calibration samples for the verdict, too, at most 64 MiB.
-            most: maximum number of held-out samples, for a model that takes long to run; None for
-                no limit but 128 MiB. Four are held out in any case.
-        """
-        self._source = samples
-        self._run = run
-        self._remember = remember
-        self._verdict = verdict and not run
-        self._most = most
-        self._bytes = 0
-        self._reservoir = _Reservoir(_VERDICT_SAMPLES + _FEW, _VERDICT_BYTES)
-        self._outputs: dict[int, Mapping[str, Any]] = {}
-        self.samples: list[Any] = []
-        self.first: list[Any] = []
-        self.count = 0
-
-    @property
-    def deciding(self) -> list[Any]:
-        """Return the held-out samples that decisions between settings are made on.
-
-        They are few, because each decision runs models on them: four from all of the data, or the
-        consecutive ones of a recurrent model.
-        """
-        if self._run:
-            return self.samples[:_RUN_AT_MOST]
-        stride = max(1, len(self.samples) // _FEW)
-        return self.samples[::stride][:_FEW]
-
-    @property
-    def calibrated(self) -> list[Any]:
-        """Return a few calibration samples for the verdict, drawn evenly."""
-        return self._reservoir.samples
-
-    def receive(self, position: int, outputs: Mapping[str, Any]) -> None:
-        """Keep the float outputs on a calibration sample that the verdict needs.
-
-        Args:
-            position: position among the calibration samples.
-            outputs: outputs of the calibrated graph.
-        """
-        positions = set(self._reservoir.positions)
-        for dropped in self._outputs.keys() - positions:
-            del self._outputs[dropped]
-        kept = [*self._outputs.values(), outputs]
-        if position in positions and _array_bytes(kept) <= _VERDICT_BYTES:
-            self._outputs[position] = outputs
-
-    def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-        """Yield the calibration samples of the verdict that have known outputs."""
-        reservoir = self._reservoir
-        for position, sample in zip(
-            reservoir.positions, reservoir.samples, strict=True
-        ):
-            if position in self._outputs:
-                yield sample, self._outputs[position]
-
-    def __iter__(self) -> Iterator[Any]:
-        for index, sample in enumerate(self._source):
-            chosen = index in self._run if self._run else is_held_out(index)
-            if chosen and self._has_room(sample):
-                self.samples.append(sample)
-                self._bytes += _array_bytes([sample])
-                # Held-out samples are better evidence, and come first.
-                self._reservoir.shrink(
-                    max(0, _VERDICT_SAMPLES + _FEW - len(self.samples))
-                )
-            else:
-                if self._verdict:
-                    self._reservoir.add(sample)
-                if self.count < self._remember:
-                    self.first.append(sample)
-                self.count += 1
-                yield sample
-
-    def _has_room(self, sample: Any) -> bool:
-        """Return whether another sample can be held out, within the limits."""
-        if len(self.samples) < _FEW:
-            return True
-        if self._most is not None and len(self.samples) >= self._most:
-            return False
-        return self._bytes + _array_bytes([sample]) <= _HELD_OUT_BYTES

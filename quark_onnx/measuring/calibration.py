@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from onnx import ModelProto
+
 from calibrators import Grid, GroupedHistogram, MovingExtremes, Range, Statistic
 from calibrators.derived import derived
 from calibrators.json_file import Entry
@@ -16,6 +18,7 @@ from calibrators.scratch import written
 from calibrators.stored import kind_of, read_statistic, to_plain
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.version import __version__
+from quark_onnx.graph import model_key
 from quark_onnx.running.run import Sample, sample_key
 
 #: The first name in a file, and the version of its layout.
@@ -62,6 +65,22 @@ class Calibration:
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def require_model(self, model: ModelProto) -> None:
+        """Check that the statistics are those of a model, or assign unassigned ones to it.
+
+        Raises:
+            ConfigError: they were measured on another model.
+        """
+        # A hash, as the file may have moved.
+        key = model_key(model)
+        if not self.model:
+            self.model = key
+        if self.model != key:
+            raise ConfigError(
+                f"ranges {self.source or 'given'} were measured on another model;"
+                " measure anew with quark-onnx calibrate",
+            )
 
     def has_seen(self, sample: Sample) -> bool:
         """Return whether the statistics may depend on a sample.

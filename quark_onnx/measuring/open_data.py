@@ -114,8 +114,7 @@ def reader_for(
             reader = opening(
                 input_specs(graph, config), constants=frozenset(graph.initializers)
             )
-        # Reading the model has checked the sizes that depend on no open dimension.
-        if not all(graph.has_static_shape(value.name) for value in graph.inputs):
+        if _has_open_inputs(graph):
             check_sample(graph, reader.first())
     return reader
 
@@ -123,9 +122,15 @@ def reader_for(
 def check_sample(graph: Graph, sample: Mapping[str, Any]) -> None:
     """Check the sizes of a graph's tensors on a sample, of which only arrays have a shape.
 
+    Args:
+        graph: the graph of a model that passed ``check_model``.
+        sample: inputs by name.
+
     Raises:
         ModelError: a tensor exceeds the size limit; see ``check_sizes``.
     """
+    if not _has_open_inputs(graph):
+        return
     shapes = {
         name: value.shape
         for name, value in sample.items()
@@ -135,6 +140,11 @@ def check_sample(graph: Graph, sample: Mapping[str, Any]) -> None:
         check_sizes(graph.outline(), shapes)
     except ModelError as error:
         raise ModelError(f"on a sample with the shapes {shapes}: {error}") from error
+
+
+def _has_open_inputs(graph: Graph) -> bool:
+    """Return whether sizes depend on a sample; ``check_model`` has checked all others."""
+    return not all(graph.has_static_shape(value.name) for value in graph.inputs)
 
 
 def _check_names(graph: Graph, reader: Reader) -> None:

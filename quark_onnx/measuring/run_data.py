@@ -1,18 +1,26 @@
-"""Data passed between the steps of a run: samples, the prepared graph and its plan."""
+"""Values passed between the stages of a run: samples, the planned graph and its ranges."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.runner import Receive
+from calibrators.readers.open import CalibrationData
+from calibrators.readers.spool import Spool
+from quark_onnx.common.errors import data_errors
+from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
-from quark_onnx.measuring.calibrate import HoldOut
+from quark_onnx.graph.states import states
+from quark_onnx.measuring.calibrate import Calibrated, Ranges
 from quark_onnx.measuring.calibration import Calibration, Keyed
+from quark_onnx.measuring.held_out import HoldOut, stretch
+from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.planning.subgraph_plans import SubgraphPlan
@@ -33,6 +41,8 @@ class RunData:
         input_means: channel means of the inputs of layers over the first samples, by tensor and
             whether its channels are axis 1; empty if unknown.
         calibration: earlier statistics that the run uses; None for none.
+        stream: the calibration samples, read once.
+        length: number of all samples; None if unknown.
     """
 
     sample: Sample | None = None
@@ -44,6 +54,74 @@ class RunData:
         default_factory=dict
     )
     calibration: Calibration | None = None
+    stream: Iterable[Sample] = ()
+    length: int | None = None
+
+    @classmethod
+    def open(  # noqa: PLR0913
+        cls,
+        graph: Graph,
+        data: CalibrationData | None,
+        config: QConfig,
+        spool: Spool,
+        progress: bool | None,
+        *,
+        most: int,
+        calibration: Calibration | None = None,
+    ) -> RunData:
+        """Open calibration data, of which some samples are held out.
+
+        Args:
+            graph: the float graph.
+            data: as for ``quantize_static``.
+            config: the settings.
+            spool: receives all samples if steps of the run read them again; generators can be
+                read once only.
+            progress: as for ``quantize_static``.
+            most: as for ``HoldOut``.
+            calibration: earlier statistics that the run uses; None for none.
+
+        Raises:
+            DataError: the data cannot be read, or does not fit the model.
+        """
+        reader = reader_for(graph, data, config)
+        # Read before anything else, so that unusable data fails early.
+        sample = first_sample(reader)
+        # An entry may be a batch, so this is a lower bound.
+        least = len(data) if isinstance(data, list | tuple) else None
+        # Recurrent models are measured over consecutive samples, since each step reads the state
+        # of the last.
+        run = stretch(reader.length or least) if states(graph) else range(0)
+        held = HoldOut(
+            reader,
+            remember=config.search,
+            run=run,
+            verdict=not reader.random,
+            most=most,
+        )
+        stream: Iterable[Sample] = held
+        if config.rereads:
+            stream = spool
+            with (
+                Progress(progress, reader.length, "reading", "sample") as bar,
+                data_errors(),
+            ):
+                for count, calibrating in enumerate(held, 1):
+                    spool.append(calibrating)
+                    bar.update(count)
+        # Float outputs are computed during calibration; they serve the verdict if no rewrite
+        # changed them.
+        shares = not reader.random and config.keeps_function
+        return cls(
+            sample,
+            held,
+            spool,
+            receive=held.receive if shares else None,
+            random=reader.random,
+            calibration=calibration,
+            stream=stream,
+            length=reader.length,
+        )
 
     @property
     def judges(self) -> list[Sample]:
@@ -113,24 +191,67 @@ class RunData:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """The prepared graph, the plans of graph and bodies, and notes for the report.
+class Prepared:
+    """The float graph after all rewrites, to be planned.
 
-    The configuration has an override for each node that an optimizer has raised. Notes on
-    rewrites of the float graph are separate, because they do not apply if the float model is
-    the result. ``keyed`` holds earlier statistics with the keys of the graph's tensors, and
-    ``begun`` those of the first samples alone.
+    Attributes:
+        graph: the graph.
+        notes: notes on the model and on rewrites of its graph.
+        keyed: earlier statistics with the keys of the graph's tensors; None for none.
+        begun: statistics of the first samples alone, likewise.
+    """
+
+    graph: Graph
+    notes: list[str]
+    keyed: Keyed | None
+    begun: Keyed | None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The prepared graph with the plans of the graph and of its bodies.
+
+    Attributes:
+        config: the settings, with an override for each node that an optimizer has raised.
+        graph: the graph at the opset of the result.
+        plan: the plan of the graph.
+        body_plans: the plans of bodies.
+        notes: notes on the plan.
+        earlier: notes of the stages before.
+        keyed: as for ``Prepared``.
+        begun: as for ``Prepared``.
     """
 
     config: QConfig
     graph: Graph
     plan: Plan
-    insides: list[SubgraphPlan]
+    body_plans: list[SubgraphPlan]
     notes: list[str]
-    rewrites: list[str]
+    earlier: list[str]
     keyed: Keyed | None = None
     begun: Keyed | None = None
 
-    def with_plans(self, plan: Plan, insides: list[SubgraphPlan]) -> Planned:
-        """Return a copy with other plans."""
-        return replace(self, plan=plan, insides=insides)
+    def measured(self, calibrated: Calibrated, data: RunData) -> MeasuredPlan:
+        """Return the plan with ranges; tensors that turned out to be unfit are float.
+
+        Args:
+            calibrated: plans and ranges.
+            data: the data that the ranges were measured on.
+        """
+        planned = replace(self, plan=calibrated.plan, body_plans=calibrated.body_plans)
+        return MeasuredPlan(planned, calibrated.ranges, data)
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """A plan whose ranges are measured.
+
+    Attributes:
+        planned: the plan.
+        ranges: the ranges of the graph's tensors; those of bodies are in their plans.
+        data: the data of the run.
+    """
+
+    planned: Planned
+    ranges: Ranges
+    data: RunData

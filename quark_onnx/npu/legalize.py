@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.session import loaded
+from calibrators.onnx_runtime.tensors import loaded
 from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed

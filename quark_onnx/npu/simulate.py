@@ -22,6 +22,7 @@ from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.traversal import reach
+from quark_onnx.measuring.open_data import check_sample
 from quark_onnx.npu.integers import (
     OPERATORS,
     Call,
@@ -121,6 +122,7 @@ def simulate(  # noqa: PLR0913
             )
     # Only now, as a misspelled option should not cost the time of a large model.
     graph = Graph.of(load(model))
+    check_sample(graph, feeds)
     gather_constants(graph, keep_inputs=True)
     engine = frozenset(name for name, value in operators.items() if value == "dpu")
     run = _Run(graph, rounding, engine, dict(codes or {}))

@@ -9,7 +9,8 @@ from collections.abc import Container, Iterable
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from calibrators.onnx_runtime.session import open_session, tensor_bytes
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.shapes import untyped

@@ -15,7 +15,7 @@ from onnx import (
 )
 
 from calibrators.errors import RuntimeCrash
-from calibrators.onnx_runtime.session import tensor_bytes
+from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.native import convert_version

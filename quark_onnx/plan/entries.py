@@ -74,6 +74,14 @@ class Quantize:
         return max([spec.dtype.min_opset, *opsets])
 
     @property
+    def contributed(self) -> bool:
+        """Whether the com.microsoft domain has Q/DQ nodes for the format, at every opset."""
+        spec = self.spec
+        if not isinstance(spec.dtype, Integer) or spec.dynamic:
+            return False
+        return spec.dtype.bits >= 4
+
+    @property
     def any_axis(self) -> Quantize:
         """The decision with blocks along an open axis."""
         # Elements share an exponent along any axis; integers with an axis have scales per channel.

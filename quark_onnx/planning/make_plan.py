@@ -1,4 +1,8 @@
-"""The plan: rules and overrides decide the format of every tensor."""
+"""The plan: rules and overrides decide the format of every tensor.
+
+``make_plan`` calls the files that keep a kind of tensor float, and no other step of planning.
+``plan_at_opset`` is the caller for a run, ``plan_bodies`` for the bodies of its nodes.
+"""
 
 from __future__ import annotations
 

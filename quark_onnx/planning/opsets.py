@@ -1,4 +1,8 @@
-"""The model's opset, chosen for formats, runtime and target."""
+"""The model's opset, chosen for formats, runtime and target.
+
+``raise_opset_for`` is called by ``plan_at_opset`` with plans that others made; no plan is made
+here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
-from quark_onnx.dtypes import BODY_OPSET, INT32, Integer
+from quark_onnx.dtypes import BODY_OPSET, INT32
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes import at_opset, raise_opset, to_opset
 from quark_onnx.plan import BiasOf, Plan, Quantize, Use
@@ -122,7 +126,7 @@ def raise_opset_for(  # noqa: PLR0913
     config: QConfig,
     reference: Reference,
     sample: Sample | None,
-    inside: Sequence[Quantize] = (),
+    in_bodies: Sequence[Quantize] = (),
 ) -> tuple[Graph, list[str]]:
     """Raise the opset to the minimum for the plan's formats and onnxruntime's rewrites.
 
@@ -136,7 +140,7 @@ def raise_opset_for(  # noqa: PLR0913
         config: the settings.
         reference: the float model.
         sample: a sample for the comparison; None for none.
-        inside: quantized tensors in bodies, given up if the opset cannot be raised far enough.
+        in_bodies: quantized tensors in bodies, given up if the opset cannot be raised far enough.
 
     Returns:
         The graph, and notes for the report.
@@ -147,7 +151,7 @@ def raise_opset_for(  # noqa: PLR0913
     """
     # The vendor's operators run in onnxruntime by function bodies, whose operators need this opset.
     vendor = BODY_OPSET if config.form == "vendor" else 0
-    wanted = [*_written(plan), *inside]
+    wanted = [*_written(plan), *in_bodies]
     minimums = [entry.min_opset for entry in wanted]
     opsets = (ROUND_OPSET, vendor, *minimums)
     # A plan without formats needs no opset.
@@ -197,7 +201,7 @@ def _written(plan: Plan) -> list[Quantize]:
 
 def _is_at_every_opset(entry: Quantize) -> bool:
     """Return whether the com.microsoft domain can write an entry at every opset."""
-    return contributed(entry) and not entry.spec.block_size
+    return entry.contributed and not entry.spec.block_size
 
 
 def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
@@ -207,7 +211,7 @@ def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
         ConfigError: the first such format needs a higher opset.
     """
     for entry in entries:
-        if entry.min_opset > limit and not contributed(entry):
+        if entry.min_opset > limit and not entry.contributed:
             raise ConfigError(
                 f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but"
                 f" max_opset is {limit}; raise it, or choose another format",
@@ -279,7 +283,7 @@ def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
             or entry.spec.dynamic
         ):
             continue
-        if vendor or not contributed(entry):
+        if vendor or not entry.contributed:
             raise ModelError(
                 f"{entry.spec.dtype.name} needs Q/DQ nodes, which onnxruntime has up to"
                 f" opset {newest}, and the model's opset {graph.opset} cannot be"
@@ -303,7 +307,7 @@ def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
         if (
             isinstance(entry, Quantize)
             and entry.min_opset > reached
-            and not contributed(entry)
+            and not entry.contributed
         ):
             raise ModelError(
                 f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the"
@@ -354,9 +358,3 @@ def _changed_meaning(graph: Graph, opset: int) -> tuple[int, Node] | None:
             if node.kind in kinds:
                 return changed_at, node
     return None
-
-
-def contributed(entry: Quantize) -> bool:
-    """Return whether the com.microsoft domain can write an entry."""
-    spec = entry.spec
-    return isinstance(spec.dtype, Integer) and spec.dtype.bits >= 4 and not spec.dynamic

@@ -1,4 +1,8 @@
-"""Plan a graph at the opset that its formats need.
+"""Plan a graph and its bodies at the opset that their formats need.
+
+This is the last step of planning, and calls all others: ``make_plan`` for the graph,
+``plan_bodies`` (which calls ``make_plan``) for its bodies, and ``raise_opset_for`` with both. None
+of them calls back.
 
 The formats of a plan decide the opset, and the opset decides what the converter makes of the graph.
 A draft of the plan therefore comes first. It is the plan where no other opset is needed.
@@ -6,14 +10,16 @@ A draft of the plan therefore comes first. It is the plan where no other opset i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from quark_onnx.config import QConfig
+from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Plan
+from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.opsets import raise_opset_for
-from quark_onnx.planning.subgraph_plans import SubgraphPlan, plan_insides, wanted
+from quark_onnx.planning.subgraph_plans import SubgraphPlan, plan_bodies, wanted
 from quark_onnx.running.run import Reference, Sample
 
 
@@ -24,13 +30,13 @@ class PlannedGraph:
     Attributes:
         graph: the graph; the given one if its opset suffices.
         plan: the plan of the graph.
-        insides: the plans of bodies.
+        body_plans: the plans of bodies, in which a format that the opset lacks is given up.
         notes: notes for the report.
     """
 
     graph: Graph
     plan: Plan
-    insides: list[SubgraphPlan]
+    body_plans: list[SubgraphPlan]
     notes: list[str]
 
 
@@ -40,7 +46,7 @@ def plan_at_opset(
     reference: Reference,
     sample: Sample | None,
     *,
-    inside: bool = True,
+    bodies: bool = True,
 ) -> PlannedGraph:
     """Return a graph at the opset that its formats need, and the plan.
 
@@ -49,7 +55,7 @@ def plan_at_opset(
         config: the settings.
         reference: the float model.
         sample: a sample for the comparison of both opsets; None for none.
-        inside: plan bodies, too; their formats count for the opset.
+        bodies: plan bodies, too; their formats count for the opset.
 
     Raises:
         ModelError: the com.microsoft domain lacks a format as well.
@@ -57,17 +63,47 @@ def plan_at_opset(
     """
     # Patterns were checked on the user's graph (``strict``); rewrites may have removed nodes they
     # name.
-    draft = make_plan(graph, config, strict=False)
-    insides = plan_insides(graph, config) if inside else []
+    plan = make_plan(graph, config, strict=False)
+    body_plans = plan_bodies(graph, config) if bodies else []
     raised, notes = raise_opset_for(
-        graph, draft, config, reference, sample, wanted(insides)
+        graph, plan, config, reference, sample, wanted(body_plans)
     )
     # Identity: raise_opset_for returns the same object where nothing was converted.
-    if raised is graph:
-        return PlannedGraph(graph, draft, insides, notes)
-    # The converter rewrites operators whose meaning changes: decisions of the draft name nodes and
-    # tensors that may be gone.
-    plan = make_plan(raised, config, strict=False)
-    return PlannedGraph(
-        raised, plan, plan_insides(raised, config) if inside else [], notes
-    )
+    if raised is not graph:
+        # The converter rewrites operators whose meaning changes: decisions of the draft name nodes
+        # and tensors that may be gone.
+        plan = make_plan(raised, config, strict=False)
+        body_plans = plan_bodies(raised, config) if bodies else []
+    body_plans = _kept_to_opset(body_plans, vendor=config.form == "vendor")
+    return PlannedGraph(raised, plan, body_plans, notes)
+
+
+def _kept_to_opset(
+    body_plans: Sequence[SubgraphPlan], *, vendor: bool
+) -> list[SubgraphPlan]:
+    """Return plans of bodies with float tensors where the final opset lacks a format.
+
+    Args:
+        body_plans: the plans of bodies, at the final opset of the model; not changed.
+        vendor: the vendor's operators are written, which need function bodies.
+
+    Returns:
+        The plans in the same order, nested bodies included.
+    """
+    plans = list[SubgraphPlan]()
+    for body_plan in body_plans:
+        opset = body_plan.graph.opset
+        changes: dict[Use, Entry] = {}
+        for use, entry in body_plan.plan.entries.items():
+            if not isinstance(entry, Quantize):
+                continue
+            # The vendor's operators need function bodies whatever the format.
+            least = max(entry.min_opset, BODY_OPSET * vendor)
+            if least > opset and (vendor or not entry.contributed):
+                changes[use] = Keep(
+                    f"the model's opset is {opset}, the format needs {least}",
+                )
+        plan = body_plan.plan.revised(changes)
+        inner = _kept_to_opset(body_plan.body_plans, vendor=vendor)
+        plans.append(replace(body_plan, plan=plan, body_plans=inner))
+    return plans

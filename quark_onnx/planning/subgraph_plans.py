@@ -1,23 +1,24 @@
-"""Plans for the bodies of If, Loop and Scan."""
+"""Plans for the bodies of If, Loop and Scan.
+
+``plan_bodies`` calls ``make_plan`` for each body; ``plan_at_opset`` calls both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from onnx import ModelProto, TensorProto, TypeProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
 from quark_onnx.config import QConfig
-from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import (
     EXCLUDED,
     OVERRIDABLE,
-    Entry,
     Keep,
     Plan,
     PlanBuilder,
@@ -26,7 +27,6 @@ from quark_onnx.plan import (
     select,
 )
 from quark_onnx.planning.make_plan import make_plan
-from quark_onnx.planning.opsets import contributed
 from quark_onnx.planning.states import inner_states
 
 _CONTROL = frozenset({"If", "Loop", "Scan"})
@@ -54,7 +54,7 @@ class SubgraphPlan:
         body: location of the body.
         graph: the body as a separate graph.
         plan: decisions about its tensors.
-        insides: nested bodies.
+        body_plans: nested bodies.
         played: whether the body can be run on its own, and therefore be measured.
         ranges: the measured ranges of its tensors.
     """
@@ -62,12 +62,12 @@ class SubgraphPlan:
     body: Body
     graph: Graph
     plan: Plan
-    insides: list[SubgraphPlan]
+    body_plans: list[SubgraphPlan]
     played: bool
     ranges: dict[Use, Statistic] = field(default_factory=dict)
 
 
-def plan_insides(
+def plan_bodies(
     graph: Graph,
     config: QConfig,
     shapes: ShapeArithmetic | None = None,
@@ -131,7 +131,7 @@ def plan_insides(
                 body,
                 inner,
                 plan.build(),
-                plan_insides(
+                plan_bodies(
                     inner, config, inner_shapes, carried, measured=measured and played
                 ),
                 played,
@@ -140,58 +140,33 @@ def plan_insides(
     return plans
 
 
-def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
+def wanted(body_plans: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Return every tensor to quantize in bodies, nested bodies included."""
-    entries = [entry for inside in insides for entry in inside.plan.entries.values()]
-    deeper = [entry for inside in insides for entry in wanted(inside.insides)]
+    entries = [
+        entry for body_plan in body_plans for entry in body_plan.plan.entries.values()
+    ]
+    deeper = [
+        entry for body_plan in body_plans for entry in wanted(body_plan.body_plans)
+    ]
     return [entry for entry in entries if isinstance(entry, Quantize)] + deeper
 
 
-def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
+def all_plans(body_plans: Sequence[SubgraphPlan]) -> list[Plan]:
     """Return the plans of bodies, nested bodies included."""
     return [
-        plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
+        plan
+        for body_plan in body_plans
+        for plan in (body_plan.plan, *all_plans(body_plan.body_plans))
     ]
 
 
-def give_up_late(
-    insides: Sequence[SubgraphPlan], *, vendor: bool
-) -> list[SubgraphPlan]:
-    """Return plans with float tensors where the opset lacks a format and cannot be raised.
-
-    Args:
-        insides: the plans of bodies, at the final opset of the model; not changed.
-        vendor: the vendor's operators are written, which need function bodies.
-
-    Returns:
-        The plans in the same order, nested bodies included.
-    """
-    plans = list[SubgraphPlan]()
-    for inside in insides:
-        opset = inside.graph.opset
-        changes: dict[Use, Entry] = {}
-        for use, entry in inside.plan.entries.items():
-            if not isinstance(entry, Quantize):
-                continue
-            # The vendor's operators need function bodies whatever the format.
-            least = max(entry.min_opset, BODY_OPSET * vendor)
-            if least > opset and (vendor or not contributed(entry)):
-                changes[use] = Keep(
-                    f"the model's opset is {opset}, the format needs {least}",
-                )
-        plan = inside.plan.revised(changes)
-        inner = give_up_late(inside.insides, vendor=vendor)
-        plans.append(replace(inside, plan=plan, insides=inner))
-    return plans
-
-
 def controls(
-    insides: Sequence[SubgraphPlan], scopes: Sequence[Scope]
+    body_plans: Sequence[SubgraphPlan], scopes: Sequence[Scope]
 ) -> tuple[Control, ...]:
     """Return the control-flow nodes to run, with bodies and observations.
 
     Args:
-        insides: the bodies of a graph's nodes.
+        body_plans: the bodies of a graph's nodes.
         scopes: the observations in each of these bodies.
 
     Returns:
@@ -199,9 +174,9 @@ def controls(
     """
     # Both branches of an If belong to one node.
     nodes: dict[Node, dict[str, Scope]] = {}
-    for inside, scope in zip(insides, scopes, strict=True):
-        if inside.played:
-            nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
+    for body_plan, scope in zip(body_plans, scopes, strict=True):
+        if body_plan.played:
+            nodes.setdefault(body_plan.body.node, {})[body_plan.body.attribute] = scope
     # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
     return tuple(
         _control(node, node_scopes)
@@ -210,22 +185,22 @@ def controls(
     )
 
 
-def shapeless(inside: SubgraphPlan) -> ModelProto:
+def shapeless(body_plan: SubgraphPlan) -> ModelProto:
     """Return a body as a model with inputs of unknown shape.
 
     The declared shapes of a body are sometimes wrong.
 
     Args:
-        inside: the body; iteration number and condition of a Loop keep their shapes.
+        body_plan: the body; iteration number and condition of a Loop keep their shapes.
     """
-    model, node = inside.graph.to_model(), inside.body.node
+    model, node = body_plan.graph.to_model(), body_plan.body.node
     pinned = list[str]()
     if node.kind == "Loop":
         # The iteration number and the condition are scalars by definition.
         pinned = [
             value.name
             for value in model.graph.input
-            if value.name not in inside.body.borrowed
+            if value.name not in body_plan.body.borrowed
         ][:2]
     for value in model.graph.input:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":

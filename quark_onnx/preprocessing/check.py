@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.remembering import without_memory
-from calibrators.onnx_runtime.session import estimate_bytes
+from calibrators.onnx_runtime.tensors import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (

@@ -6,7 +6,7 @@ from quark_onnx.report.loop import Loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.report.report import (
     Report,
-    kept_types,
+    make_report,
     summarize,
 )
 
@@ -15,7 +15,7 @@ __all__ = [
     "OutputError",
     "Report",
     "decibels",
-    "kept_types",
+    "make_report",
     "measure",
     "percent",
     "percentage",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from onnx import ModelProto
+
+from calibrators.onnx_runtime.tensors import model_bytes
 from quark_onnx.common.reported import SCHEMA, plain
 from quark_onnx.common.wording import counted
+from quark_onnx.config import QConfig
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.page.blocks import (
     Block,
@@ -19,7 +24,9 @@ from quark_onnx.page.blocks import (
     Warnings,
 )
 from quark_onnx.page.reported import Reported
+from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.plan import Keep, Plan
+from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.figures import decibels, size_change
@@ -156,6 +163,58 @@ class Report(Reported):
             "one random sample, as there is no data: it tells that the model runs, and"
             " little more"
         )
+
+
+def make_report(  # noqa: PLR0913
+    config: QConfig,
+    plans: Sequence[Plan],
+    before: ModelProto,
+    after: ModelProto,
+    notes: Sequence[str],
+    *,
+    samples: int = 0,
+    held_out: int = 0,
+    outputs: Sequence[OutputError] = (),
+    layers: Sequence[LayerResult] = (),
+) -> Report:
+    """Return the report of a run, without a verdict.
+
+    Args:
+        config: the settings.
+        plans: the plans of the graph and of its bodies.
+        before: the float model.
+        after: the result.
+        notes: notes of all stages, in order.
+        samples: number of calibration samples.
+        held_out: number of samples held out for measuring.
+        outputs: errors of the outputs; none if nothing was measured.
+        layers: results of the layer optimizers.
+    """
+    operators, kept_nodes, kept_tensors = summarize(*plans)
+    lines = [*describe_blocks(plans), *map(str, notes)]
+    # The kernel concerns onnxruntime on the CPU, not a processor that is targeted.
+    if not config.target and (slow := describe_slow_depthwise(after)):
+        lines.append(slow)
+    bytes_before, bytes_after = model_bytes(before), model_bytes(after)
+    if bytes_after > bytes_before and any(count for count, _ in operators.values()):
+        lines.append(
+            "the result is larger than the float model: weights stay float, or are"
+            " small, or are stored more than once",
+        )
+    return Report(
+        config=str(config),
+        samples=samples,
+        held_out=held_out if outputs else 0,
+        bytes_before=bytes_before,
+        bytes_after=bytes_after,
+        operators=operators,
+        kept_nodes=kept_nodes,
+        kept_tensors=kept_tensors,
+        notes=lines,
+        outputs=[*outputs],
+        layers=[*layers],
+        kept_types=kept_types(*plans),
+    )
 
 
 def summarize(

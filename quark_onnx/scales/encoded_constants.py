@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from calibrators import Grid, QParams
 from calibrators.onnx_runtime.external_tensors import is_stored
-from calibrators.onnx_runtime.session import tensor_bytes
+from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.dtypes import Scaled
 from quark_onnx.files.model_file import LEAST, hold_raw
 from quark_onnx.graph import Graph

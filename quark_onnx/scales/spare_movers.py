@@ -19,7 +19,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibrate import Ranges
 from quark_onnx.plan import Keep, Plan, PlanBuilder, Quantize, Use
 from quark_onnx.planning.make_plan import make_plan
-from quark_onnx.planning.subgraph_plans import SubgraphPlan, plan_insides
+from quark_onnx.planning.subgraph_plans import SubgraphPlan, plan_bodies
 from quark_onnx.rules.passthrough import HANDING_ON
 
 _REASON = "onnxruntime crashed with Q/DQ pairs around operators that move values"
@@ -30,7 +30,7 @@ def spare_movers(
     graph: Graph,
     config: QConfig,
     plan: Plan,
-    insides: Sequence[SubgraphPlan],
+    body_plans: Sequence[SubgraphPlan],
     ranges: Ranges,
 ) -> tuple[QConfig, Plan, list[SubgraphPlan], Ranges, str] | None:
     """Return configuration, plans and ranges with float operators that move values.
@@ -40,21 +40,21 @@ def spare_movers(
         config: the settings.
         plan: the plan whose result crashed. Its ranges are used again, as moved values keep
             their range.
-        insides: the plans of bodies.
+        body_plans: the plans of bodies.
         ranges: the ranges of ``plan``.
 
     Returns:
         Configuration, plan, plans of bodies, ranges, and a note for the report. None if no
             moving operator is quantized.
     """
-    movers = _movers(plan, insides)
+    movers = _movers(plan, body_plans)
     if not movers:
         return None
     config = config.with_(
         overrides=(*config.overrides, Override(op_types=sorted(HANDING_ON), keep=True)),
     )
     again, ranges = _spared(make_plan(graph, config, strict=False), plan, ranges)
-    inner = _spare_bodies(plan_insides(graph, config), insides)
+    inner = _spare_bodies(plan_bodies(graph, config), body_plans)
     counts = tally(sorted(Counter(movers).items()))
     note = (
         "onnxruntime crashed on the quantized model; operators that move values were"
@@ -63,15 +63,15 @@ def spare_movers(
     return config, again, inner, ranges, note
 
 
-def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
+def _movers(plan: Plan, body_plans: Sequence[SubgraphPlan]) -> list[str]:
     """Return the types of operators moving quantized values, per node, bodies included."""
     op_types = [
         node.op_type
         for node in plan.graph.nodes
         if node.kind in HANDING_ON and plan.touches(node)
     ]
-    for inside in insides:
-        op_types += _movers(inside.plan, inside.insides)
+    for body_plan in body_plans:
+        op_types += _movers(body_plan.plan, body_plan.body_plans)
     return op_types
 
 
@@ -87,8 +87,8 @@ def _spare_bodies(
     plans = list[SubgraphPlan]()
     for new, old in zip(again, before, strict=True):
         plan, ranges = _spared(new.plan, old.plan, old.ranges)
-        insides = _spare_bodies(new.insides, old.insides)
-        plans.append(replace(new, plan=plan, ranges=ranges, insides=insides))
+        body_plans = _spare_bodies(new.body_plans, old.body_plans)
+        plans.append(replace(new, plan=plan, ranges=ranges, body_plans=body_plans))
     return plans
 
 

@@ -19,7 +19,7 @@ from onnx import ModelProto
 
 from calibrators.base import is_number, is_whole
 from calibrators.onnx_runtime.isolation import isolated
-from calibrators.onnx_runtime.session import model_bytes
+from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (

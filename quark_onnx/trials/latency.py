@@ -21,8 +21,9 @@ from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted, tally
 from quark_onnx.files.io import load
-from quark_onnx.graph import Node, scopes_of
+from quark_onnx.graph import Graph, Node, scopes_of
 from quark_onnx.graph.node import all_graphs, makers_of, nested_nodes
+from quark_onnx.measuring.open_data import check_sample
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.function_bodies import with_bodies
@@ -208,9 +209,11 @@ def measure_latency(
     if threads < 0:
         raise ConfigError(f"threads is {threads}; it must be 0 or more")
     threads = threads or _cores()
-    quantized = load(other)
+    quantized, floating = load(other), load(reference)
+    for model in (floating, quantized):
+        check_sample(Graph.of(model), sample)
     timed = [
-        _Timed("reference", load(reference), sample, threads),
+        _Timed("reference", floating, sample, threads),
         _Timed("other", quantized, sample, threads),
     ]
     # The first run, which allocates memory, is slower than the measured ones: the total stays below

@@ -15,13 +15,8 @@ from onnx import ModelProto
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import ADVICE, BETTER, SATURATION, saturates
 from calibrators.onnx_runtime.isolation import release
-from calibrators.onnx_runtime.session import (
-    PROTOBUF_LIMIT,
-    estimate_bytes,
-    is_defined,
-    loaded,
-    open_session,
-)
+from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, is_defined, open_session
+from calibrators.onnx_runtime.tensors import estimate_bytes, loaded
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
@@ -30,7 +25,7 @@ from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
-from quark_onnx.graph.native import check_model
+from quark_onnx.graph.native import run_onnx_check
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
 from quark_onnx.graph.states import State, states
@@ -620,7 +615,7 @@ def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker needs a file
     try:
-        check_model(model, full=full)
+        run_onnx_check(model, full=full)
     except RuntimeCrash:
         raise
     except Exception as error:  # checker and shape inference raise unrelated types

@@ -15,8 +15,8 @@ from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.writing.insert import insert
 
 
-def quantize_insides(
-    graph: Graph, insides: Sequence[SubgraphPlan], config: QConfig
+def quantize_bodies(
+    graph: Graph, body_plans: Sequence[SubgraphPlan], config: QConfig
 ) -> list[str]:
     """Quantize the bodies of a quantized graph in place, as planned.
 
@@ -24,26 +24,27 @@ def quantize_insides(
         Notes for the report.
     """
     planned = {
-        (inside.body.node.name, inside.body.attribute): inside for inside in insides
+        (body_plan.body.node.name, body_plan.body.attribute): body_plan
+        for body_plan in body_plans
     }
     notes = list[str]()
     for body in list(bodies(graph)):
         # By name: the quantized graph is a copy with other node objects.
-        inside = planned.get((body.node.name, body.attribute))
-        if inside is None:
+        body_plan = planned.get((body.node.name, body.attribute))
+        if body_plan is None:
             continue
-        inner, plan = inside.graph, inside.plan
+        inner, plan = body_plan.graph, body_plan.plan
         # Insertion has given the outer graph new names since the body was planned.
         inner.reserve(graph.names)
         reasons = list[str]()
         if config.safe:
-            plan, reasons = keep_sensitive_ops_float(inner, plan, inside.ranges)
-        plan, params = compute_qparams(inner, plan, inside.ranges)
+            plan, reasons = keep_sensitive_ops_float(inner, plan, body_plan.ranges)
+        plan, params = compute_qparams(inner, plan, body_plan.ranges)
         plan = compute_bias_qparams(inner, plan, params)
         result = insert(
             inner, plan, params, form=config.pairs, lower=config.form != "operators"
         )
-        deeper = quantize_insides(result, inside.insides, config)
+        deeper = quantize_bodies(result, body_plan.body_plans, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         # An unchanged body stays byte for byte.
         if count or deeper:

@@ -209,7 +209,7 @@ ONE_OF_EACH = {
     "time_limit": {"search/runs.py"},
     "TimeLimitError": {"common/progress.py", "search/runs.py"},
     # The errors and the verdict of two models.
-    "VerdictCollector": {"job.py", "trials/judge.py", "writing/finish.py"},
+    "VerdictCollector": {"trials/judge.py", "writing/finish.py", "writing/judging.py"},
     # Advice after a verdict: listed by the verdict and by a missed gate, tried by advise.
     "next_steps": {
         "analysis/advise.py",
@@ -217,7 +217,7 @@ ONE_OF_EACH = {
         "writing/finish.py",
     },
     # The samples that are held out.
-    "HoldOut": {"job.py", "measuring/run_data.py"},
+    "HoldOut": {"measuring/run_data.py"},
     # The samples of searches and advice, and their runs.
     "SplitData": {
         "analysis/accuracy.py",
@@ -251,6 +251,12 @@ ONE_OF_EACH = {
     # One way to a page and one to a terminal: the rendering of blocks.
     "document": {"page/browser.py"},
     "CSS": {"page/document.py"},
+    # One check of a given model, and the parts that it alone puts together.
+    "check_model": {"files/io.py"},
+    "check_stored": {"files/io.py"},
+    "check_variadic": {"check/model.py"},
+    "check_loops": {"check/model.py"},
+    "contradicted_shapes": {"check/model.py"},
     # One line from ranges to the quantized graph.
     "Assembler": {"job.py"},
 }

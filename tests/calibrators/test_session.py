@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from calibrators.onnx_runtime import session
+from calibrators.onnx_runtime import session, tensors
 from calibrators.onnx_runtime.session import open_session, run_uncopied
 
 
@@ -73,7 +73,7 @@ def test_a_model_above_the_limit_goes_through_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(session, "PROTOBUF_LIMIT", 1)
-    monkeypatch.setattr(session, "SMALL_TENSOR", 1)
+    monkeypatch.setattr(tensors, "SMALL_TENSOR", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path)
     Path("temporary").mkdir()

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from calibrators.onnx_runtime.session import initializers, open_session
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import initializers
 from quark_onnx import QConfig, quantize
 from quark_onnx.api import Result
 from quark_onnx.common.registry import PRESETS

@@ -35,7 +35,7 @@ from quark_onnx import (
 )
 from quark_onnx.cli import main
 from quark_onnx.common.errors import AccuracyError, ConfigError, DataError, ModelError
-from quark_onnx.measuring.calibrate import held_out_of
+from quark_onnx.measuring.held_out import held_out_of
 from tests.models import Array, Feeds, interface, kinds, normal, parse, weight
 
 

@@ -334,7 +334,7 @@ def test_external_data_goes_with_external_data(tmp_path: Path) -> None:
     quantize_static(path, samples(heavy()), "A8W8", tmp_path / "out" / "q.onnx")
     assert contents(tmp_path / "in") == before
     assert list(contents(tmp_path / "out")) == ["q.onnx", "q.onnx.data"]
-    assert io.read(tmp_path / "out" / "q.onnx") == quantize_static(
+    assert io.load(tmp_path / "out" / "q.onnx") == quantize_static(
         heavy(), samples(heavy())
     )
 
@@ -354,7 +354,7 @@ def test_a_model_beyond_the_limit_of_protobuf(
     feeds = samples(heavy())[0]
     expected = run(quantize_static(heavy(), samples(heavy())), feeds)[0]
     np.testing.assert_array_equal(
-        run(io.read(tmp_path / "moved.onnx"), feeds)[0], expected
+        run(io.load(tmp_path / "moved.onnx"), feeds)[0], expected
     )
 
 

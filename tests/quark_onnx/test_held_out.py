@@ -11,7 +11,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import AccuracyError
-from quark_onnx.measuring.calibrate import HoldOut
+from quark_onnx.measuring.held_out import HoldOut
 from quark_onnx.measuring.run_data import RunData
 from tests.models import Feeds, normal, parse, weight
 

@@ -346,7 +346,7 @@ def test_a_crash_of_shape_inference_is_an_error(
 
     The fault is injected: the check of the fields is left out.
     """
-    monkeypatch.setattr("quark_onnx.files.io.check_fields", lambda _: None)
+    monkeypatch.setattr("quark_onnx.check.model.check_fields", lambda _: None)
     path = tmp_path / "crashing.onnx"
     onnx.save(crashing_inference(), path)
     with pytest.raises(RuntimeCrashError) as crash:

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from quark_onnx import analyze, compare, npu, quantize
 from quark_onnx.common.errors import ModelError
-from quark_onnx.measuring.calibrate import is_held_out
+from quark_onnx.measuring.held_out import is_held_out
 from quark_onnx.page.browser import render_page
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.search import Search

@@ -16,7 +16,7 @@ from quark_onnx.api import plan_for
 from quark_onnx.check.fields import check_fields, check_tensor
 from quark_onnx.cli import main
 from quark_onnx.common.errors import ModelError
-from quark_onnx.files.io import read
+from quark_onnx.files.io import load
 from tests.models import MODELS, parse, residual, weight
 
 Change = Callable[[ModelProto], None]
@@ -225,13 +225,13 @@ def test_what_a_field_may_not_hold(
     change(model)
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    for load in (
-        lambda: read(path),
+    for call in (
+        lambda: load(path),
         lambda: plan_for(model),
         lambda: quantize(model, None, "W8"),
     ):
         with pytest.raises(ModelError, match=message):
-            load()
+            call()
     for command in (["explain"], ["npu", "check"], ["npu", "preflight"]):
         assert main([*command, str(path)]) == 2
         assert "internal error" not in capsys.readouterr().err
@@ -323,7 +323,7 @@ def test_axes_that_are_none(call: str, tmp_path: Path) -> None:
     model = parse(f"g (float[N,4] x) => (float y) {{ h = Relu (x) y = {call} (h) }}")
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match=f"{AXES[call]}; 'h' has the rank 2"):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(
@@ -332,4 +332,4 @@ def test_axes_that_are_none(call: str, tmp_path: Path) -> None:
 def test_axes_that_are_there(call: str, tmp_path: Path) -> None:
     model = parse(f"g (float[N,4] x) => (float y) {{ h = Relu (x) y = {call} (h) }}")
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    read(tmp_path / "m.onnx")
+    load(tmp_path / "m.onnx")

@@ -21,7 +21,7 @@ from quark_onnx import analyze, compare, convert, npu, quantize
 from quark_onnx.api import plan_for
 from quark_onnx.check.variadic import check_variadic
 from quark_onnx.common.errors import ModelError
-from quark_onnx.files.io import read
+from quark_onnx.files.io import load
 from tests.models import normal, parse, run
 
 VARIADIC = OpSchema.FormalParameterOption.Variadic
@@ -72,7 +72,7 @@ def test_an_empty_variadic_name_is_an_error(
             rf" {what} {position} is empty"
         )
         with pytest.raises(ModelError, match=message):
-            read(path)
+            load(path)
 
 
 def max_of(*inputs: str) -> NodeProto:
@@ -230,6 +230,6 @@ def test_an_impossible_version_is_named(version: int, tmp_path: Path) -> None:
     clip = helper.make_node("Clip", ["x", "", "high"], ["y"])
     model = model_of(clip, opsets={"": 17})
     model.opset_import[0].version = version
-    for call in (lambda: read(saved(model, tmp_path)), lambda: plan_for(model)):
+    for call in (lambda: load(saved(model, tmp_path)), lambda: plan_for(model)):
         with pytest.raises(ModelError, match=f"the impossible version {version}"):
             call()

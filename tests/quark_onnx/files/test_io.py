@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files import io
-from quark_onnx.files.io import has_external_data, read, staged
+from quark_onnx.files.io import has_external_data, load, staged
 from quark_onnx.graph import Node
 from tests.models import conv_relu, normal, parse, residual, run, samples
 
@@ -57,20 +57,20 @@ def test_external_data_comes_in(tmp_path: Path) -> None:
     save(large(), tmp_path / "m.onnx")
     assert files(tmp_path) == ["m.onnx", "m.onnx.data"]
     assert has_external_data(tmp_path / "m.onnx")
-    assert read(tmp_path / "m.onnx") == large()
+    assert load(tmp_path / "m.onnx") == large()
 
 
 def test_a_folder_may_be_moved(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     save(large(), tmp_path / "a" / "m.onnx")
     (tmp_path / "a").rename(tmp_path / "b")
-    assert read(tmp_path / "b" / "m.onnx") == large()
+    assert load(tmp_path / "b" / "m.onnx") == large()
     shutil.move(tmp_path / "b" / "m.onnx", tmp_path / "m.onnx")
     with pytest.raises(
         ModelError,
         match=r"tensor 'w': external data file .*m\.onnx\.data cannot be read: No such file",
     ):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_external_data_outside_the_folder_is_refused(
         ModelError,
         match=r"tensor 'w': external data '.*' lies outside the model's folder",
     ):
-        read(folder / "m.onnx")
+        load(folder / "m.onnx")
 
 
 def point(model: ModelProto, path: Path, **info: str) -> None:
@@ -116,14 +116,14 @@ def test_a_cache_links_the_model_and_its_data_to_one_folder(
         (snapshot / name).rename(blobs / blob)
         (snapshot / name).symlink_to(f"../blobs/{blob}")
     if cached:
-        assert read(snapshot / "m.onnx") == large()
+        assert load(snapshot / "m.onnx") == large()
         return
     (snapshot / "copy.onnx").write_bytes((blobs / "a1").read_bytes())
     with pytest.raises(
         ModelError,
         match=r"external data 'm\.onnx\.data' lies outside the model's folder",
     ):
-        read(snapshot / "copy.onnx")
+        load(snapshot / "copy.onnx")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_forged_external_data(
     (tmp_path / "circle").symlink_to("circle")
     point(large(), tmp_path / "m.onnx", **{"location": "data", **info})
     with pytest.raises(ModelError, match=rf"tensor 'w': .*{message}"):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the folder", "outside"])
@@ -172,9 +172,9 @@ def test_data_under_several_names_is_refused(inside: bool, tmp_path: Path) -> No
         ModelError,
         match=r"m\.onnx\.data has 2 hard links.*replace it by a copy of itself",
     ):
-        read(tmp_path / "model" / "m.onnx")
+        load(tmp_path / "model" / "m.onnx")
     other.unlink()
-    assert read(tmp_path / "model" / "m.onnx") == large()
+    assert load(tmp_path / "model" / "m.onnx") == large()
 
 
 @pytest.mark.parametrize("length", [4095, 4097, 10_000, 10**12])
@@ -189,7 +189,7 @@ def test_external_data_has_the_length_of_its_tensor(
         ModelError,
         match=f"'w' of shape .* needs 4,096 bytes, and its external data has the length {length:,}",
     ):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 @pytest.mark.skipif(
@@ -201,14 +201,14 @@ def test_a_model_is_a_regular_file(tmp_path: Path) -> None:
         with pytest.raises(
             ModelError, match=f"model file {path} cannot be read: it is no regular file"
         ):
-            read(path)
+            load(path)
     with (tmp_path / "holes.onnx").open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(
         ModelError,
         match=r"holes.onnx has 1,099,511,627,776 bytes; a protobuf message ends at 2 GB",
     ):
-        read(tmp_path / "holes.onnx")
+        load(tmp_path / "holes.onnx")
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         ModelError,
         match=r"m\.onnx is damaged: the name of a Node is no UTF-8 text: b'r\\xff\\xfeu'",
     ):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 def test_names_that_are_no_text_in_python(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_no_tensor_of_a_model_is_overlooked(tmp_path: Path, where: str) -> None:
     with pytest.raises(
         ModelError, match=r"tensor 'outside': external data '\.\./secret' lies outside"
     ):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 def test_truncated_external_data(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_truncated_external_data(tmp_path: Path) -> None:
         ModelError,
         match=r"tensor '[vw]': external data file .* ends after \d+ of 4096 bytes",
     ):
-        read(tmp_path / "m.onnx")
+        load(tmp_path / "m.onnx")
 
 
 def language_model(path: Path) -> None:
@@ -319,7 +319,7 @@ def test_what_is_no_model(
     path = tmp_path / "m.onnx"
     make(path)
     with pytest.raises(ModelError, match=message) as error:
-        read(path)
+        load(path)
     assert str(path) in str(error.value)
 
 
@@ -346,7 +346,7 @@ def test_above_the_limit_tensors_move_out(
     assert info["location"] == "m.onnx.data"
     feeds = samples(large())[0]
     np.testing.assert_array_equal(
-        run(read(tmp_path / "m.onnx"), feeds)[0], run(large(), feeds)[0]
+        run(load(tmp_path / "m.onnx"), feeds)[0], run(large(), feeds)[0]
     )
 
 
@@ -366,7 +366,7 @@ def test_the_suffix_says_nothing_of_the_format(tmp_path: Path, name: str) -> Non
         save(large(), tmp_path / name, external=external)
         assert (
             has_external_data(tmp_path / name) == external
-            and read(tmp_path / name) == large()
+            and load(tmp_path / name) == large()
         )
 
 
@@ -376,7 +376,7 @@ def test_a_file_of_the_current_folder_is_not_in_the_way(
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         save(large(), Path("m.onnx"))
-    assert read(Path("m.onnx")) == large()
+    assert load(Path("m.onnx")) == large()
 
 
 def test_both_files_may_be_read_by_the_same_people(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_failing_check_leaves_nothing_behind(
         staged(large(), tmp_path / "m.onnx", external=True) as path,
     ):
         assert (
-            path.name == "m.onnx" and has_external_data(path) and read(path) == large()
+            path.name == "m.onnx" and has_external_data(path) and load(path) == large()
         )
         raise failure
     assert (

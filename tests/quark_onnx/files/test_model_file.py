@@ -11,10 +11,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import is_held, values
-from calibrators.onnx_runtime.session import loaded, model_bytes, open_session
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import loaded, model_bytes, write_external
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files import model_file
-from quark_onnx.files.io import load, write_external
+from quark_onnx.files.io import open_model
 from quark_onnx.files.model_file import mentions, read_model
 from quark_onnx.graph import Graph, model_key
 from tests.models import parse, weight
@@ -109,7 +110,7 @@ def test_a_shape_that_does_not_fit_is_refused(dims: list[int], tmp_path: Path) -
     del model.graph.initializer[0].dims[:]
     model.graph.initializer[0].dims.extend(dims)
     with pytest.raises(ModelError, match="'w'"):
-        load(saved(model, tmp_path), [])
+        open_model(saved(model, tmp_path), hold=True)
 
 
 @pytest.mark.parametrize("length", [1, 1000, -1])
@@ -118,7 +119,7 @@ def test_what_is_damaged_is_left_to_protobuf(length: int, tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:length])
     assert read_model(path) is None
     with pytest.raises(ModelError, match="truncated or not an ONNX model"):
-        load(path, [])
+        open_model(path, hold=True)
 
 
 def test_a_small_file_is_read_as_always(
@@ -127,9 +128,9 @@ def test_a_small_file_is_read_as_always(
     monkeypatch.setattr(model_file, "LEAST_FILE", 1 << 30)
     path = saved(large(), tmp_path)
     assert read_model(path) is None
-    arrays: list[np.ndarray] = []
-    assert load(path, arrays) == large()
-    assert arrays == []
+    opened = open_model(path, hold=True)
+    assert opened.model == large()
+    assert opened.arrays == []
 
 
 def test_texts_are_not_sought_in_weights(tmp_path: Path) -> None:

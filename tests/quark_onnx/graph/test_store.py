@@ -19,9 +19,10 @@ from calibrators.onnx_runtime.external_tensors import (
     location,
     values,
 )
-from calibrators.onnx_runtime.session import loaded, open_session
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import loaded
 from quark_onnx.common.errors import ModelError
-from quark_onnx.files.io import read, staged
+from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, Store, store
 
 TYPES = [np.float32, np.float16, np.float64, np.int8, np.uint8, np.int64, np.bool_]
@@ -115,7 +116,7 @@ def model(folder: Path) -> Path:
 @pytest.mark.usefixtures("everything_is_large")
 def test_weights_stay_in_their_files_until_they_are_written(tmp_path: Path) -> None:
     path = model(tmp_path)
-    found = read(path)
+    found = load(path)
     assert all(map(is_stored, found.graph.initializer))
     feeds = {"x": np.ones((2, 16), np.float32)}
     [expected] = open_session(path).run(None, feeds)
@@ -152,7 +153,7 @@ def test_a_shape_that_does_not_fit_the_bytes_is_found_when_the_model_is_read(
     with pytest.raises(
         ModelError, match=r"'w0' of shape .* and its external data has the length 1,024"
     ):
-        read(path)
+        load(path)
 
 
 @pytest.mark.usefixtures("everything_is_large")
@@ -165,7 +166,7 @@ def test_a_data_file_that_is_too_short_is_found_when_the_model_is_read(
         ModelError,
         match=r"'w1': external data file .*w1.bin ends after 904 of 1024 bytes",
     ):
-        read(path)
+        load(path)
 
 
 @pytest.mark.skipif(

@@ -20,8 +20,9 @@ from calibrators.onnx_runtime.runner import collect
 from quark_onnx import Override, QConfig
 from quark_onnx.common.errors import DataError
 from quark_onnx.graph import Graph, tensor_keys
-from quark_onnx.measuring.calibrate import HoldOut, calibrate, held_out_of
+from quark_onnx.measuring.calibrate import calibrate
 from quark_onnx.measuring.calibration import Calibration, Keyed
+from quark_onnx.measuring.held_out import HoldOut, held_out_of
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.planning.make_plan import make_plan
 from tests.models import Feeds, parse, residual, run, samples

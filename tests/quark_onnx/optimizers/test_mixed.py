@@ -14,7 +14,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, QuantizationSpec, compare, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
-from quark_onnx.measuring.calibrate import is_held_out
+from quark_onnx.measuring.held_out import is_held_out
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.patterns.runtime import raised_runtime
 from quark_onnx.trials.mixed_precision import Runtimes, Sensitivity, describe

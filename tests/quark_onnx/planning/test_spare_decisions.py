@@ -17,7 +17,7 @@ from quark_onnx.common.registry import PRESETS
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
 from quark_onnx.planning.make_plan import make_plan
-from quark_onnx.planning.subgraph_plans import all_plans, plan_insides
+from quark_onnx.planning.subgraph_plans import all_plans, plan_bodies
 from tests.cases import loop_over
 from tests.models import Array, Feeds, normal, parse, run, weight
 from tests.settings import POW2, TENSOR
@@ -432,7 +432,7 @@ def test_the_tensors_of_a_body_that_an_outer_node_decides_by() -> None:
         }"""
     )
     graph = Graph.of(model)
-    for plan in (make_plan(graph, TENSOR), *all_plans(plan_insides(graph, TENSOR))):
+    for plan in (make_plan(graph, TENSOR), *all_plans(plan_bodies(graph, TENSOR))):
         assert_float(plan, "x", "h", "k", "p", "q", "v")
 
 

@@ -16,7 +16,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import State, states
-from quark_onnx.measuring.calibrate import HoldOut, stretch
+from quark_onnx.measuring.held_out import HoldOut, stretch
 from tests.models import Array, Factory, Feeds, normal, parse, weight
 
 STEPS = 150

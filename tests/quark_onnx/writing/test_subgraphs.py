@@ -16,7 +16,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibrate import calibrate
 from quark_onnx.planning.make_plan import make_plan
-from quark_onnx.planning.subgraph_plans import plan_insides
+from quark_onnx.planning.subgraph_plans import plan_bodies
 from tests.models import conv_relu, in_a_branch, samples
 from tests.settings import portable
 
@@ -146,15 +146,15 @@ def watched(
     """Least and greatest value of the tensors in bodies, by name."""
     graph = Graph.of(model)
     config = QConfig.of("S8S8").with_(calibrator="minmax", safe=False)
-    plan, insides = make_plan(graph, config), plan_insides(graph, config)
-    todo = calibrate(graph, plan, samples, insides, **options).insides
+    plan, body_plans = make_plan(graph, config), plan_bodies(graph, config)
+    todo = calibrate(graph, plan, samples, body_plans, **options).body_plans
     found: dict[str, Any] = {}
     while todo:
-        inside = todo.pop()
-        todo += inside.insides
+        body_plan = todo.pop()
+        todo += body_plan.body_plans
         found |= {
             use.tensor: (float(s.lo.min()), float(s.hi.max()))
-            for use, s in inside.ranges.items()
+            for use, s in body_plan.ranges.items()
         }
     return found
 

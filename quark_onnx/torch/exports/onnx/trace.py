@@ -23,7 +23,7 @@ from quark_onnx.common.errors import (
     MissingDependency,
     ModelError,
 )
-from quark_onnx.files.io import read
+from quark_onnx.files.io import load
 from quark_onnx.torch.calibration.block_stream import Sample, call
 
 #: Opset of the graphs: the first with 4-bit tensors and block scales.
@@ -211,7 +211,7 @@ def trace(
         path = folder / "traced.onnx"
         # In a second file, since protobuf ends at 2 GiB.
         save_trace(flat, batch, axes, path, external=True)
-        yield inlined(read(path))
+        yield inlined(load(path))
 
 
 def save_trace(  # noqa: PLR0913
