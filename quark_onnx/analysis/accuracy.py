@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite, isnan
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.page.blocks import Block, Facts, Grid, Judgement, Text
+from quark_onnx.page.blocks import Block, Facts, Grid, Judgement, Reasons, Strong
 from quark_onnx.page.reported import Reported
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.recipes import Choice, choose
-from quark_onnx.report import decibels
+from quark_onnx.report import Report, decibels
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import EVERY, Runs, SplitData
@@ -158,37 +158,70 @@ class AccuracyResult(Reported):
         """Return the least loss in percent that the held-out samples can resolve."""
         return 100.0 / self.judged
 
+    @property
+    def report(self) -> Report:
+        """Return the report of the best attempt, without advice to change its configuration."""
+        report = self.result.report
+        if report.verdict is None:
+            return report
+        return replace(report, verdict=replace(report.verdict, next_steps=()))
+
     def blocks(self) -> list[Block]:
-        """Return the attempts and the verdict as blocks."""
-        outcome = "meets the target" if self.reached else "comes closest to the target"
+        """Return the attempts and the report of the best as blocks."""
+        outcome = f"{self.best.name} meets the target, {self.target}"
+        if not self.reached:
+            outcome = (
+                f"no configuration meets the target, {self.target}; {self.best.name} comes"
+                " closest"
+            )
         facts = [
-            ("Target", str(self.target), "reached" if self.reached else "missed"),
-            (
-                "Tried",
-                str(len(self.attempts)),
-                f"{len(self.left)} left out by --budget",
-            ),
-            ("Samples", f"{self.judged}", "held out, which judge"),
+            ("Target", str(self.target), "met" if self.reached else "missed"),
+            ("Judged on", f"{self.judged}", "samples, which calibrate nothing"),
+            ("Recipe", self.choice.recipe.name, self.choice.reason),
         ]
+        samples = f"{self.judged} judge, and calibrate nothing"
+        # 64 samples cannot tell a loss of 1 % from none: a single sample is 1.6 %.
+        if self.target.percent and self.resolution > self.target.value:
+            samples += f"; they resolve losses of {self.resolution:.2g} % at best"
+        lines = {
+            "target": [str(self.target)],
+            "samples": [samples],
+            "recipe": [f"{self.choice.recipe.name}: {self.choice.reason}"],
+        }
         rows = [
             (
-                each.name,
-                "" if each.sqnr is None else decibels(each.sqnr),
-                "" if each.loss is None else f"{each.loss:.2f}",
-                f"{each.seconds:.1f}",
-                each.error or each.figure,
+                Strong(attempt.name) if attempt is self.best else attempt.name,
+                "" if attempt.sqnr is None else decibels(attempt.sqnr),
+                "" if attempt.loss is None else f"{attempt.loss:.2f}",
+                f"{attempt.seconds:.1f}",
+                "failed" if attempt.error else "met" if attempt.met else "missed",
+                attempt.error or attempt.figure,
             )
-            for each in self.attempts
+            for attempt in self.attempts
         ]
-        header = ("configuration", "SQNR, dB", "loss, %", "seconds", "result")
-        tried = [f"{each.name}: {each.error or each.figure}" for each in self.attempts]
+        header = (
+            "configuration",
+            "SQNR, dB",
+            "loss, %",
+            "seconds",
+            "target",
+            "verdict",
+        )
+        tried = counted(len(self.attempts), "configuration")
+        attempts = Grid("Attempts", header, rows, f"{tried}, in this order", "tried")
+        left = dict.fromkeys(self.left, "did not fit into --budget")
+        judgement, *details = self.report.blocks()
+        if isinstance(judgement, Judgement):
+            judgement = replace(judgement, details=(outcome,))
         return [
-            Judgement(
-                "good" if self.reached else "poor", f"{self.best.name} {outcome}"
+            judgement,
+            Facts(facts, lines),
+            attempts.without_empty_columns(),
+            Reasons("Not tried", left, "configuration", "configurations", "not tried"),
+            Facts(
+                (), {"config": [self.best.name, *str(self.best.config).splitlines()]}
             ),
-            Facts(facts),
-            Grid("Configurations", header, rows, "", "tried", tried),
-            Text("Settings of the best", str(self.best.config)),
+            *details,
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading, quantizes
-from quark_onnx.analysis.result import Analysis
+from quark_onnx.analysis.result import TOP, Analysis
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.check.inlined import inlined
@@ -34,8 +34,6 @@ from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_budget, check_limit
 from quark_onnx.trials.judge import judge_models
 
-#: Number of worst tensors with histograms, also of their weights.
-PICTURED = 12
 #: The source of a tensor without noise before it: no name, and an infinite SQNR.
 _EXACT = ("", float("inf"))
 _NO_GRID = Grid("")
@@ -478,7 +476,7 @@ def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analys
     """
     # Histograms of weights are computed here, for the pictured nodes alone: each reads the whole
     # weight.
-    worst = {value.name for value in found.ranking[:PICTURED]}
+    worst = {value.name for value in found.ranking[:TOP]}
     between = _Between(reference, {tensor.name for tensor in found.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
 

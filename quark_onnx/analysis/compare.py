@@ -98,7 +98,7 @@ class Comparison(Reported):
         if self.exhibits is not None and known:
             blocks.append(self.exhibits.gallery)
         if self.latency is not None:
-            blocks.append(Notes("Latency", self.latency.lines, "latency"))
+            blocks.append(Notes("Latency", self.latency.lines, "time"))
         return blocks
 
     def to_dict(self) -> dict[str, Any]:

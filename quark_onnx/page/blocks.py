@@ -1,4 +1,4 @@
-"""Blocks: what a result consists of, from top to bottom of its page.
+"""Blocks: the parts of a result, from top to bottom of its page.
 
 ``html_of`` in ``browser`` renders a block for a page, ``text_of`` in ``terminal`` for a terminal,
 where ``short`` is the title of a block. Blocks without a short title are for the page alone.
@@ -7,7 +7,7 @@ where ``short`` is the title of a block. Blocks without a short title are for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,6 @@ class Grid:
             row without a first cell continues the row above.
         note: a sentence before the rows.
         short: title in a terminal.
-        lines: the rows as sentences, for a terminal.
     """
 
     title: str
@@ -116,7 +115,51 @@ class Grid:
     rows: Sequence[Sequence[str | Names]]
     note: str = ""
     short: str = ""
-    lines: Sequence[str] = ()
+
+    def without_empty_columns(self) -> Grid:
+        """Return the table without the columns that have no text in any row."""
+        columns = list(zip(self.header, *self.rows, strict=True))
+        filled = [column for column in columns if any(column[1:])]
+        header, *rows = zip(*filled, strict=True) if filled else [()]
+        return replace(self, header=header, rows=rows)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken rule or another shortcoming, with its places.
+
+    Attributes:
+        kind: severity or device, of at most nine letters.
+        label: short name of the rule, or the kinds of the places.
+        text: the rule, or the reason.
+        places: name of each place, and what was found there; the latter may be empty.
+        remedy: what to do; empty if nothing is known to help.
+        sources: where the rule is known from.
+    """
+
+    kind: str
+    label: str
+    text: str
+    places: Sequence[tuple[str, str]] = ()
+    remedy: str = ""
+    sources: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Problems in order, the worst first.
+
+    Attributes:
+        title: title of the section.
+        header: titles of the columns of a page: kind, label with places, text, remedy, sources.
+        problems: the problems.
+        nothing: a sentence for a page without problems; empty for no section.
+    """
+
+    title: str
+    header: tuple[str, str, str, str, str]
+    problems: Sequence[Problem]
+    nothing: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +215,7 @@ class Text:
 
     title: str
     text: str
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,18 +308,18 @@ class Ranking:
     Attributes:
         title: title of the section.
         note: what the order means.
-        entries: the entries of a page.
+        entries: the entries.
         nothing: a sentence for a ranking without entries.
+        noun: the noun for an entry, such as "tensor".
         short: title in a terminal.
-        lines: the entries as sentences, for a terminal.
     """
 
     title: str
     note: str
     entries: Sequence[Entry]
     nothing: str
+    noun: str = ""
     short: str = ""
-    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -291,6 +335,7 @@ Block = (
     | Judgement
     | Facts
     | Grid
+    | Problems
     | Reasons
     | Notes
     | Text

@@ -26,6 +26,7 @@ from quark_onnx.page.blocks import (
     Names,
     Notes,
     Picture,
+    Problems,
     Ranking,
     Reasons,
     Share,
@@ -141,6 +142,24 @@ def _(block: Grid) -> str:
         f' class="{layout}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
     return _section(block.title, _note(block.note) + table)
+
+
+@html_of.register
+def _(block: Problems) -> str:
+    if not block.problems:
+        return (
+            _section(block.title, f"<p>{escape(block.nothing)}</p>")
+            if block.nothing
+            else ""
+        )
+    rows = list[tuple[str | Names, ...]]()
+    for problem in block.problems:
+        places = [": ".join(filter(None, place)) for place in problem.places]
+        # Each source is a line of the cell.
+        sources = Multiline("\n".join(map(printable, problem.sources)))
+        where = Names(problem.label, tuple(places)) if places else problem.label
+        rows.append((problem.kind, where, problem.text, problem.remedy, sources))
+    return html_of(Grid(block.title, block.header, rows))
 
 
 @html_of.register

@@ -13,6 +13,8 @@ from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.page.reported import Reported
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
@@ -42,7 +44,7 @@ _UNMENDED = {
 
 
 @dataclass(frozen=True)
-class Mended:
+class Mended(Reported):
     """Result of a repair.
 
     Attributes:
@@ -55,13 +57,26 @@ class Mended:
     notes: tuple[str, ...]
     verdict: Validation
 
-    def __str__(self) -> str:
-        written = "nothing could be mended, nothing is written"
+    def blocks(self) -> list[Block]:
+        """Return the changes and the verdict as blocks."""
+        written = "nothing can be repaired; nothing is written"
         if self.folder is not None:
-            written = f"written: {self.folder}"
-        return "\n".join(
-            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)]
-        )
+            written = str(self.folder)
+        lines = {"repaired": self.notes, "written": [written]}
+        return [
+            *self.verdict.blocks(),
+            Facts((), lines),
+            Notes("Repaired", self.notes),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changes and the verdict as plain values."""
+        # "mended" is a key of the JSON document, which programs read.
+        return {
+            "output": self.folder,
+            "mended": list(self.notes),
+            **self.verdict.to_dict(),
+        }
 
 
 def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
