@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,13 @@ class Grid:
 
     def without_empty_columns(self) -> Grid:
         """Return the table without the columns that have no text in any row."""
-        columns = list(zip(self.header, *self.rows, strict=True))
-        filled = [column for column in columns if any(column[1:])]
-        header, *rows = zip(*filled, strict=True) if filled else [()]
-        return replace(self, header=header, rows=rows)
+        # A row of a single cell is a title, and fills no column.
+        rows = [row for row in self.rows if len(row) == len(self.header)]
+        filled = [any(cells) for cells in zip(*rows, strict=True)]
+        if len(rows) < len(self.rows) or all(filled):
+            return self
+        kept = [list(compress(row, filled)) for row in rows]
+        return replace(self, header=list(compress(self.header, filled)), rows=kept)
 
 
 @dataclass(frozen=True)
