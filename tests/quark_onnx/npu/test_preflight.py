@@ -522,7 +522,7 @@ def test_the_table_of_operators() -> None:
 def test_text_names_what_is_not_there() -> None:
     text = str(found("y = Sigmoid (b)"))
     assert (
-        "verdict   poor: forecast for stx (XINT8, Ryzen AI 1.8): " in text
+        ": forecast for stx (XINT8, Ryzen AI 1.8): " in text
         and "CPU       1 Sigmoid: a gate with power-of-two scales" in text
         and "\n          fix: quantize to A8W8 or A16W8" in text
     )
