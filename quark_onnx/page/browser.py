@@ -44,8 +44,8 @@ _SLIM = 3
 _NUMERIC = ' class="number"'
 #: Number of actions at the top of a page.
 _ACTIONS = 3
-#: Maximum letters of a word in a line of a phone.
-_UNBROKEN = 28
+#: Maximum letters of a word in a line of a phone, and in a cell.
+_UNBROKEN, _CELL = 28, 60
 _WORDS = {
     "good": "Good",
     "risky": "Risky",
@@ -272,6 +272,9 @@ def _row(
 def _cell(cell: str | Names) -> str:
     if isinstance(cell, str):
         text = escape(printable(cell, lines=isinstance(cell, Multiline)))
+        # The name of a tensor may be longer than the page is wide.
+        if any(len(word) > _CELL for word in cell.split()):
+            text = f'<span class="long">{text}</span>'
         return f"<b>{text}</b>" if isinstance(cell, Strong) else text
     if len(cell.names) == 1:
         return escape(f"{printable(cell.text)}\n{printable(cell.names[0])}")

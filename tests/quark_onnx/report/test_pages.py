@@ -302,6 +302,13 @@ def test_odd_names_do_not_break_a_table() -> None:
     ]
 
 
+def test_a_long_name_breaks_in_its_cell() -> None:
+    """On a page, too, the columns beside it stay where they are."""
+    shown = html_of(Grid("", ("output", "dB"), [("<" * 61, "20"), ("x" * 60, "1")]))
+    assert f'<span class="long">{"&lt;" * 61}</span>' in shown
+    assert shown.count('class="long"') == 1
+
+
 def test_long_tables_are_cut() -> None:
     grid = Grid("", ("name", "dB"), [(str(row), "2") for row in range(50)], "", "error")
     lines = render_lines([grid])
