@@ -87,13 +87,13 @@ class Target:
         # NaN and infinity are numbers, too, which no model could meet or miss.
         if is_number(text) and isfinite(text):  # type: ignore[arg-type]
             return cls(float(text), False)  # type: ignore[arg-type]
-        found = _TARGET.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _TARGET.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             raise ConfigError(
                 f"accuracy is {text!r}; it must be a loss such as 1%, or a least SQNR"
                 " such as 25dB",
             )
-        return cls(float(found[1]), found[2] == "%")
+        return cls(float(match[1]), match[2] == "%")
 
     def __str__(self) -> str:
         if self.percent:
@@ -209,7 +209,7 @@ class AccuracyResult(Reported):
         )
         tried = counted(len(self.attempts), "configuration")
         attempts = Grid("Attempts", header, rows, f"{tried}, in this order", "tried")
-        left = dict.fromkeys(self.left, "did not fit into --budget")
+        untried = dict.fromkeys(self.left, "did not fit into --budget")
         judgement, *details = self.report.blocks()
         if isinstance(judgement, Judgement):
             judgement = replace(judgement, details=(outcome,))
@@ -217,7 +217,9 @@ class AccuracyResult(Reported):
             judgement,
             Facts(facts, lines),
             attempts.without_empty_columns(),
-            Reasons("Not tried", left, "configuration", "configurations", "not tried"),
+            Reasons(
+                "Not tried", untried, "configuration", "configurations", "not tried"
+            ),
             Facts(
                 (), {"config": [self.best.name, *str(self.best.config).splitlines()]}
             ),
@@ -234,7 +236,8 @@ class AccuracyResult(Reported):
             "left": list(self.left),
             "best": self.best.name,
             "attempts": [
-                {**vars(each), "config": to_dict(each.config)} for each in self.attempts
+                {**vars(attempt), "config": to_dict(attempt.config)}
+                for attempt in self.attempts
             ],
         }
 
@@ -325,15 +328,15 @@ def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
                 target.value,
                 ceil(100.0 * EVERY / target.value),
             )
-        found = _Ladder(model, samples, target, task, budget).climb(choice, progress)
+        result = _Ladder(model, samples, target, task, budget).climb(choice, progress)
     finally:
         samples.close()
     if target_file is not None:
         # The output has its weights in a file of their own if the input model has.
         beside = keeps_weights_beside(model, target_file)
-        with staged(found.result.model, target_file, external=beside):
+        with staged(result.result.model, target_file, external=beside):
             pass  # the result was checked and run when it was created
-    return found
+    return result
 
 
 def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
@@ -475,11 +478,11 @@ class _Ladder:
             self._best = shortfall, attempt, result
         return attempt
 
-    def _loss(self, found: Comparison) -> float | None:
+    def _loss(self, comparison: Comparison) -> float | None:
         """Return the loss of the verdict's first figure in percent.
 
         Args:
-            found: the comparison with the float model.
+            comparison: the comparison with the float model.
 
         Returns:
             The loss, 0 to 100; None if the figure is no share and the target is in dB.
@@ -487,11 +490,11 @@ class _Ladder:
         Raises:
             ConfigError: the figure is no share, and the target is in percent.
         """
-        share = _share_of(found.verdict)
+        share = _share_of(comparison.verdict)
         if share is not None:
             return 100.0 * (1.0 - share)
         if self._target.percent:
-            task = "unknown" if found.verdict is None else found.verdict.task
+            task = "unknown" if comparison.verdict is None else comparison.verdict.task
             raise ConfigError(
                 f"accuracy is {self._target.value:g}%, and the outputs have no share"
                 f" that agrees (task {task}); give decibels, such as 25dB, or --task",

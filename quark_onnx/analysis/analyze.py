@@ -177,7 +177,7 @@ def _analyzed(
     for name, watch in measured.tensors.items():
         if watch.reason:
             uncompared.append(Unmatched(name, watch.reason))
-    found = Analysis(
+    analysis = Analysis(
         samples=measured.samples,
         bytes_before=sizes[0],
         bytes_after=sizes[1],
@@ -190,7 +190,7 @@ def _analyzed(
             {tensor.name: tensor.step for tensor in tensors},
         ),
     )
-    return _pictured(found, reference, measured)
+    return _pictured(analysis, reference, measured)
 
 
 def _outputs(model: ModelProto) -> set[str]:
@@ -467,17 +467,17 @@ class _Between:
         )
 
 
-def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
+def _pictured(analysis: Analysis, reference: Reading, measured: Measured) -> Analysis:
     """Add histograms to the worst tensors and the related weights.
 
     Args:
-        found: the analysis without histograms.
+        analysis: the analysis without histograms.
         measured: the measurements, with the histograms of the tensors.
     """
     # Histograms of weights are computed here, for the pictured nodes alone: each reads the whole
     # weight.
-    worst = {value.name for value in found.ranking[:TOP]}
-    between = _Between(reference, {tensor.name for tensor in found.tensors})
+    worst = {value.name for value in analysis.ranking[:TOP]}
+    between = _Between(reference, {tensor.name for tensor in analysis.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
 
     def pictured_tensor(tensor: TensorError) -> TensorError:
@@ -492,7 +492,7 @@ def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analys
         return with_histogram(weight, reference)
 
     return replace(
-        found,
-        tensors=list(map(pictured_tensor, found.tensors)),
-        weights=list(map(pictured_weight, found.weights)),
+        analysis,
+        tensors=list(map(pictured_tensor, analysis.tensors)),
+        weights=list(map(pictured_weight, analysis.weights)),
     )

@@ -172,7 +172,7 @@ def compare(  # noqa: PLR0913
             scorer=scorer,
             preprocessing=preprocessing,
         )
-        found = Comparison(
+        comparison = Comparison(
             counter.count,
             judged.outputs,
             model_bytes(before),
@@ -182,12 +182,14 @@ def compare(  # noqa: PLR0913
             exhibits=judged.exhibits,
         )
         if scorer is not None:
-            found = replace(found, scores=scorer.scores(), labelled=scorer.count)
+            comparison = replace(
+                comparison, scores=scorer.scores(), labelled=scorer.count
+            )
         if not time or counter.first is None:
             # The data may be empty; without a first sample there is nothing to time.
-            return found
+            return comparison
         latency = measure_latency(before, after, counter.first, threads=threads)
-        return replace(found, latency=latency)
+        return replace(comparison, latency=latency)
 
 
 def require_order(before: ModelProto, after: ModelProto) -> None:

@@ -123,10 +123,10 @@ class _Walk:
         missing = [value for value in inputs if value not in others]
         if missing:
             # Initializers may be inputs as well (always up to IR version 3), which no caller feeds.
-            known = sorted(others - self.other.graph.initializers.keys())
+            input_names = sorted(others - self.other.graph.initializers.keys())
             raise ModelError(
                 f"the quantized model lacks the input {missing[0]!r} of the float"
-                f" model; its inputs are: {', '.join(known) or 'none'}",
+                f" model; its inputs are: {', '.join(input_names) or 'none'}",
             )
         for name in inputs:
             self._pair(name, name, "name")

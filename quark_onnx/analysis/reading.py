@@ -412,10 +412,10 @@ class Reading:
         first = (ends[0] - zero) * step
         last = (ends[1] - zero) * step
         # Some tools write negative scales.
-        found = Ends(np.minimum(first, last), np.maximum(first, last), np.abs(step))
+        grid_ends = Ends(np.minimum(first, last), np.maximum(first, last), np.abs(step))
         return Grid(
             name,
-            found,
+            grid_ends,
             None if step.size == 1 else scale.axis,
             _granularity(step),
             uniform=not name.startswith("float"),
@@ -452,18 +452,18 @@ class Reading:
         # Axis of the output channels of the weight; without channels the axis has no effect.
         transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
         axis = 0 if transposed or node.op_type == "QLinearConv" else 1
-        found = [
+        operands = [
             Operand(node.inputs[i], Scale(node.inputs[i + 1], node.inputs[i + 2], axis))
             for i in places
         ]
         bias = node.input(_BIAS.get(node.op_type, len(node.inputs)))
         if bias:
-            found.append(
+            operands.append(
                 # ONNX, QLinearConv: the bias is int32 with scale x_scale * w_scale and zero point
                 # 0.
                 Operand(bias, Scale(node.inputs[4], "", 0, factor=node.inputs[1])),
             )
-        return name, found
+        return name, operands
 
     def reals(self, operand: Operand) -> NDArray[np.float64]:
         """Return the values of a constant operand.

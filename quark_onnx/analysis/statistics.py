@@ -325,8 +325,8 @@ def limits(
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.einsum("ij,ij->i", a, b)
-    return found
+    products: NDArray[np.float64] = np.einsum("ij,ij->i", a, b)
+    return products
 
 
 def _usual(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

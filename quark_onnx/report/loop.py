@@ -96,13 +96,13 @@ class Loop:
         if not self._fits:
             return
         expected = self._before.step(sample, self._names)
-        found = self._after.step(sample, self._names)
+        actual = self._after.step(sample, self._names)
         # A single run has measured the first sample.
         if self._steps:
             others = [name for name in self._names if name not in self._updated]
-            self._totals.add(others, expected, found)
+            self._totals.add(others, expected, actual)
         # The errors of states count at the end alone.
-        self._last = expected, found
+        self._last = expected, actual
         self._steps += 1
 
     def errors(self) -> list[OutputError]:

@@ -152,9 +152,9 @@ class Measurement:
         """
         self._feeds = _feeds(self._reference, sample)
         expected = _run(self._reference, self._names, self._feeds)
-        found = _run(self._other, self._names, _feeds(self._other, sample))
-        self._totals.add(self._names, expected, found)
-        return self._feeds, expected, found
+        actual = _run(self._other, self._names, _feeds(self._other, sample))
+        self._totals.add(self._names, expected, actual)
+        return self._feeds, expected, actual
 
     def so_far(self) -> list[OutputError]:
         """Return the error of each output; a random output counts as any other."""
@@ -343,9 +343,9 @@ class Total:
         # Values of different shapes have no difference: the noise is infinite, and the first shapes
         # are reported.
         expected = _shapes(before)
-        found = _shapes(after)
-        if expected != found:
-            self.shapes = self.shapes or (_as_text(expected), _as_text(found))
+        actual = _shapes(after)
+        if expected != actual:
+            self.shapes = self.shapes or (_as_text(expected), _as_text(actual))
             # An empty sequence against a filled one: one value that does not agree.
             self.count += not before
             self.noise = float("inf")
@@ -460,17 +460,17 @@ class OutputTotals:
         self,
         names: Iterable[str],
         expected: Mapping[str, Any],
-        found: Mapping[str, Any],
+        actual: Mapping[str, Any],
     ) -> None:
         """Add some outputs of the two models on a sample.
 
         Args:
             names: names of the outputs to add.
             expected: outputs of the reference by name.
-            found: outputs of the other model by name.
+            actual: outputs of the other model by name.
         """
         for name in names:
-            self._totals[name].add(expected[name], found[name])
+            self._totals[name].add(expected[name], actual[name])
 
     def agreement(self, name: str) -> float:
         """Return the share of equal values of an output; 1 for no values."""

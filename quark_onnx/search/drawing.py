@@ -31,7 +31,7 @@ def score_plots(
     """
     sized = list(filter(_is_drawable, candidates))
     scale = f"{score}, dB" if score == "SQNR" else score
-    timed = [each for each in sized if each.runtime is not None]
+    timed = [candidate for candidate in sized if candidate.runtime is not None]
     measures = (
         (f"{score} against size", "size, MB", _megabytes, sized),
         (
@@ -186,9 +186,9 @@ def _axes(
         )
     parts.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
     for value in ticks(*_bounds(xs), 5):
-        place = x(value)
+        position = x(value)
         parts.append(
-            tag("text", short(value), x=place, y=bottom + 18, text_anchor="middle"),
+            tag("text", short(value), x=position, y=bottom + 18, text_anchor="middle"),
         )
     middle = (_LEFT + right) / 2
     parts.append(tag("text", units[0], x=middle, y=_HEIGHT - 6, text_anchor="middle"))

@@ -202,8 +202,12 @@ class SearchResult(Reported):
             "reached": self.reached,
             "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
             "candidates": [
-                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
-                for each in self.candidates
+                {
+                    **vars(candidate),
+                    "config": to_dict(candidate.config),
+                    "pareto": candidate in front,
+                }
+                for candidate in self.candidates
             ],
         }
 
@@ -216,7 +220,7 @@ def _remark(candidate: Candidate, front: Sequence[Candidate]) -> str:
 
 def _span(candidates: Iterable[Candidate]) -> str:
     """Return the range of sizes of all candidates."""
-    sizes = [each.bytes for each in candidates if each.bytes is not None]
+    sizes = [candidate.bytes for candidate in candidates if candidate.bytes is not None]
     if not sizes:
         return "no other"
     return f"{_size(min(sizes))} to {_size(max(sizes))}"

@@ -235,7 +235,10 @@ class Space:
         if RECIPE not in self.optimizers:
             return self
         recipe = choose(model, self.target).recipe
-        chains = [recipe if each == RECIPE else each for each in self.optimizers]
+        chains = [
+            recipe if optimizer == RECIPE else optimizer
+            for optimizer in self.optimizers
+        ]
         return replace(self, optimizers=tuple(chains))
 
     def combination(self, choices: Mapping[str, str]) -> ConfigCombination:
@@ -291,13 +294,17 @@ class Space:
             changes = sum(label != labels[axis][0] for axis, label in choices.items())
             (probes if changes <= 1 else others).append(combination)
         # Stable sorts: of equal cost, the order of the axes stays.
-        probes.sort(key=lambda each: each.relative_cost)
-        others.sort(key=lambda each: each.relative_cost)
-        promising = [each for each in probes if early in each.kinds]
+        probes.sort(key=lambda candidate: candidate.relative_cost)
+        others.sort(key=lambda candidate: candidate.relative_cost)
+        promising = [candidate for candidate in probes if early in candidate.kinds]
         # bias correction is fast, and complements any optimizer before it
-        with_bias = [each for each in promising if "bias_correction" in each.kinds]
+        with_bias = [
+            candidate for candidate in promising if "bias_correction" in candidate.kinds
+        ]
         of_recipe = [
-            each for each in probes if each.choices["optimizers"].startswith(RECIPE)
+            candidate
+            for candidate in probes
+            if candidate.choices["optimizers"].startswith(RECIPE)
         ]
         for first in (*(with_bias or promising)[:1], *of_recipe):
             probes.remove(first)

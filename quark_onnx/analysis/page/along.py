@@ -103,13 +103,13 @@ def family(op_type: str) -> tuple[str, str]:
     """
     # The longest prefix wins: "MaxPool" is a pooling, and no "Max".
     longest = 0
-    found = _OTHER
+    best = _OTHER
     for name, title, prefixes in FAMILIES:
         for prefix in filter(op_type.startswith, prefixes):
             if len(prefix) > longest:
                 longest = len(prefix)
-                found = (name, title)
-    return found
+                best = (name, title)
+    return best
 
 
 def along_the_graph(

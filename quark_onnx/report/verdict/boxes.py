@@ -568,25 +568,25 @@ def overlaps(box: Floats, boxes: Floats) -> Floats:
 
 
 def matched(
-    found: Floats, among: Floats, least: float = 0.5
+    boxes: Floats, among: Floats, least: float = 0.5
 ) -> list[tuple[int, int, float]]:
     """Match boxes one-to-one with boxes of equal class, in descending order of scores.
 
     Args:
-        found: boxes (n, 6) to match.
+        boxes: boxes (n, 6) to match.
         among: boxes (m, 6) to match with.
         least: minimum overlap.
 
     Returns:
-        For each match: its index in ``found``, its index in ``among``, and the overlap.
+        For each match: its index in ``boxes``, its index in ``among``, and the overlap.
     """
     pairs: list[tuple[int, int, float]] = []
     free = np.ones(len(among), bool)
-    for place, row in enumerate(found):
+    for index, row in enumerate(boxes):
         # Boxes that are taken or of another class overlap by 0.
         overlap = overlaps(row[:4], among[:, :4]) * free * (among[:, 5] == row[5])
         if overlap.size and overlap.max() >= least:
             best = int(overlap.argmax())
             free[best] = False
-            pairs.append((place, best, float(overlap[best])))
+            pairs.append((index, best, float(overlap[best])))
     return pairs

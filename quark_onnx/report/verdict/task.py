@@ -108,9 +108,14 @@ class Traits:
                 for name in node.output:
                     # Of the branches of an If, the one with probabilities tells more. Results of
                     # two branches may have one name.
-                    found = [operators.get(name, ""), *results.get(name, [operator])]
-                    telling = [each for each in found if each in _TELLING]
-                    operators[name] = (telling or found)[-1]
+                    producers = [
+                        operators.get(name, ""),
+                        *results.get(name, [operator]),
+                    ]
+                    telling = [
+                        producer for producer in producers if producer in _TELLING
+                    ]
+                    operators[name] = (telling or producers)[-1]
         return cls(
             _token_input(model),
             frozenset(tables),
@@ -206,7 +211,10 @@ class Task:
         if layout is not None:
             # labels is empty for detectors without an output of classes.
             read = list(filter(None, layout.outputs))
-        ranks = [(each, outputs[each].ndim, outputs[each].dtype.kind) for each in read]
+        ranks = [
+            (output_name, outputs[output_name].ndim, outputs[output_name].dtype.kind)
+            for output_name in read
+        ]
         return cls(name, output, layout, tuple(ranks))
 
     def of_kind(self, kind: Kind) -> Task:
@@ -340,12 +348,12 @@ def _outputs_of_detector(traits: Traits, feeds: Arrays, outputs: Arrays) -> set[
     images = [feed for feed in image_inputs(feeds) if _channel_axis(feed) is not None]
     if not images:
         return set()
-    found = set[str]()
+    names = set[str]()
     floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
     for (name, value), (other_name, other) in combinations(floats.items(), 2):
         if _are_maps_of_detector(value, other, images[0]) or _are_anchors(value, other):
-            found |= {name, other_name}
-    return found
+            names |= {name, other_name}
+    return names
 
 
 def _are_maps_of_detector(

@@ -50,7 +50,9 @@ def layer_errors(
     # A logarithmic scale has no place for errors relative to a baseline, which may be negative.
     # Errors of 0 before and after mean that none was measured.
     hidden = [
-        each for each in outcomes if (each.before or each.after) and not shown(each)
+        outcome
+        for outcome in outcomes
+        if (outcome.before or outcome.after) and not shown(outcome)
     ]
     if hidden:
         note += (
@@ -99,12 +101,12 @@ def _plot(  # noqa: PLR0913
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
     parts = []
     for outcome in outcomes:
-        own = algorithms.index(outcome.algorithm)
+        rank = algorithms.index(outcome.algorithm)
         if outcome.layer in places:
             # With n algorithms, markers lie from -(n - 1) / 2 to (n - 1) / 2 steps around the
             # layer.
             at = frame.x(places[outcome.layer]) + step * (
-                own - (len(algorithms) - 1) / 2
+                rank - (len(algorithms) - 1) / 2
             )
             drawn = _layer(
                 frame,
@@ -128,7 +130,7 @@ def _plot(  # noqa: PLR0913
             )
         # Browsers show the title of a group as its tooltip.
         hover = tag("title", escape(_hover(quantized.get(outcome.layer), outcome)))
-        parts.append(tag("g", hover + drawn, class_=series(own)))
+        parts.append(tag("g", hover + drawn, class_=series(rank)))
     return frame.drawn(
         "Error before and after each algorithm, in the order of the model",
         "error",

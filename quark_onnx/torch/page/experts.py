@@ -23,16 +23,16 @@ _MANY = 24
 
 def tokens_of(outcomes: Iterable[Outcome]) -> dict[str, dict[int, int]]:
     """Return the number of tokens per expert of each block, from notes of outcomes."""
-    found = dict[str, dict[int, int]]()
+    tokens_by_block = dict[str, dict[int, int]]()
     # GPTQ writes the number of its tokens as the note of a layer.
     for outcome in outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
         if expert and (tokens or outcome.note == UNREACHED):
-            row = found.setdefault(block_of(outcome.layer), {})
+            row = tokens_by_block.setdefault(block_of(outcome.layer), {})
             number = int(expert[1])
             # The layers of an expert have a note each, and each algorithm writes its own.
             row[number] = max(row.get(number, 0), int(tokens[1]) if tokens else 0)
-    return found
+    return tokens_by_block
 
 
 def expert_tokens(outcomes: Iterable[Outcome]) -> Drawing:

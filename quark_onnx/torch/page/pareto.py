@@ -79,8 +79,10 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
         )
-    front = sorted((each for each in points if each.kind), key=lambda each: each.bits)
-    path = " ".join(f"{x(each.bits):.1f},{y(each.divergence):.1f}" for each in front)
+    front = sorted(
+        (entry for entry in points if entry.kind), key=lambda entry: entry.bits
+    )
+    path = " ".join(f"{x(entry.bits):.1f},{y(entry.divergence):.1f}" for entry in front)
     parts.append(tag("polyline", class_="front", points=path))
     for point in points:
         hover = escape(

@@ -184,7 +184,7 @@ def missing_key_findings(
 
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
     """Yield an entry of the quantization_config that is neither null nor a list of names."""
-    found = entries.get(key)
-    if found is not None and not is_names(found):
-        text = f"{found!r}, and not a list of names"
+    names = entries.get(key)
+    if names is not None and not is_names(names):
+        text = f"{names!r}, and not a list of names"
         yield broken("malformed", f"{QUANTIZATION}.{key}", text)

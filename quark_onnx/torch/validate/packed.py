@@ -425,9 +425,9 @@ def _listed_findings(
     torn = set[str]()
     for name, modules in shards(checkpoint.modules):
         flags = [parts.match(module.name) for module in modules]
-        found = [*partial_findings(name, flags, f"in {_LISTED}")]
-        yield from found
-        if found:
+        findings = [*partial_findings(name, flags, f"in {_LISTED}")]
+        yield from findings
+        if findings:
             torn |= {module.name for module in modules}
     for module in checkpoint.linears:
         # a fused layer that is listed in part is a finding of its own

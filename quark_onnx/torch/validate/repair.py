@@ -194,8 +194,8 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
         for name, layer in QuarkConfig(entries).overrides.items()
         if name.endswith(("k_proj", "v_proj")) and stages(layer.get("output_tensors"))
     ]
-    found = entries.get("export")
-    export = object_of(found)
+    stored = entries.get("export")
+    export = object_of(stored)
     # null counts as missing: vLLM fails for a kv_cache_group of null as for none
     given = {
         key: value
@@ -205,7 +205,7 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
         if value is not None
     }
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
-    if whole == found:
+    if whole == stored:
         return []
     entries["export"] = whole
     changes = {
@@ -307,16 +307,19 @@ def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     None also if files are missing or damaged, since the index of the complete checkpoint is
     unknown, and has to come with the files.
     """
-    found = checkpoint.file_names
+    file_names = checkpoint.file_names
     rules = {finding.rule for finding in checkpoint.damage}
     missing = {*object_of(checkpoint.index).values()} - {*checkpoint.headers}
     if missing or "file-damaged" in rules:
         return None
-    if "index-json" not in rules and checkpoint.index in (None, found):
+    if "index-json" not in rules and checkpoint.index in (None, file_names):
         return None
     # total_size counts the bytes of values, without headers
     size = sum(tensor.size for tensor in checkpoint.tensors.values())
-    return {"metadata": {"total_size": size}, "weight_map": dict(sorted(found.items()))}
+    return {
+        "metadata": {"total_size": size},
+        "weight_map": dict(sorted(file_names.items())),
+    }
 
 
 def _write(
