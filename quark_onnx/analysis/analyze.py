@@ -250,23 +250,12 @@ class _Figures:
         return errors
 
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
-        """Return the closest upstream tensor with the least SQNR, and the SQNR.
-
-        Args:
-            inputs: tensors that a node or its bodies read, constants included.
-
-        Returns:
-            Name and SQNR in dB; an empty name and infinity if nothing upstream was compared.
-        """
+        """Return the closest upstream tensor with the least SQNR in dB; ``_EXACT`` without one."""
         sources = map(self._closest, inputs)
         return min(sources, key=itemgetter(1), default=_EXACT)
 
     def _closest(self, tensor: str) -> tuple[str, float]:
-        """Return a tensor with its SQNR, or the source of a tensor without one.
-
-        Returns:
-            Name and SQNR in dB; an empty name and infinity if nothing upstream was compared.
-        """
+        """Return a tensor with its SQNR in dB, or the source of a tensor without one."""
         if tensor in self._sqnr:
             return tensor, self._sqnr[tensor]
         return self._sources.get(tensor, _EXACT)

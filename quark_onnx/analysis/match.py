@@ -180,13 +180,7 @@ class _Walk:
         return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
-        """Return whether two tensors are the same beyond doubt.
-
-        Args:
-            node: node of the float model that computes ``tensor``.
-            tensor: tensor of the float model.
-            raw: tensor of the quantized model before its grid, of the same name.
-        """
+        """Return whether a tensor, and the one of its name before its grid, are surely the same."""
         if self.reference.graph.is_output(tensor):
             # tools keep the names of inputs and outputs
             return True
@@ -224,12 +218,7 @@ class _Walk:
     # ----------------------------------------------------------------------------------
 
     def _alike(self, node: Node, raw: str) -> bool:
-        """Return True if a quantized tensor is computed by the operator of a node.
-
-        Args:
-            node: node of the float model.
-            raw: tensor of the quantized model before its grid.
-        """
+        """Return whether a quantized tensor is computed by the operator of a node."""
         producer = self.other.graph.producer(raw)
         return producer is not None and self._are_alike(node, producer)
 
@@ -400,11 +389,7 @@ class _Walk:
         self._pair(node.outputs[0], before.raw, "structure", fused=node.op_type)
 
     def _at_zero(self, raw: str) -> bool:
-        """Return True if the grid of a tensor clips negative values.
-
-        Args:
-            raw: tensor of the quantized model before its grid.
-        """
+        """Return whether the grid of a tensor clips negative values."""
         grid = self.other.view(raw).grid
         if grid is None or grid.ends is None:
             return False
@@ -416,14 +401,7 @@ class _Walk:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:
-        """Record a pair of tensors.
-
-        Args:
-            tensor: tensor of the float model.
-            raw: tensor of the quantized model before its grid.
-            how: name or structure.
-            fused: the float operator if it has no node of its own.
-        """
+        """Record a pair of tensors, matched by name or structure."""
         self.found.pairs[tensor] = Pair(tensor, raw, how, fused)
 
 

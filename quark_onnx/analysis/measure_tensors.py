@@ -171,14 +171,7 @@ def _observe_sample(
     expected: Mapping[str, Any],
     actual: Mapping[str, Any],
 ) -> None:
-    """Observe the tensors on a sample; the first failure ends the comparison of a tensor.
-
-    Args:
-        watched: the pairs under observation, by tensor of the float model.
-        reading: the quantized model.
-        expected: tensors of the float model by name.
-        actual: tensors of the quantized model by name.
-    """
+    """Observe the tensors on a sample; the first failure ends the comparison of a tensor."""
     for name, watch in watched.items():
         if not watch.reason:
             watch.reason = _observe(watch, reading, expected[name], actual)
@@ -229,12 +222,7 @@ def _observe_sample_alone(
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
-    """Return a pair of tensors with the statistic that samples fill.
-
-    Args:
-        other: the quantized model.
-        pair: the matched tensors.
-    """
+    """Return a pair of tensors with the statistic that samples fill."""
     view = other.view(pair.raw)
     axis = _channel_axis(reference.graph, pair.tensor)
     # Statistics per channel of the grid where there is one.
@@ -345,14 +333,7 @@ def _observe_alone(
     expected: NDArray[Any],
     alone: Mapping[str, Any],
 ) -> None:
-    """Observe a sample on which the tensor's inputs were float.
-
-    Args:
-        watch: the pair under observation.
-        expected: value of the tensor in the float model.
-        alone: tensors of the quantized model on float inputs, by name; empty if the tensor was not
-            replaced.
-    """
+    """Observe a sample on which the tensor's inputs were float; ``alone`` may be empty."""
     rounded = alone.get(watch.view.value)
     watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
 

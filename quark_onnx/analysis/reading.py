@@ -552,14 +552,7 @@ def _target(node: Node) -> int:
 
 
 def _granularity(step: NDArray[np.float64]) -> str:
-    """Return the granularity of scales by their shape.
-
-    Args:
-        step: the scales, in their stored shape.
-
-    Returns:
-        "tensor", "channel" or "block".
-    """
+    """Return "tensor", "channel" or "block", by the stored shape of the scales."""
     if step.size == 1:
         return "tensor"
     return "block" if step.ndim > 1 else "channel"

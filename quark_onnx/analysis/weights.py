@@ -200,12 +200,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
 
 
 def _channel_rows(constant: _Constant, values: Floats) -> Floats:
-    """Return a matrix with a row for each output channel, or for each value of a bias.
-
-    Args:
-        constant: the constant that the values belong to.
-        values: values of any shape, also a scalar.
-    """
+    """Return a row for each output channel, or for each value of a bias."""
     if constant.axes is not None:
         return constant.axes.rows(values)
     # A scalar has no axis.
@@ -228,12 +223,7 @@ def _inputs_per_channel(node: Node, constant: _Constant) -> int:
 
 
 def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
-    """Return the SQNR of each channel in dB; infinity for a channel of zeros.
-
-    Args:
-        signal: sum of squares of the float values of each channel, of shape (channels,).
-        noise: sum of squared errors of each channel, of shape (channels,).
-    """
+    """Return the SQNR of each channel in dB, of sums of squares; infinity for zeros."""
     return [
         decibels(power, error) if power else float("inf")
         for power, error in zip(signal, noise, strict=True)
@@ -241,12 +231,7 @@ def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
 
 
 def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
-    """Return the share of some channels in the noise.
-
-    Args:
-        noise: sum of squared errors of each channel, of shape (channels,).
-        channels: True for each channel to count, of shape (channels,).
-    """
+    """Return the share of the noise (channels,) that some channels (a mask) have."""
     if not channels.any():
         return 0.0
     # A dead channel with float values has noise, so that the sum is above 0.
@@ -254,14 +239,7 @@ def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
 
 
 def _outlier_ratio(reach: Floats) -> float:
-    """Return the greatest magnitude of a channel in units of the median channel's.
-
-    Args:
-        reach: greatest magnitude of each channel, of shape (channels,).
-
-    Returns:
-        The ratio; 1 if the median channel is zero.
-    """
+    """Return the greatest magnitude of a channel relative to the median; 1 if that is 0."""
     median = float(np.median(reach))
     if not median:
         return 1.0

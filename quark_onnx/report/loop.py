@@ -132,11 +132,7 @@ class _Recurrent:
         self._carried: dict[str, Any] = {}
 
     def takes(self, sample: Sample) -> bool:
-        """Return whether the states have the shapes of a sample's.
-
-        Args:
-            sample: inputs by name, with recorded states.
-        """
+        """Return whether the recorded states of a sample have the shapes of the carried ones."""
         for name, value in self._carried.items():
             if name not in sample or sample[name].shape != value.shape:
                 return False

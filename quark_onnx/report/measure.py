@@ -208,22 +208,14 @@ def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, An
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
-    """Return the error of a single pair of outputs.
-
-    Args:
-        other: output of the other model.
-    """
+    """Return the error of a single pair of outputs."""
     total = Total()
     total.add(reference, other)
     return total.result(name)
 
 
 def _poor(error: OutputError, bound: float) -> bool:
-    """Return whether an output has an SQNR below a bound, or unequal values without an SQNR.
-
-    Args:
-        bound: least SQNR in dB.
-    """
+    """Return whether an SQNR is below a bound in dB, or values differ where there is no SQNR."""
     if error.sqnr is None:
         # Integer outputs: one unequal value suffices, because random indices differ anywhere.
         return error.agreement != 1.0

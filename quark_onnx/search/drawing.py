@@ -113,23 +113,14 @@ def _plot(  # noqa: PLR0913
 
 
 def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> str:
-    """Return the style of a point; empty for candidates that others surpass.
-
-    Args:
-        front: the Pareto front.
-    """
+    """Return the style of a point; empty for candidates that others surpass."""
     if candidate is best:
         return "best"
     return "front" if candidate in front else ""
 
 
 def _is_apart(point: Position, labels: list[Position]) -> bool:
-    """Return True if a label would not cover another one.
-
-    Args:
-        point: position of the candidate in pixels.
-        labels: positions of the candidates that have labels.
-    """
+    """Return whether a label at a point in pixels would cover no other label."""
     x, y = point
     return all(abs(x - u) > _APART or abs(y - v) > _APART for u, v in labels)
 
@@ -142,13 +133,7 @@ def _label(rank: int, point: Position) -> str:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """Return a scale with a margin of 8 % around the values.
-
-    Args:
-        values: values in the plot, at least one.
-        start: pixel of the lower end.
-        end: pixel of the upper end.
-    """
+    """Return a scale in pixels with a margin of 8 % around the values."""
     lo, hi = _bounds(values)
     return linear(lo, hi, start, end)
 

@@ -210,14 +210,7 @@ class Space:
         }
 
     def _config(self, preset: Any) -> QConfig:
-        """Return the configuration of a preset.
-
-        Args:
-            preset: anything that ``QConfig.of`` accepts.
-
-        Returns:
-            The configuration, for the target of the space if it has one.
-        """
+        """Return the configuration of a preset, for the target of the space if it has one."""
         config = _naming("presets", QConfig.of, preset)
         if not self.target:
             return config
@@ -324,13 +317,7 @@ def _default_presets(target: str) -> tuple[str, ...]:
 def _by_label(
     plain: Any, label_of: Callable[[Any], str], choices: Iterable[Any]
 ) -> dict[str, Any]:
-    """Return the choices of an axis by their labels, after the plain choice.
-
-    Args:
-        plain: the choice that keeps the preset's setting.
-        label_of: function from a choice to its label.
-        choices: the other choices.
-    """
+    """Return the choices of an axis by their labels, after the plain one, the preset's own."""
     labelled: dict[str, Any] = {PLAIN: plain}
     for choice in choices:
         # Labels are keys: equal choices, written in two ways, fall together.
@@ -366,14 +353,7 @@ def _calibrator(choice: Any) -> Any:
 
 
 def _checked(calibrator: Any) -> Any:
-    """Check a calibrator object by a configuration, and return the calibrator.
-
-    Args:
-        calibrator: an object, which need not be a calibrator.
-
-    Raises:
-        ConfigError: a configuration does not accept the object.
-    """
+    """Return a calibrator that a configuration accepts; a ConfigError for other objects."""
     # QConfig checks its calibrator; the error then has the words of a configuration's error.
     activation = QConfig().with_(calibrator=calibrator).activation
     assert activation is not None
@@ -410,12 +390,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
-    """Return True if weights have a scale per tensor or channel, and not as given.
-
-    Args:
-        config: the configuration of a preset.
-        per_channel: the granularity to try.
-    """
+    """Return whether weights have a scale per tensor or channel, and not as given."""
     weight = config.weight
     # Blocks have a granularity of their own, and formats without scales have none.
     if weight is None or weight.block_size or not weight.dtype.scaled:
@@ -442,15 +417,7 @@ def _preset_name(preset: object, place: int) -> str:
 
 
 def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
-    """Call a function; an error names the wrong setting of the space.
-
-    Args:
-        setting: name of the setting, with which the message begins.
-        make: function that parses or checks a value.
-
-    Raises:
-        ConfigError: the value is wrong.
-    """
+    """Call a function that parses or checks a value; an error begins with the setting."""
     try:
         return make(value)
     except ConfigError as error:

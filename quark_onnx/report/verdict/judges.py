@@ -303,12 +303,7 @@ class Detections:
 
 
 def _f1(recall: float, precision: float) -> float:
-    """Return the harmonic mean of recall and precision; 0 if both are 0.
-
-    Args:
-        recall: share of the float model's detections that are found again.
-        precision: share of the quantized model's detections that the float model has, too.
-    """
+    """Return the harmonic mean of recall and precision; 0 if both are 0."""
     if not recall + precision:
         return 0.0
     return 2 * recall * precision / (recall + precision)
@@ -464,14 +459,7 @@ class Tokens:
 
 
 def _log_probabilities(logits: NDArray[Any]) -> Floats:
-    """Return the log-softmax of rows in float64.
-
-    Args:
-        logits: logits of any float type, (tokens, vocabulary).
-
-    Returns:
-        Logarithms of probabilities, (tokens, vocabulary).
-    """
+    """Return the log-softmax of logits (tokens, vocabulary) in float64."""
     rows = logits.astype(np.float64)
     # Less the maximum, exp cannot overflow; the softmax is the same.
     rows = rows - rows.max(axis=1, keepdims=True)
@@ -527,12 +515,7 @@ def _peak(least: float, greatest: float) -> float:
 
 
 def _psnr(peak: float, error: float) -> float:
-    """Return the peak signal-to-noise ratio in dB.
-
-    Args:
-        peak: greatest value that a pixel can have.
-        error: mean squared error.
-    """
+    """Return the peak signal-to-noise ratio in dB, for a mean squared error."""
     if error == 0:
         return math.inf
     if not math.isfinite(error):

@@ -382,14 +382,7 @@ class Scorer:
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:
-    """Return scores by row, or the class by row where the model has chosen it.
-
-    Args:
-        value: scores of one sample, or of a batch; or integers, which are classes.
-
-    Returns:
-        Scores, (rows, classes); or classes, (rows,).
-    """
+    """Return scores (rows, classes); or classes (rows,) where the model has chosen them."""
     if value.dtype.kind in "iu":
         return value.reshape(-1)
     shape = squeezed(value)

@@ -641,10 +641,8 @@ class _Vectors:
         return self.width >= _VECTOR_WIDTH and self.width % _VECTOR_DIVISOR == 0
 
     def describe_senses(self) -> bool:
-        """Return whether the model reads images or text, and no name speaks of vectors.
-
-        Vectors of numbers for such inputs are mostly scores of classes.
-        """
+        """Return whether the model reads images or text, and no name speaks of vectors."""
+        # Vectors of numbers for such inputs are mostly scores of classes.
         return self._describe_senses() and not _VECTOR_NAMES.search(self.output.name)
 
     def _describe_senses(self) -> bool:
@@ -705,12 +703,7 @@ def _channel_axis(image: NDArray[Any]) -> int | None:
 
 
 def _sizes(value: NDArray[Any], image: NDArray[Any]) -> tuple[int, int, int]:
-    """Return channels and height of maps, and the height of the image that they are of.
-
-    Args:
-        value: maps in the layout of the image.
-        image: images of a known layout.
-    """
+    """Return channels and height of maps in the layout of the image, and the image's height."""
     axis = _channel_axis(image) or 1
     height = 2 if axis == 1 else 1
     return value.shape[axis], value.shape[height], image.shape[height]

@@ -146,12 +146,7 @@ def _is_drawn(outcome: Outcome) -> bool:
 
 
 def _places_inside(block: str, places: Mapping[str, int]) -> list[int]:
-    """Return the indices of a block's layers, in model order.
-
-    Args:
-        block: name of the block.
-        places: indices of the quantized layers by name.
-    """
+    """Return the indices of a block's layers, in model order."""
     return [place for name, place in places.items() if name.startswith(f"{block}.")]
 
 

@@ -370,11 +370,7 @@ def _holds(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def _has_attention_biases(config: dict[str, Any]) -> bool:
-    """Return whether queries, keys and values have biases.
-
-    Qwen2's have biases unless the configuration says otherwise, those of other families only if it
-    says so.
-    """
+    """Return whether queries, keys and values have biases; those of Qwen2 have by default."""
     if config.get("attention_bias") is True:
         return True
     is_qwen2 = config.get("model_type") in ("qwen2", "qwen2_moe")
