@@ -482,6 +482,6 @@ def _pictured(analysis: Analysis, reference: Reading, measured: Measured) -> Ana
 
     return replace(
         analysis,
-        tensors=list(map(pictured_tensor, analysis.tensors)),
-        weights=list(map(pictured_weight, analysis.weights)),
+        tensors=[pictured_tensor(tensor) for tensor in analysis.tensors],
+        weights=[pictured_weight(weight) for weight in analysis.weights],
     )

@@ -263,7 +263,7 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
         text = _rounding_text(error, grid)
         remedy = "give activations more bits"
         yield Cause("rounding", text, rounded, remedy, _MORE_BITS)
-    yield from filter(None, causes)
+    yield from [cause for cause in causes if cause is not None]
 
 
 def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | None:

@@ -108,11 +108,11 @@ class Comparison(Reported):
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "worst_sqnr": self.sqnr,
-            "outputs": list(map(asdict, self.outputs)),
+            "outputs": [asdict(output) for output in self.outputs],
             "verdict": None if self.verdict is None else asdict(self.verdict),
             "warnings": self.warnings,
             "labelled": self.labelled,
-            "scores": list(map(asdict, self.scores)),
+            "scores": [asdict(score) for score in self.scores],
             "latency": None if self.latency is None else asdict(self.latency),
         }
 
@@ -178,7 +178,7 @@ def compare(  # noqa: PLR0913
             model_bytes(before),
             model_bytes(after),
             judged.verdict,
-            list(map(str, judged.findings)),
+            [str(finding) for finding in judged.findings],
             exhibits=judged.exhibits,
         )
         if scorer is not None:

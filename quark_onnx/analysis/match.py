@@ -110,7 +110,8 @@ class _Walk:
 
     def computes(self, node: Node) -> bool:
         """Return True if a node's result depends on the inputs of the float model."""
-        return not all(map(self.reference.constants.known, node.results))
+        known = self.reference.constants.known
+        return not all(known(name) for name in node.results)
 
     def match_inputs(self) -> None:
         """Pair the inputs of both models by name.
@@ -289,7 +290,7 @@ class _Walk:
         Returns:
             The node with the nearest weights if several fit; the first in graph order among equals.
         """
-        inputs = list(map(self._counterpart, node.inputs))
+        inputs = [self._counterpart(name) for name in node.inputs]
         # Candidates read at least one paired input: a search in the neighbourhood, and not in the
         # whole graph.
         readers = dict[Node, None]()  # in the order of the inputs

@@ -302,7 +302,9 @@ class Reading:
     def _ends(self, tensor: str) -> bool:
         """Return True if a node computes with a tensor directly."""
         consumers = self.graph.consumers(tensor)
-        return self.graph.is_output(tensor) or not all(map(self.formats, consumers))
+        return self.graph.is_output(tensor) or not all(
+            self.formats(reader) for reader in consumers
+        )
 
     def _is_codes(self, tensor: str) -> bool:
         """Return whether a tensor has integer codes, and no values."""
@@ -395,9 +397,9 @@ class Reading:
         kind = kind or self.graph.elem_type(scale.zero_point) or TensorProto.UINT8
         name = TensorProto.DataType.Name(kind).lower()
         # Scales that the graph computes (dynamic quantization) have no value without a sample.
-        names = filter(None, (scale.scale, scale.zero_point, scale.factor))
+        names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
         ends = _ends_of(kind)
-        if ends is None or not all(map(self.constants.known, names)):
+        if ends is None or not all(self.constants.known(name) for name in names):
             return Grid(name)
         step = self._doubles(scale.scale)
         if scale.factor:
@@ -441,14 +443,14 @@ class Reading:
         if node.op_type == "DynamicQuantizeLSTM":
             # Inputs 1 and 2 are codes in another layout, with a scale per gate and unit.
             names = [node.inputs[0], "", "", *node.inputs[3:8]]
-            return "LSTM", list(map(Operand, names))
+            return "LSTM", [Operand(operand) for operand in names]
         if node.op_type == "QLinearConcat":
             # After the output's scale and zero point: tensor, scale and zero point of each input.
             places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))
         elif node.op_type in _ON_CODES:
             places = _ON_CODES[node.op_type][0]
         else:
-            return name, list(map(Operand, node.inputs))
+            return name, [Operand(operand) for operand in node.inputs]
         # Axis of the output channels of the weight; without channels the axis has no effect.
         transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
         axis = 0 if transposed or node.op_type == "QLinearConv" else 1
@@ -523,7 +525,7 @@ class Reading:
 
 def quantizes(model: ModelProto) -> bool:
     """Return True if a model has a quantized tensor, in a body, too."""
-    return any(map(_quantizes, map(Node, nested_nodes(model.graph.node))))
+    return any(_quantizes(Node(node)) for node in nested_nodes(model.graph.node))
 
 
 def _rounds(op_type: str) -> bool:

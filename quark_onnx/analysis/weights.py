@@ -183,7 +183,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
         cosine=cosine_similarity((exact * fitted).sum(), signal.sum(), energy),
         worst_channel=int(ratios.argmin()),
         worst_sqnr=float(ratios.min()),
-        dead=list(map(int, np.flatnonzero(dead))),
+        dead=[int(channel) for channel in np.flatnonzero(dead)],
         dead_noise=_share(noise, dead),
         outlier_channel=int(reach.argmax()),
         outlier_ratio=_outlier_ratio(reach),

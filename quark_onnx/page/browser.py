@@ -62,7 +62,7 @@ def render_page(title: str, blocks: Iterable[Block]) -> str:
         title: title of the window.
         blocks: the blocks; empty ones are left out.
     """
-    return document(title, map(html_of, blocks))
+    return document(title, [html_of(block) for block in blocks])
 
 
 def write_blocks(path: Path, title: str, blocks: Iterable[Block]) -> None:
@@ -101,7 +101,7 @@ def _(block: Judgement) -> str:
         for detail in block.details
     )
     # The most promising actions; the sections of the page have the others.
-    actions = "".join(map(_item, block.actions[:_ACTIONS]))
+    actions = "".join(_item(action) for action in block.actions[:_ACTIONS])
     if actions:
         actions = f"<h2>What to do next</h2><ol>{actions}</ol>"
     return (
@@ -192,7 +192,7 @@ def _(block: Text) -> str:
 def _(block: Gallery) -> str:
     if not block.pictures:
         return ""
-    figures = "".join(map(_figure, block.pictures))
+    figures = "".join(_figure(picture) for picture in block.pictures)
     gallery = f'<div class="gallery">{figures}</div>'
     return _section(block.title, _note(block.note) + gallery)
 
@@ -288,10 +288,10 @@ def _entry(place: int, entry: Entry) -> str:
         number, _, unit = value.partition(" ")
         figure = f"{escape(number)} <span>{escape(unit)}</span>"
         figures.append(f"<div><dt>{escape(title)}</dt><dd>{figure}</dd></div>")
-    shares = "".join(map(_share, entry.shares))
+    shares = "".join(_share(share) for share in entry.shares)
     if shares:
         shares = f'<ul class="causes">{shares}</ul>'
-    drawings = "".join(map(_drawn, entry.drawings))
+    drawings = "".join(_drawn(figure) for figure in entry.drawings)
     if drawings:
         drawings = f'<div class="plots">{drawings}</div>'
     return (

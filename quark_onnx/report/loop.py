@@ -165,7 +165,7 @@ def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str
         A line per output of the second kind that single runs have measured, too; or a line on
             missing consecutive samples.
     """
-    looped = list(filter(attrgetter("steps"), errors))
+    looped = [error for error in errors if error.steps]
     if states and not looped:
         names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
         return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from statistics import median_low
 from typing import Any, TypeVar
 
@@ -230,7 +229,7 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
         # ZipMap of scikit-learn's exporters returns a sequence of maps: class to probability.
         return [np.asarray(list(value.values()))]
     if isinstance(value, list):
-        return list(chain.from_iterable(map(_leaves, value)))
+        return [leaf for item in value for leaf in _leaves(item)]
     return [np.asarray(value)]
 
 

@@ -29,7 +29,7 @@ def score_plots(
         front: the Pareto front.
         score: name of the score.
     """
-    sized = list(filter(_is_drawable, candidates))
+    sized = [candidate for candidate in candidates if _is_drawable(candidate)]
     scale = f"{score}, dB" if score == "SQNR" else score
     timed = [candidate for candidate in sized if candidate.runtime is not None]
     measures = (
@@ -91,7 +91,7 @@ def _plot(  # noqa: PLR0913
         candidates: all candidates, which are numbered from 1, the best first.
         front: the Pareto front.
     """
-    xs = list(map(measure, drawn))
+    xs = [measure(candidate) for candidate in drawn]
     scores = [candidate.score or 0.0 for candidate in drawn]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
     y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)

@@ -342,7 +342,9 @@ class _Chain:
     @property
     def label(self) -> str:
         """Return the label in tables: the recipe, or the optimizers."""
-        return self.recipe or "+".join(map(format_call, self.optimizers))
+        return self.recipe or "+".join(
+            format_call(optimizer) for optimizer in self.optimizers
+        )
 
 
 def _calibrator(choice: Any) -> Any:

@@ -74,7 +74,7 @@ def _entry(tensor: TensorError, weights: Sequence[WeightError]) -> Entry:
         and (weight.node == tensor.node or weight.node in cited)
     ]
     figures = [_activation(tensor)] if tensor.histogram is not None else []
-    figures += map(_weight, read[:1])
+    figures += [_weight(weight) for weight in read[:1]]
     shares = [_share(cause) for cause in tensor.causes[:_CAUSES]]
     return Entry(tensor.name, _origin(tensor), ratios, shares, figures)
 
@@ -93,7 +93,7 @@ def _origin(tensor: TensorError) -> str:
 
 
 def _share(cause: Cause) -> Share:
-    options = " ".join(map(shlex.quote, cause.options))
+    options = " ".join(shlex.quote(option) for option in cause.options)
     return Share(cause.share, cause.text, cause.remedy, options)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from math import prod
 from typing import Any, Literal
 
@@ -260,7 +259,7 @@ def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
         For each image of the batch, an array (boxes, 6): x1, y1, x2, y2 in pixels of the input,
             the score and the class, in descending order of scores.
     """
-    return list(starmap(_suppressed, _candidates(layout, outputs)))
+    return [_suppressed(*candidates) for candidates in _candidates(layout, outputs)]
 
 
 def _candidates(
@@ -421,7 +420,7 @@ def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
         return boxes
     grids = [(size[0] // stride, size[1] // stride) for stride in _STRIDES]
     # One box for each cell of the three maps, as in YOLOX; other anchors are unknown.
-    if sum(map(prod, grids)) != len(boxes):
+    if sum(prod(grid) for grid in grids) != len(boxes):
         return boxes
     cells, strides = [], []
     for stride, (height, width) in zip(_STRIDES, grids, strict=True):

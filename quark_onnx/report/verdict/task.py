@@ -210,7 +210,7 @@ class Task:
         read = [output]
         if layout is not None:
             # labels is empty for detectors without an output of classes.
-            read = list(filter(None, layout.outputs))
+            read = [name for name in layout.outputs if name]
         ranks = [
             (output_name, outputs[output_name].ndim, outputs[output_name].dtype.kind)
             for output_name in read
@@ -344,7 +344,7 @@ def _outputs_of_detector(traits: Traits, feeds: Arrays, outputs: Arrays) -> set[
     """
     layout = _layout(traits, feeds, outputs)
     if layout is not None:
-        return set(filter(None, layout.outputs))
+        return {name for name in layout.outputs if name}
     images = [feed for feed in image_inputs(feeds) if _channel_axis(feed) is not None]
     if not images:
         return set()

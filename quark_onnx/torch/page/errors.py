@@ -24,7 +24,8 @@ def shown(outcome: Outcome) -> bool:
     """Return whether an outcome has errors that a logarithmic scale can show."""
     # An error of 0 afterwards is drawn at the lower end of the scale.
     return (
-        all(map(math.isfinite, (outcome.before, outcome.after)))
+        math.isfinite(outcome.before)
+        and math.isfinite(outcome.after)
         and outcome.before > 0
         and outcome.after >= 0
     )
@@ -88,7 +89,7 @@ def _plot(  # noqa: PLR0913
     Returns:
         SVG.
     """
-    outcomes = list(filter(_is_drawn, outcomes))
+    outcomes = [outcome for outcome in outcomes if _is_drawn(outcome)]
     if not outcomes:
         return ""
     names = list(quantized)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
-from itertools import chain
 
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, tag
@@ -65,7 +64,7 @@ def _plot(
     Returns:
         SVG.
     """
-    count = 1 + max(list(chain.from_iterable(rows.values())))
+    count = 1 + max(expert for row in rows.values() for expert in row)
     high = _ROW
     if len(rows) > _MANY:
         high = _LOW

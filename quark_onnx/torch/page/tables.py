@@ -26,7 +26,7 @@ def formats_table(quantized: Mapping[str, LayerSpec]) -> Grid:
     # Formats with equal counts stay in the order of the model.
     for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
         # Each block repeats the names of its layers.
-        local_names = list(dict.fromkeys(map(_local, names)))
+        local_names = list(dict.fromkeys(_local(name) for name in names))
         rows.append((words, str(len(names)), first_of(local_names, _NAMED)))
     return Grid("Formats", ("format", "layers", "called"), rows)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from quark_onnx.common.errors import ConfigError, nearest
@@ -260,8 +259,10 @@ def validate(folder: Path, client: str) -> Validation:
     if client == "llama.cpp":
         layout = "gguf"
         models = llama_cpp.read_models(folder)
-        schemes = list(chain.from_iterable(map(llama_cpp.schemes, models)))
-        findings = list(chain.from_iterable(map(llama_cpp.findings, models)))
+        schemes = [scheme for model in models for scheme in llama_cpp.schemes(model)]
+        findings = [
+            finding for model in models for finding in llama_cpp.findings(model)
+        ]
         if not models:
             findings.append(broken("gguf-none", str(folder), "there is no *.gguf"))
     elif client == "onnxruntime-genai":

@@ -151,8 +151,8 @@ class GroupsInVllm(Groups):
 
     def ignores(self, module: Module) -> bool:
         """Return whether a layer stays float by its name, or by that of its fused layer."""
-        names = map(_first_expert, self._checkpoint.names_in_vllm(module))
-        return any(map(self._ignored.match, names))
+        names = self._checkpoint.names_in_vllm(module)
+        return any(self._ignored.match(_first_expert(name)) for name in names)
 
     def of(self, module: Module) -> PlacedGroup | None:
         """Return the group of a layer; None if the layer stays float.
@@ -166,7 +166,7 @@ class GroupsInVllm(Groups):
         target = self._targets.first(fused_name or _first_expert(module.name))
         if target is None and parts:
             # that of the first part, if each has one
-            targets = list(map(self._targets.first, parts))
+            targets = [self._targets.first(part) for part in parts]
             target = None if None in targets else targets[0]
         if target is None:
             classes = _EXPERTS if module.experts else _LINEAR
@@ -328,7 +328,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     # vLLM asks for each part of a fused layer, and refuses a layer that is ignored in part
     groups = GroupsInVllm(checkpoint)
     for name, modules in shards(checkpoint.modules):
-        out = list(map(groups.ignores, modules))
+        out = [groups.ignores(module) for module in modules]
         yield from partial_findings(name, out, "ignored")
     yield from _expert_findings(checkpoint, groups)
     yield from block_findings(checkpoint, partial(_rows_of_blocks, groups))

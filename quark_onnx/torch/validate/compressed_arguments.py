@@ -128,8 +128,8 @@ def _block_structure(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    parts = map(str.strip, value.split("x"))
-    return [int(part) if part.isdecimal() else 0 for part in parts]
+    sizes = [size.strip() for size in value.split("x")]
+    return [int(size) if size.isdecimal() else 0 for size in sizes]
 
 
 def _switch(value: Any) -> Any:

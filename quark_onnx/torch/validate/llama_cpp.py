@@ -265,7 +265,7 @@ def read_models(place: Path) -> list[GGUFModel]:
     files = sorted(place.glob("*.gguf")) if place.is_dir() else [place]
     # sorted, so that the first part comes first
     parts_of = grouped_by(files, lambda file: _PART.sub("", file.name))
-    return list(map(_read, parts_of.values()))
+    return [_read(parts) for parts in parts_of.values()]
 
 
 def findings(model: GGUFModel) -> Iterator[Finding]:

@@ -203,7 +203,7 @@ class NameParts:
 
     def __init__(self, parts: Iterable[str]) -> None:
         self._parts = frozenset(parts)
-        self._lengths = sorted(set(map(len, self._parts)))
+        self._lengths = sorted({len(part) for part in self._parts})
 
     def match(self, name: str) -> bool:
         """Return whether one of the texts is a part of a name."""

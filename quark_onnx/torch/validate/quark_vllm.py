@@ -238,7 +238,7 @@ def _fused_findings(
     """
     # by the shell patterns of amd-quark or the regular expressions of vLLM
     names = [module.name for module in modules]
-    excluded = list(filter(config.excludes, names))
+    excluded = [name for name in names if config.excludes(name)]
     if excluded:
         if len(excluded) < len(modules):
             text = f"only {', '.join(excluded)} is excluded"

@@ -276,7 +276,7 @@ def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     Returns a note on each kind of change.
     """
     config, notes = QuarkConfig(entries), list[str]()
-    patterns = list(filter(is_glob, config.exclude))
+    patterns = [pattern for pattern in config.exclude if is_glob(pattern)]
     names = [value for value in config.exclude if value not in patterns]
     matrices = checkpoint.matrices
     if patterns:
