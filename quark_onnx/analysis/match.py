@@ -181,7 +181,7 @@ class _Walk:
         return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
-        """Return whether a tensor, and the one of its name before its grid, are surely the same."""
+        """Return whether a tensor is surely its namesake in the quantized model."""
         if self.reference.graph.is_output(tensor):
             # tools keep the names of inputs and outputs
             return True

@@ -235,7 +235,7 @@ class Reading:
         return tensor
 
     def _formats_before(self, tensor: str) -> Iterator[Node]:
-        """Yield the nodes in front of a tensor that only change its format, the last one first."""
+        """Yield the chain of format changes before a tensor, the nearest node first."""
         # Backwards along the first input, the data; the others are scales and zero points.
         node = self.graph.producer(tensor)
         while node is not None and self.formats(node):
@@ -364,7 +364,7 @@ class Reading:
         return None
 
     def _written_scale(self, node: Node) -> Scale | None:
-        """Return the scale of the codes that a node computes; None if it is not known.
+        """Return the scale of the codes that a node computes, if the scale is known.
 
         Args:
             node: the producer of codes, such as QuantizeLinear or QLinearConv.

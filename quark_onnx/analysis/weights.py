@@ -33,7 +33,7 @@ _NO_OPERAND = Operand("")
 
 @dataclass(frozen=True)
 class _Constant:
-    """A constant that both models know.
+    """A constant with its values in both models.
 
     Attributes:
         name: name in the float model.

@@ -80,7 +80,7 @@ class Strong(str):
 
 
 class Multiline(str):
-    """A cell of a table whose line breaks are kept; in others, they are parts of names."""
+    """A cell of a table with line breaks; in other cells a line break is part of a name."""
 
     __slots__ = ()
 
@@ -268,7 +268,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole, 0 to 1, with its cause, and what to do about it."""
+    """A share of noise, 0 to 1, with its cause and a remedy."""
 
     share: float
     text: str

@@ -106,7 +106,7 @@ class Loop:
         self._steps += 1
 
     def errors(self) -> list[OutputError]:
-        """Return the error of each state after the last sample, and of each other float output.
+        """Return the errors of the states after the last sample, and of the other float outputs.
 
         The first sample does not count. Empty for fewer than two samples, without states, or for
         states of changing shape.

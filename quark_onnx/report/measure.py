@@ -156,7 +156,7 @@ class Measurement:
         return self._feeds, expected, actual
 
     def so_far(self) -> list[OutputError]:
-        """Return the error of each output; a random output counts as any other."""
+        """Return the error of each output, random outputs included."""
         return self._totals.results()
 
     def results(self) -> list[OutputError]:

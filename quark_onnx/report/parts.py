@@ -90,7 +90,7 @@ def _joined_layout(
     feeds: Mapping[str, NDArray[Any]],
     outputs: Mapping[str, Any],
 ) -> DetectorLayout | None:
-    """Return the layout of a detector that joins boxes and scores of all anchors, else None.
+    """Return the layout of a detector whose output joins boxes and scores, if it has one.
 
     Args:
         feeds: the first sample.

@@ -142,7 +142,7 @@ def _bars(  # noqa: PLR0913
 
 
 def _common_label(left: float, right: float) -> tuple[float, str]:
-    """Return place and anchor of a label for two ends that are near each other."""
+    """Return the position and the anchor of one label for two close ends."""
     middle = (left + right) / 2
     if middle < _LEFT + _MARGIN:
         return left, "start"

@@ -47,7 +47,7 @@ READING = Terms(
 def noise_ranking(
     ranking: Sequence[TensorError], weights: Sequence[WeightError]
 ) -> Ranking:
-    """Return the tensors that add noise, with the weights that they are computed with."""
+    """Return the ranking of tensors by added noise, with the weights of their operators."""
     return Ranking(
         "Where noise is added",
         "by the noise that a tensor adds, most of it first; 'alone' is its error if all tensors"

@@ -137,7 +137,7 @@ def _paired_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | N
 
 
 def _single_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | None:
-    """Return the layout of an output with both boxes and scores, if there is one."""
+    """Return the layout of boxes and scores that are joined in one output, if any."""
     for name, value in outputs.items():
         form = _single_form(value)
         if form is not None:

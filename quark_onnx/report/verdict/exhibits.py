@@ -74,7 +74,7 @@ class _Exhibit:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample with its number, and the outputs of both models."""
+    """A numbered sample with the outputs of both models."""
 
     number: int
     feeds: Arrays

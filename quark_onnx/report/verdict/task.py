@@ -326,7 +326,7 @@ def _kinds(traits: Traits, feeds: Arrays, outputs: Arrays) -> dict[str, Kind]:
 
 
 def _layout(traits: Traits, feeds: Arrays, outputs: Arrays) -> DetectorLayout | None:
-    """Return the layout of a detector's outputs; None for other models."""
+    """Return the layout of a detector's outputs, if the model is a detector."""
     layout = detector_layout(outputs, feeds)
     if layout is None or layout.form == "pair":
         return layout
@@ -337,7 +337,7 @@ def _layout(traits: Traits, feeds: Arrays, outputs: Arrays) -> DetectorLayout | 
 
 
 def _outputs_of_detector(traits: Traits, feeds: Arrays, outputs: Arrays) -> set[str]:
-    """Return the outputs of a detector; empty if there is none.
+    """Return the names of a detector's outputs; empty for other models.
 
     Boxes and scores are outputs of their own, or undecoded: maps of a common size or of several
     strides, or rows per anchor.
@@ -466,14 +466,14 @@ class _Output:
 
     @property
     def image(self) -> NDArray[Any] | None:
-        """Return the first input that may be images; None without one."""
+        """Return the first input of images, if there is one."""
         for feed in image_inputs(self.feeds):
             if _channel_axis(feed) is not None:
                 return feed
         return None
 
     def is_named(self, words: frozenset[str]) -> bool:
-        """Return whether the name has one of some words."""
+        """Return whether a word occurs in the name."""
         return not words.isdisjoint(self.words)
 
     def is_per_token(self) -> bool:

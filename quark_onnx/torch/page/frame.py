@@ -156,7 +156,7 @@ class Frame:
         return drawing(self.width, self.height, title, [*elements, *parts], class_)
 
     def _ticks(self) -> list[tuple[float, str]]:
-        """Return the values of the grid lines, each with its label."""
+        """Return the values and the labels of the grid lines."""
         y = self.y
         lines = list[tuple[float, str]]()
         if not self.log:

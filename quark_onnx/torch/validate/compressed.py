@@ -216,7 +216,7 @@ def _by_target(groups: Iterable[PlacedGroup]) -> dict[str, PlacedGroup]:
 
 
 def _class_match(names: Iterable[str], targets: Iterable[str]) -> str | None:
-    """Return the first target within the first of some names that has one."""
+    """Return the first target that one of the names contains, in the order of the names."""
     for name, target in product(names, targets):
         if target.lower() in name.lower():
             return target

@@ -39,7 +39,7 @@ def objects_in(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def strings_of(value: Any) -> list[str]:
-    """Return the strings of a JSON array; none for any other value.
+    """Return the strings of a JSON array; another value has none.
 
     >>> strings_of(["lm_head", 3]), strings_of("lm_head")
     (['lm_head'], [])
@@ -53,7 +53,7 @@ def strings_of(value: Any) -> list[str]:
 
 
 def one_of(*allowed: Any) -> Callable[[Any], bool]:
-    """Return a predicate: the value equals one of those allowed.
+    """Return a predicate for the allowed values.
 
     >>> one_of(4, 8)(8)
     True

@@ -1,4 +1,4 @@
-"""Checks of a folder for onnxruntime-genai: its configuration and the files that it names."""
+"""Checks of a folder for onnxruntime-genai: the configuration and the named files."""
 
 from __future__ import annotations
 

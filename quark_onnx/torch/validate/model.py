@@ -109,7 +109,7 @@ def _index_findings(
 
 
 def settings_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield settings of other files that differ from those of config.json.
+    """Yield settings in which other files contradict config.json.
 
     vLLM and transformers read config.json alone. ``QuantizeConfig.from_pretrained`` of GPTQModel
     reads the first file that is there: ``QUANT_CONFIG_FILENAME_COMPAT`` has config.json last.

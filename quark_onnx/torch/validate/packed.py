@@ -230,7 +230,7 @@ def _skipped_findings(
 
 
 def _awq_outputs(module: Module) -> PackedOutputs | None:
-    """Return the packed outputs of a layer of AutoAWQ; None for any other layer."""
+    """Return the packed outputs of a layer, if AutoAWQ wrote the layer."""
     packed = module.matrix
     if not packed.name.endswith(".qweight"):
         return None
@@ -412,7 +412,7 @@ def _listed(entries: Mapping[str, Any]) -> list[str]:
 def _listed_findings(
     checkpoint: Checkpoint, settings: SettingsInVllm
 ) -> Iterator[Finding]:
-    """Yield layers that are quantized though the list lacks them, or float though it has them.
+    """Yield quantized layers that the list lacks, and float layers that it names.
 
     ``is_layer_gptq_quantized`` of gptq_utils.py takes entries for parts of names. vLLM does not ask
     for experts, and goes by the files where there is no list.

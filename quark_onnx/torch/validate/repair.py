@@ -222,7 +222,7 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
 
 
 def _mend_layers(entries: dict[str, Any]) -> list[str]:
-    """Add the keys that the configurations of layers lack; return one note for all layers."""
+    """Add missing keys to the configurations of layers, and return one note for all layers."""
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
