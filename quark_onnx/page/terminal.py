@@ -16,6 +16,7 @@ from quark_onnx.page.blocks import (
     Judgement,
     Names,
     Notes,
+    Problem,
     Problems,
     Ranking,
     Reasons,
@@ -155,8 +156,11 @@ def _(block: Reasons, complete: bool = False) -> list[str | Table]:
         return []
     lines = list[str]()
     for reason, names in block.groups:
-        text = first_of(names, len(names) if complete else _NAMED)
-        if block.kinds and not complete:
+        if complete:
+            lines += [f"{name}: {reason}" for name in names]
+            continue
+        text = first_of(names, _NAMED)
+        if block.kinds:
             kinds = Counter(block.kinds.get(name, "other") for name in names)
             text = f"{len(names)} {block.many} ({tally(kinds.most_common(_KINDS))}"
             text += ", ...)" if len(kinds) > _KINDS else ")"
@@ -170,15 +174,7 @@ def _(block: Reasons, complete: bool = False) -> list[str | Table]:
 def _(block: Problems, complete: bool = False) -> list[str | Table]:
     lines = list[str | Table]()
     for problem in block.problems:
-        names_by_detail = dict[str, list[str]]()
-        for name, detail in problem.places:
-            names_by_detail.setdefault(detail, []).append(name)
-        places = list[str]()
-        for detail, names in names_by_detail.items():
-            text = first_of(names, len(names) if complete else _NAMED)
-            places.append(": ".join(filter(None, (text, detail))))
-        if len(places) > _NAMED and not complete:
-            places[_NAMED:] = [_and_more(len(places) - _NAMED)]
+        places = _places(problem, complete)
         texts = [
             f"{problem.label}: {problem.text}",
             *(f"  {place}" for place in places),
@@ -188,6 +184,22 @@ def _(block: Problems, complete: bool = False) -> list[str | Table]:
         if problem.sources:
             texts.append(f"from: {'; '.join(problem.sources)}")
         lines += section(problem.kind, texts, complete)
+    return lines
+
+
+def _places(problem: Problem, complete: bool) -> list[str]:
+    """Return the places of a problem, those of the same detail in a line unless complete."""
+    if complete:
+        return [": ".join(filter(None, place)) for place in problem.places]
+    names_by_detail = dict[str, list[str]]()
+    for name, detail in problem.places:
+        names_by_detail.setdefault(detail, []).append(name)
+    lines = [
+        ": ".join(filter(None, (first_of(names, _NAMED), detail)))
+        for detail, names in names_by_detail.items()
+    ]
+    if len(lines) > _NAMED:
+        lines[_NAMED:] = [_and_more(len(lines) - _NAMED)]
     return lines
 
 

@@ -346,7 +346,11 @@ def test_places_of_a_problem_are_grouped() -> None:
         "            and 2 more; the page and the JSON document have them all",
     ]
     lines = render_lines([block], complete=True)
-    assert "            n0, n1, n2, n3, n4: gone" in lines and len(lines) == 6
+    assert lines[1:3] == ["            n0: gone", "            n1: gone"]
+    assert len(lines) == 1 + 5 + 4
+    reasons = Reasons("Float", dict.fromkeys("abcd", "why"), "node", "nodes", "float")
+    assert render_lines([reasons]) == ["float     a, b, c and 1 more: why"]
+    assert len(render_lines([reasons], complete=True)) == 4
 
 
 @pytest.mark.parametrize("width", [1280, 390])
