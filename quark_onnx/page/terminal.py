@@ -38,7 +38,12 @@ _LAST = {Warnings: 1, Judgement: 2}
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text in columns; the first row is the header.
+    """Rows of text in columns.
+
+    Attributes:
+        rows: the cells of each row; the first row is the header.
+        widest: number of letters that a column has room for. The row of a longer cell, such as the
+            name of a tensor, goes on in the next line. None for rows of one line each.
 
     >>> print(Table((("name", "bits"), ("uint16", "16"))))
       name    bits
@@ -46,9 +51,34 @@ class Table:
     """
 
     rows: Sequence[Sequence[str]]
+    widest: int | None = None
 
     def __str__(self) -> str:
-        return columns(self.rows)
+        lines = [line for row in self.aligned() for line in row]
+        return "\n".join(lines)
+
+    def aligned(self) -> list[list[str]]:
+        """Return the lines of each row."""
+        # Control characters in names of tensors are escaped before their width is measured.
+        rows = [[printable(text) for text in row] for row in self.rows]
+        widths = list[int]()
+        # strict: a row with a missing cell would shift the columns after it.
+        for column in zip(*rows, strict=True):
+            lengths = [len(cell) for cell in column]
+            widest = self.widest or max(lengths)
+            widths.append(max([size for size in lengths if size <= widest], default=0))
+        aligned = list[list[str]]()
+        for row in rows:
+            lines, line, start = list[str](), "", 0
+            for cell, width in zip(row, widths, strict=True):
+                # A gap of two letters before a cell that has text.
+                if cell and line and len(line) > start - 2:
+                    lines.append(line)
+                    line = ""
+                line = line.ljust(start) + cell
+                start += width + 2
+            aligned.append([f"  {text.rstrip()}" for text in (*lines, line)])
+        return aligned
 
 
 def render(
@@ -111,7 +141,7 @@ def _(block: Grid, complete: bool = False) -> list[str | Table]:
         cells = [_cell(cell) for cell in row]
         # A row of a single cell is a title.
         rows.append(cells + [""] * (len(block.header) - len(cells)))
-    lines: list[str | Table] = [f"{block.short:<9} {block.note}:", Table(rows)]
+    lines: list[str | Table] = [f"{block.short:<9} {block.note}:", Table(rows, _WIDEST)]
     if len(block.rows) > len(shown):
         lines.append(f"  {_and_more(len(block.rows) - len(shown))}")
     return lines
@@ -129,7 +159,7 @@ def _(block: Ranking, complete: bool = False) -> list[str | Table]:
         figures = [_cell(value) for _, value in entry.figures]
         rows.append((str(place), entry.name, *figures, entry.origin))
     # All rows are aligned together, and the shares stand between them.
-    header, *aligned = _aligned(rows)
+    header, *aligned = Table(rows, _WIDEST).aligned()
     lines: list[str | Table] = [f"{block.short:<9} {block.note}:", *header]
     for entry, row in zip(block.entries, aligned, strict=True):
         lines += row
@@ -216,47 +246,6 @@ def section(title: str, lines: Sequence[str], complete: bool = False) -> list[st
         shown.append(_and_more(len(lines) - len(shown)))
     titles = [title, *[""] * len(shown)]
     return [f"{head:<9} {line}" for head, line in zip(titles, shown, strict=False)]
-
-
-def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Format rows as a table of minimum width.
-
-    Columns make no room for a cell of more than 60 letters, such as the name of a tensor: its row
-    goes on in the next line.
-
-    Args:
-        rows: rows of cells.
-        indent: text before each line.
-
-    >>> print(columns([["name", "bits"], ["uint16", "16"]]))
-      name    bits
-      uint16  16
-    """
-    lines = [line for row in _aligned(rows, indent) for line in row]
-    return "\n".join(lines)
-
-
-def _aligned(rows: Iterable[Sequence[str]], indent: str = "  ") -> list[list[str]]:
-    """Return the lines of each row."""
-    # Control characters in names of tensors are escaped before their width is measured.
-    rows = [[printable(text) for text in row] for row in rows]
-    # strict: a row with a missing cell would shift the columns after it.
-    widths = [
-        max((len(cell) for cell in column if len(cell) <= _WIDEST), default=0)
-        for column in zip(*rows, strict=True)
-    ]
-    aligned = list[list[str]]()
-    for row in rows:
-        lines, line, start = list[str](), "", 0
-        for cell, width in zip(row, widths, strict=True):
-            # A gap of two letters before a cell that has text.
-            if cell and line and len(line) > start - 2:
-                lines.append(line)
-                line = ""
-            line = line.ljust(start) + cell
-            start += width + 2
-        aligned.append([indent + text.rstrip() for text in (*lines, line)])
-    return aligned
 
 
 def _cell(cell: str | Names) -> str:
