@@ -351,13 +351,8 @@ def _calibrator(choice: Any) -> Any:
     """Return a calibrator from an object or a text."""
     if isinstance(choice, str):
         return parse_calibrator(choice)
-    return _checked(choice)
-
-
-def _checked(calibrator: Any) -> Any:
-    """Return a calibrator that a configuration accepts; a ConfigError for other objects."""
     # QConfig checks its calibrator; the error then has the words of a configuration's error.
-    activation = QConfig().with_(calibrator=calibrator).activation
+    activation = QConfig().with_(calibrator=choice).activation
     assert activation is not None
     return activation.calibrator
 

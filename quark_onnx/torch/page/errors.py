@@ -117,7 +117,11 @@ def _plot(  # noqa: PLR0913
                 stem=frame.slot >= _APART,
             )
         else:
-            inside = _places_inside(outcome.layer, places)
+            inside = [
+                index
+                for name, index in places.items()
+                if name.startswith(f"{outcome.layer}.")
+            ]
             # A block without quantized layers, or a layer that stays float, has no place on the
             # axis.
             if not inside:
@@ -144,11 +148,6 @@ def _is_drawn(outcome: Outcome) -> bool:
     """Return whether an outcome has errors of a layer or of a block, in the plot's unit."""
     # Outcomes of the whole model are divergences in nats, which do not belong on this axis.
     return bool(outcome.layer) and shown(outcome)
-
-
-def _places_inside(block: str, places: Mapping[str, int]) -> list[int]:
-    """Return the indices of a block's layers, in model order."""
-    return [place for name, place in places.items() if name.startswith(f"{block}.")]
 
 
 def _layer(
