@@ -218,10 +218,10 @@ def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
     Those of less than ``_LEAST`` of that share count only if there are no others.
     """
     causes = list[Cause]()
-    for part in (_LEAST, _LEAST / 2, 0.0):
+    for threshold in (_LEAST, _LEAST / 2, 0.0):
         # lower the threshold until a cause exceeds it
         if not causes:
-            least = part * added
+            least = threshold * added
             causes += _of_grid(evidence, least)
             causes += _of_weights(evidence, least)
             causes += _of_operator(evidence, least)
@@ -410,8 +410,8 @@ def _quantile(histogram: Histogram, share: float) -> float:
     """Return the bin's center below which a share of the observed values lies, 0 to 1."""
     centers, counts = histogram.signed(0)
     order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
-    place = int(np.searchsorted(order, share))
-    return float(centers[min(place, len(centers) - 1)])
+    index = int(np.searchsorted(order, share))
+    return float(centers[min(index, len(centers) - 1)])
 
 
 def _rounding_text(error: TensorError, grid: Grid) -> str:

@@ -378,10 +378,10 @@ class Reading:
         if node.op_type not in _ON_CODES:
             return None
         # QGemm without an output scale returns float values.
-        place = _ON_CODES[node.op_type][1]
-        if not node.input(place):
+        index = _ON_CODES[node.op_type][1]
+        if not node.input(index):
             return None
-        return Scale(node.input(place), node.input(place + 1))
+        return Scale(node.input(index), node.input(index + 1))
 
     def grid(self, scale: Scale, kind: int) -> Grid:
         """Return the grid of codes of a type; the zero point's for type 0.
@@ -530,7 +530,7 @@ def quantizes(model: ModelProto) -> bool:
 
 def _rounds(op_type: str) -> bool:
     """Return True for an operator of a vendor that rounds to a format without codes."""
-    return any(part in op_type for part in _ROUNDING)
+    return any(word in op_type for word in _ROUNDING)
 
 
 def _quantizes(node: Node) -> bool:
@@ -539,7 +539,7 @@ def _quantizes(node: Node) -> bool:
     return (
         on_codes
         or _narrows(node)
-        or any(part in node.op_type for part in (*_ON_INTEGERS, *_ROUNDING))
+        or any(word in node.op_type for word in (*_ON_INTEGERS, *_ROUNDING))
     )
 
 

@@ -223,7 +223,7 @@ def _(block: Ranking) -> str:
     if not block.entries:
         return _section(block.title, f"<p>{escape(block.nothing)}</p>")
     items = "\n".join(
-        _entry(place, entry) for place, entry in enumerate(block.entries, 1)
+        _entry(rank, entry) for rank, entry in enumerate(block.entries, 1)
     )
     return _section(block.title, f'{_note(block.note)}<ol class="rank">{items}</ol>')
 
@@ -281,7 +281,7 @@ def _cell(cell: str | Names) -> str:
     return escape(printable(cell.text)) + _unfolding("names", cell.names)
 
 
-def _entry(place: int, entry: Entry) -> str:
+def _entry(rank: int, entry: Entry) -> str:
     """Return an entry of a ranking: figures, causes and drawings."""
     figures = list[str]()
     for title, value in entry.figures:
@@ -295,7 +295,7 @@ def _entry(place: int, entry: Entry) -> str:
     if drawings:
         drawings = f'<div class="plots">{drawings}</div>'
     return (
-        f'<li class="card"><div class="head"><span class="place">{place}</span><div>'
+        f'<li class="card"><div class="head"><span class="place">{rank}</span><div>'
         f"<h3>{escape(printable(entry.name))}</h3>"
         f'<div class="what">{escape(printable(entry.origin))}</div></div>'
         f'<dl class="ratios">{"".join(figures)}</dl></div>{shares}{drawings}</li>'

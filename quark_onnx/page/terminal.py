@@ -155,9 +155,9 @@ def _(block: Ranking, complete: bool = False) -> list[str | Table]:
         return [*section(block.short, [block.nothing])]
     titles = [title for title, _ in block.entries[0].figures]
     rows = [("#", block.noun, *titles, "")]
-    for place, entry in enumerate(block.entries, 1):
+    for rank, entry in enumerate(block.entries, 1):
         figures = [_cell(value) for _, value in entry.figures]
-        rows.append((str(place), entry.name, *figures, entry.origin))
+        rows.append((str(rank), entry.name, *figures, entry.origin))
     # All rows are aligned together, and the shares stand between them.
     header, *aligned = Table(rows, _WIDEST).aligned()
     lines: list[str | Table] = [f"{block.short:<9} {block.note}:", *header]

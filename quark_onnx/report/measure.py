@@ -173,12 +173,12 @@ class Measurement:
         session = without_memory(self._reference)
         once = _run(session, self._names, self._feeds)
         repeated = _run(session, self._names, self._feeds)
-        for place, result in enumerate(results):
+        for index, result in enumerate(results):
             name = result.name
             # Both runs are of the float model on one sample: any difference is chance.
             repetition = _compared(name, once[name], repeated[name])
             if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
-                results[place] = OutputError(
+                results[index] = OutputError(
                     name,
                     None,
                     None,

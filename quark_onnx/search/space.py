@@ -193,8 +193,8 @@ class Space:
             ConfigError: a choice is no preset, calibrator or optimizer.
         """
         presets = {
-            _preset_name(preset, place): self._config(preset)
-            for place, preset in enumerate(self.presets or ())
+            _preset_name(preset, index): self._config(preset)
+            for index, preset in enumerate(self.presets or ())
         }
         calibrators = map(
             partial(_naming, "calibrators", _calibrator), self.calibrators
@@ -299,9 +299,9 @@ class Space:
             for candidate in probes
             if candidate.choices["optimizers"].startswith(RECIPE)
         ]
-        for first in (*(with_bias or promising)[:1], *of_recipe):
-            probes.remove(first)
-            probes.insert(1, first)
+        for probe in (*(with_bias or promising)[:1], *of_recipe):
+            probes.remove(probe)
+            probes.insert(1, probe)
         return probes, others
 
 
@@ -395,12 +395,12 @@ def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
     return weight.per_channel is not per_channel
 
 
-def _preset_name(preset: object, place: int) -> str:
+def _preset_name(preset: object, index: int) -> str:
     """Return the name of a preset, a file or a configuration in a table.
 
     Args:
         preset: a name, a path, a dictionary or a QConfig.
-        place: index of the preset in the space, for configurations without a name.
+        index: index of the preset in the space, for configurations without a name.
     """
     if isinstance(preset, str | Path):
         if str(preset).upper() in PRESETS:
@@ -410,7 +410,7 @@ def _preset_name(preset: object, place: int) -> str:
     for name in PRESETS:
         if PRESETS[name] == preset:
             return name
-    return f"config{place + 1}"
+    return f"config{index + 1}"
 
 
 def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:

@@ -172,14 +172,14 @@ def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
         )
         parts.append(tag("path", class_="code", d=marks))
     if x(hi) - x(lo) < _NEAR:
-        place, anchor = _common_label(x(lo), x(hi))
+        position, anchor = _common_label(x(lo), x(hi))
         return [
             *parts,
             tag(
                 "text",
                 f"{short(lo)} … {short(hi)}",
                 class_="edge",
-                x=place,
+                x=position,
                 y=14,
                 text_anchor=anchor,
             ),

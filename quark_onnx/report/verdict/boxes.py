@@ -478,15 +478,15 @@ def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
     rows = np.column_stack([boxes, scores, classes])[keep][order]
     selected: list[int] = []
     alive = np.ones(len(rows), bool)
-    for place in range(len(rows)):
-        if not alive[place]:
+    for index in range(len(rows)):
+        if not alive[index]:
             continue
-        selected.append(place)
+        selected.append(index)
         if len(selected) == MOST_BOXES:
             break
-        same = rows[:, 5] == rows[place, 5]
+        same = rows[:, 5] == rows[index, 5]
         # The selected box overlaps itself, and is dropped with the others.
-        alive &= ~(same & (overlaps(rows[place, :4], rows[:, :4]) > NMS_OVERLAP))
+        alive &= ~(same & (overlaps(rows[index, :4], rows[:, :4]) > NMS_OVERLAP))
     return np.asarray(rows[selected])
 
 

@@ -177,7 +177,7 @@ def _coco_images(document: Entry) -> dict[str, _Image]:
         _whole(category["id"]) for category in document["categories"].array()
     }
     classes = {
-        identifier: place for place, identifier in enumerate(sorted(identifiers))
+        identifier: index for index, identifier in enumerate(sorted(identifiers))
     }
     boxes = dict[Any, list[list[float]]]()
     for annotation in document["annotations"].array():
@@ -297,12 +297,12 @@ class Scorer:
 
     def _name(self) -> str:
         """Return the name of the next sample; empty for more samples than names."""
-        place = self._index
+        index = self._index
         self._index += 1
         if self._names is None:
-            return str(place)
+            return str(index)
         # Rows beyond the names have no label.
-        return self._names[place] if place < len(self._names) else ""
+        return self._names[index] if index < len(self._names) else ""
 
     def _add_classes(
         self, task: Task, expected: Outputs, actual: Outputs
@@ -320,12 +320,12 @@ class Scorer:
         if before.ndim == 1:
             self._depths = (1,)
         labels: list[int | None] = []
-        for first, second in zip(before, after, strict=True):
+        for before_row, after_row in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
             label = self._labels.classes.get(self._name())
             labels.append(label)
             if label is not None:
-                self._ranks.append((_rank(first, label), _rank(second, label)))
+                self._ranks.append((_rank(before_row, label), _rank(after_row, label)))
         return labels
 
     def _add_boxes(self, task: Task, expected: Outputs, actual: Outputs) -> None:
@@ -339,14 +339,14 @@ class Scorer:
         assert task.layout is not None and self._placement is not None
         before = detections(task.layout, expected)
         after = detections(task.layout, actual)
-        for first, second in zip(before, after, strict=True):
+        for before_boxes, after_boxes in zip(before, after, strict=True):
             image = self._labels.images.get(self._name())
             if image is None:
                 continue
             # Into pixels of the model's input, in which detections() returns boxes.
             truth = image.boxes.copy()
             truth[:, :4] = self._placement(image.size, truth[:, :4])
-            self._found.append((truth, first, second))
+            self._found.append((truth, before_boxes, after_boxes))
 
     @property
     def count(self) -> int:

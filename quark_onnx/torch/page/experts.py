@@ -70,8 +70,8 @@ def _plot(
         high = _LOW
     wide, bottom = (width - _LEFT - 12) / count, _TOP + high * len(rows)
     parts = [tag("text", "block", x=0, y=12)]
-    for place, (block, row) in enumerate(rows.items()):
-        top = _TOP + place * high
+    for index, (block, row) in enumerate(rows.items()):
+        top = _TOP + index * high
         label = block.rpartition(".")[2]
         parts.append(
             tag(

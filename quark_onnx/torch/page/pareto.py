@@ -70,11 +70,18 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
         ),
     ]
     for exponent in range(least, most + 1):
-        place = y(10.0**exponent)
+        position = y(10.0**exponent)
         parts.append(
-            tag("line", class_="grid", x1=_LEFT, x2=width - _RIGHT, y1=place, y2=place)
+            tag(
+                "line",
+                class_="grid",
+                x1=_LEFT,
+                x2=width - _RIGHT,
+                y1=position,
+                y2=position,
+            )
         )
-        parts.append(power(exponent, _LEFT - 8, place + 4))
+        parts.append(power(exponent, _LEFT - 8, position + 4))
     for tick in ticks(lo, hi, 5):
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
