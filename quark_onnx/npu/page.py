@@ -315,7 +315,7 @@ def _reasons(forecast: Preflight) -> Problems:
     problems = [
         Problem(
             "crash" if group.device == ABORT else group.device,
-            group.kinds,
+            f"{counted(len(group.placements), 'node')} ({group.kinds})",
             group.cause,
             [(placed.node, "") for placed in group.placements],
             group.mend,

@@ -523,7 +523,7 @@ def test_text_names_what_is_not_there() -> None:
     text = str(found("y = Sigmoid (b)"))
     assert (
         ": forecast for stx (XINT8, Ryzen AI 1.8): " in text
-        and "CPU       1 Sigmoid: a gate with power-of-two scales" in text
+        and "CPU       1 node (1 Sigmoid): a gate with power-of-two scales" in text
         and "\n          fix: quantize to A8W8 or A16W8" in text
     )
     assert json.dumps(text) and NPU in text
