@@ -27,10 +27,11 @@ class Action:
 
     def lines(self) -> list[str]:
         """Return the action as text; a command is a line of its own, to be pasted."""
+        effect = f" ({self.effect})" if self.effect else ""
         if self.code.startswith("quark-onnx "):
-            return [self.text, self.code]
+            return [self.text + effect, self.code]
         text = f"{self.code}: {self.text}" if self.code else self.text
-        return [f"{text} ({self.effect})" if self.effect else text]
+        return [text + effect]
 
 
 @dataclass(frozen=True)

@@ -274,10 +274,11 @@ def test_lines_have_short_titles_and_end_with_the_verdict() -> None:
     more = "          and 8 more; the page and the JSON document have them all"
     assert render_lines([many])[-2:] == ["          11", more]
     assert render_lines([many], complete=True)[-1] == "          19"
-    command = Judgement("good", "fine", (Action("run", "quark-onnx x"),), "2 samples")
+    run = Action("run", "quark-onnx x", "1 node")
+    command = Judgement("good", "fine", (run,), "2 samples")
     assert render_lines([command])[1:] == [
         "          on 2 samples",
-        "try       run",
+        "try       run (1 node)",
         "          quark-onnx x",
     ]
 
