@@ -49,6 +49,7 @@ from quark_onnx.cli.workers import workers
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
+from quark_onnx.measuring.labelled import has_class_folders
 from quark_onnx.page.blocks import Heading, Notes
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.recipes import Choice, choose
@@ -161,7 +162,7 @@ def run(options: Namespace) -> Answer:
     if choice is not None:
         lines.append(entry("recipe", [_described(choice)]))
     lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
-    if scored is not None:
+    if scored is not None and scored.scores:
         lines.append(entry("labels", scored.score_lines))
     document = {
         "command": NAME,
@@ -246,8 +247,8 @@ def _advised(
 
 
 def _scored(options: Namespace, data: Any) -> Comparison | None:
-    """Compare the models on the whole data, if labels are given."""
-    if options.labels is None:
+    """Compare the models on the whole data, if it has labels."""
+    if options.labels is None and not has_class_folders(data):
         return None
     return compare(
         options.model,
