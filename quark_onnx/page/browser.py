@@ -278,7 +278,9 @@ def _cell(cell: str | Names) -> str:
         return f"<b>{text}</b>" if isinstance(cell, Strong) else text
     if len(cell.names) == 1:
         return escape(f"{printable(cell.text)}\n{printable(cell.names[0])}")
-    return escape(printable(cell.text)) + _unfolding("names", cell.names)
+    return escape(printable(cell.text)) + _unfolding(
+        f"{len(cell.names)} names", cell.names
+    )
 
 
 def _entry(rank: int, entry: Entry) -> str:
