@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite, isnan
 from operator import attrgetter
 from pathlib import Path
@@ -33,11 +33,11 @@ from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.page.blocks import Block, Facts, Grid, Judgement, Text
+from quark_onnx.page.blocks import Block, Facts, Grid, Judgement, Reasons, Strong
 from quark_onnx.page.reported import Reported
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.recipes import Choice, choose
-from quark_onnx.report import decibels
+from quark_onnx.report import Report, decibels
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import EVERY, Runs, SplitData
@@ -90,13 +90,13 @@ class Target:
         # NaN and infinity are numbers, too, which no model could meet or miss.
         if is_number(text) and isfinite(text):  # type: ignore[arg-type]
             return cls(float(text), False)  # type: ignore[arg-type]
-        found = _TARGET.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _TARGET.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             raise ConfigError(
                 f"accuracy is {text!r}; it must be a loss such as 1%, or a least SQNR"
                 " such as 25dB",
             )
-        return cls(float(found[1]), found[2] == "%")
+        return cls(float(match[1]), match[2] == "%")
 
     def __str__(self) -> str:
         if self.percent:
@@ -161,37 +161,72 @@ class AccuracyResult(Reported):
         """Return the least loss in percent that the held-out samples can resolve."""
         return 100.0 / self.judged
 
+    @property
+    def report(self) -> Report:
+        """Return the report of the best attempt, without advice to change its configuration."""
+        report = self.result.report
+        if report.verdict is None:
+            return report
+        return replace(report, verdict=replace(report.verdict, next_steps=()))
+
     def blocks(self) -> list[Block]:
-        """Return the attempts and the verdict as blocks."""
-        outcome = "meets the target" if self.reached else "comes closest to the target"
+        """Return the attempts and the report of the best as blocks."""
+        outcome = f"{self.best.name} meets the target, {self.target}"
+        if not self.reached:
+            outcome = (
+                f"no configuration meets the target, {self.target}; {self.best.name} comes"
+                " closest"
+            )
         facts = [
-            ("Target", str(self.target), "reached" if self.reached else "missed"),
-            (
-                "Tried",
-                str(len(self.attempts)),
-                f"{len(self.left)} left out by --budget",
-            ),
-            ("Samples", f"{self.judged}", "held out, which judge"),
+            ("Target", str(self.target), "met" if self.reached else "missed"),
+            ("Judged on", f"{self.judged}", "samples, which calibrate nothing"),
+            ("Recipe", self.choice.recipe.name, self.choice.reason),
         ]
+        samples = f"{self.judged} judge, and calibrate nothing"
+        # 64 samples cannot tell a loss of 1 % from none: a single sample is 1.6 %.
+        if self.target.percent and self.resolution > self.target.value:
+            samples += f"; they resolve losses of {self.resolution:.2g} % at best"
+        lines = {
+            "target": [str(self.target)],
+            "samples": [samples],
+            "recipe": [f"{self.choice.recipe.name}: {self.choice.reason}"],
+        }
         rows = [
             (
-                each.name,
-                "" if each.sqnr is None else decibels(each.sqnr),
-                "" if each.loss is None else f"{each.loss:.2f}",
-                f"{each.seconds:.1f}",
-                each.error or each.figure,
+                Strong(attempt.name) if attempt is self.best else attempt.name,
+                "" if attempt.sqnr is None else decibels(attempt.sqnr),
+                "" if attempt.loss is None else f"{attempt.loss:.2f}",
+                f"{attempt.seconds:.1f}",
+                "failed" if attempt.error else "met" if attempt.met else "missed",
+                attempt.error or attempt.figure,
             )
-            for each in self.attempts
+            for attempt in self.attempts
         ]
-        header = ("configuration", "SQNR, dB", "loss, %", "seconds", "result")
-        tried = [f"{each.name}: {each.error or each.figure}" for each in self.attempts]
+        header = (
+            "configuration",
+            "SQNR, dB",
+            "loss, %",
+            "seconds",
+            "target",
+            "verdict",
+        )
+        tried = counted(len(self.attempts), "configuration")
+        attempts = Grid("Attempts", header, rows, f"{tried}, in this order", "tried")
+        untried = dict.fromkeys(self.left, "did not fit into --budget")
+        judgement, *details = self.report.blocks()
+        if isinstance(judgement, Judgement):
+            judgement = replace(judgement, details=(outcome,))
         return [
-            Judgement(
-                "good" if self.reached else "poor", f"{self.best.name} {outcome}"
+            judgement,
+            Facts(facts, lines),
+            attempts.without_empty_columns(),
+            Reasons(
+                "Not tried", untried, "configuration", "configurations", "not tried"
             ),
-            Facts(facts),
-            Grid("Configurations", header, rows, "", "tried", tried),
-            Text("Settings of the best", str(self.best.config)),
+            Facts(
+                (), {"config": [self.best.name, *str(self.best.config).splitlines()]}
+            ),
+            *details,
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,7 +239,8 @@ class AccuracyResult(Reported):
             "left": list(self.left),
             "best": self.best.name,
             "attempts": [
-                {**vars(each), "config": to_dict(each.config)} for each in self.attempts
+                {**vars(attempt), "config": to_dict(attempt.config)}
+                for attempt in self.attempts
             ],
         }
 
@@ -295,15 +331,15 @@ def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
                 target.value,
                 ceil(100.0 * EVERY / target.value),
             )
-        found = _Ladder(model, samples, target, task, budget).climb(choice, progress)
+        result = _Ladder(model, samples, target, task, budget).climb(choice, progress)
     finally:
         samples.close()
     if target_file is not None:
         # The output has its weights in a file of their own if the input model has.
         beside = keeps_weights_beside(model, target_file)
-        with staged(found.result.model, target_file, external=beside):
+        with staged(result.result.model, target_file, external=beside):
             pass  # the result was checked and run when it was created
-    return found
+    return result
 
 
 def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
@@ -446,11 +482,11 @@ class _Ladder:
             self._best = shortfall, attempt, result
         return attempt
 
-    def _loss(self, found: Comparison) -> float | None:
+    def _loss(self, comparison: Comparison) -> float | None:
         """Return the loss of the verdict's first figure in percent.
 
         Args:
-            found: the comparison with the float model.
+            comparison: the comparison with the float model.
 
         Returns:
             The loss, 0 to 100; None if the figure is no share and the target is in dB.
@@ -458,11 +494,11 @@ class _Ladder:
         Raises:
             ConfigError: the figure is no share, and the target is in percent.
         """
-        share = _share_of(found.verdict)
+        share = _share_of(comparison.verdict)
         if share is not None:
             return 100.0 * (1.0 - share)
         if self._target.percent:
-            task = "unknown" if found.verdict is None else found.verdict.task
+            task = "unknown" if comparison.verdict is None else comparison.verdict.task
             raise ConfigError(
                 f"accuracy is {self._target.value:g}%, and the outputs have no share"
                 f" that agrees (task {task}); give decibels, such as 25dB, or --task",

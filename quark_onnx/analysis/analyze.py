@@ -21,7 +21,7 @@ from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading, quantizes
-from quark_onnx.analysis.result import Analysis
+from quark_onnx.analysis.result import TOP, Analysis
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.check.inlined import inlined
@@ -34,8 +34,6 @@ from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_budget, check_limit
 from quark_onnx.trials.judge import judge_models
 
-#: Number of worst tensors with histograms, also of their weights.
-PICTURED = 12
 #: The source of a tensor without noise before it: no name, and an infinite SQNR.
 _EXACT = ("", float("inf"))
 _NO_GRID = Grid("")
@@ -179,7 +177,7 @@ def _analyzed(
     for name, watch in measured.tensors.items():
         if watch.reason:
             uncompared.append(Unmatched(name, watch.reason))
-    found = Analysis(
+    analysis = Analysis(
         samples=measured.samples,
         bytes_before=sizes[0],
         bytes_after=sizes[1],
@@ -192,7 +190,7 @@ def _analyzed(
             {tensor.name: tensor.step for tensor in tensors},
         ),
     )
-    return _pictured(found, reference, measured)
+    return _pictured(analysis, reference, measured)
 
 
 def _outputs(model: ModelProto) -> set[str]:
@@ -252,23 +250,12 @@ class _Figures:
         return errors
 
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
-        """Return the closest upstream tensor with the least SQNR, and the SQNR.
-
-        Args:
-            inputs: tensors that a node or its bodies read, constants included.
-
-        Returns:
-            Name and SQNR in dB; an empty name and infinity if nothing upstream was compared.
-        """
+        """Return the closest upstream tensor with the least SQNR in dB; ``_EXACT`` without one."""
         sources = map(self._closest, inputs)
         return min(sources, key=itemgetter(1), default=_EXACT)
 
     def _closest(self, tensor: str) -> tuple[str, float]:
-        """Return a tensor with its SQNR, or the source of a tensor without one.
-
-        Returns:
-            Name and SQNR in dB; an empty name and infinity if nothing upstream was compared.
-        """
+        """Return a tensor with its SQNR in dB, or the source of a tensor without one."""
         if tensor in self._sqnr:
             return tensor, self._sqnr[tensor]
         return self._sources.get(tensor, _EXACT)
@@ -469,17 +456,17 @@ class _Between:
         )
 
 
-def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
+def _pictured(analysis: Analysis, reference: Reading, measured: Measured) -> Analysis:
     """Add histograms to the worst tensors and the related weights.
 
     Args:
-        found: the analysis without histograms.
+        analysis: the analysis without histograms.
         measured: the measurements, with the histograms of the tensors.
     """
     # Histograms of weights are computed here, for the pictured nodes alone: each reads the whole
     # weight.
-    worst = {value.name for value in found.ranking[:PICTURED]}
-    between = _Between(reference, {tensor.name for tensor in found.tensors})
+    worst = {value.name for value in analysis.ranking[:TOP]}
+    between = _Between(reference, {tensor.name for tensor in analysis.tensors})
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
 
     def pictured_tensor(tensor: TensorError) -> TensorError:
@@ -494,7 +481,7 @@ def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analys
         return with_histogram(weight, reference)
 
     return replace(
-        found,
-        tensors=list(map(pictured_tensor, found.tensors)),
-        weights=list(map(pictured_weight, found.weights)),
+        analysis,
+        tensors=[pictured_tensor(tensor) for tensor in analysis.tensors],
+        weights=[pictured_weight(weight) for weight in analysis.weights],
     )

@@ -213,20 +213,15 @@ def causes_of(evidence: Evidence) -> list[Cause]:
 
 
 def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
-    """Return the causes of the part of the noise that the tensor's operator adds.
+    """Return the causes of the share of the noise that the operator and its grid add.
 
-    Args:
-        evidence: observations of the tensor.
-        added: share of the tensor's noise that operator and grid add, 0 to 1.
-
-    Returns:
-        Causes of at least ``_LEAST`` of that part; if there are none, smaller ones.
+    Those of less than ``_LEAST`` of that share count only if there are no others.
     """
     causes = list[Cause]()
-    for part in (_LEAST, _LEAST / 2, 0.0):
+    for threshold in (_LEAST, _LEAST / 2, 0.0):
         # lower the threshold until a cause exceeds it
         if not causes:
-            least = part * added
+            least = threshold * added
             causes += _of_grid(evidence, least)
             causes += _of_weights(evidence, least)
             causes += _of_operator(evidence, least)
@@ -268,20 +263,11 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
         text = _rounding_text(error, grid)
         remedy = "give activations more bits"
         yield Cause("rounding", text, rounded, remedy, _MORE_BITS)
-    yield from filter(None, causes)
+    yield from [cause for cause in causes if cause is not None]
 
 
 def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | None:
-    """Return the cause for an operator that is known to need more than 8 bits.
-
-    Args:
-        error: figures of the tensor.
-        grid: grid of the tensor.
-        share: share of rounding in the tensor's noise.
-
-    Returns:
-        The cause; None for other operators, and for grids of more than 8 bits.
-    """
+    """Return the cause for an operator that is known to need more than 8 bits, if it has fewer."""
     if error.op_type not in DELICATE or not 0 < grid.bits <= 8:
         return None
     text = (
@@ -421,19 +407,11 @@ def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
 
 
 def _quantile(histogram: Histogram, share: float) -> float:
-    """Return the value below which a share of the observed values lies.
-
-    Args:
-        histogram: a histogram that is not empty.
-        share: share of the values, 0 to 1.
-
-    Returns:
-        The center of a bin.
-    """
+    """Return the bin's center below which a share of the observed values lies, 0 to 1."""
     centers, counts = histogram.signed(0)
     order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
-    place = int(np.searchsorted(order, share))
-    return float(centers[min(place, len(centers) - 1)])
+    index = int(np.searchsorted(order, share))
+    return float(centers[min(index, len(centers) - 1)])
 
 
 def _rounding_text(error: TensorError, grid: Grid) -> str:

@@ -98,7 +98,7 @@ class Comparison(Reported):
         if self.exhibits is not None and known:
             blocks.append(self.exhibits.gallery)
         if self.latency is not None:
-            blocks.append(Notes("Latency", self.latency.lines, "latency"))
+            blocks.append(Notes("Latency", self.latency.lines, "time"))
         return blocks
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,11 +108,11 @@ class Comparison(Reported):
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "worst_sqnr": self.sqnr,
-            "outputs": list(map(asdict, self.outputs)),
+            "outputs": [asdict(output) for output in self.outputs],
             "verdict": None if self.verdict is None else asdict(self.verdict),
             "warnings": self.warnings,
             "labelled": self.labelled,
-            "scores": list(map(asdict, self.scores)),
+            "scores": [asdict(score) for score in self.scores],
             "latency": None if self.latency is None else asdict(self.latency),
         }
 
@@ -174,22 +174,24 @@ def compare(  # noqa: PLR0913
             scorer=scorer,
             preprocessing=preprocessing,
         )
-        found = Comparison(
+        comparison = Comparison(
             counter.count,
             judged.outputs,
             model_bytes(before),
             model_bytes(after),
             judged.verdict,
-            list(map(str, judged.findings)),
+            [str(finding) for finding in judged.findings],
             exhibits=judged.exhibits,
         )
         if scorer is not None:
-            found = replace(found, scores=scorer.scores(), labelled=scorer.count)
+            comparison = replace(
+                comparison, scores=scorer.scores(), labelled=scorer.count
+            )
         if not time or counter.first is None:
             # The data may be empty; without a first sample there is nothing to time.
-            return found
+            return comparison
         latency = measure_latency(before, after, counter.first, threads=threads)
-        return replace(found, latency=latency)
+        return replace(comparison, latency=latency)
 
 
 def require_order(before: ModelProto, after: ModelProto) -> None:

@@ -27,7 +27,7 @@ class Constants:
         # each run: neither is constant.
         for node in graph.nodes:  # in topological order
             free = node.has_subgraph or node.op_type.startswith(_RANDOM)
-            if not free and all(map(self.known, node.operands)):
+            if not free and all(self.known(name) for name in node.operands):
                 self._computed.update(node.results)
 
     def known(self, tensor: str) -> bool:
@@ -45,8 +45,10 @@ class Constants:
             return stored
         node = self.graph.producer_of_kind(tensor, {"DequantizeLinear"})
         # Most weights are Q/DQ constants: numpy dequantizes them without a session.
-        if node is not None and all(map(self.graph.is_constant, node.inputs)):
-            return dequantized(node, list(map(self.value, node.inputs)))
+        if node is not None and all(
+            self.graph.is_constant(name) for name in node.inputs
+        ):
+            return dequantized(node, [self.value(name) for name in node.inputs])
         return self._run(tensor)
 
     def _run(self, tensor: str) -> NDArray[Any]:

@@ -110,7 +110,8 @@ class _Walk:
 
     def computes(self, node: Node) -> bool:
         """Return True if a node's result depends on the inputs of the float model."""
-        return not all(map(self.reference.constants.known, node.results))
+        known = self.reference.constants.known
+        return not all(known(name) for name in node.results)
 
     def match_inputs(self) -> None:
         """Pair the inputs of both models by name.
@@ -123,10 +124,10 @@ class _Walk:
         missing = [value for value in inputs if value not in others]
         if missing:
             # Initializers may be inputs as well (always up to IR version 3), which no caller feeds.
-            known = sorted(others - self.other.graph.initializers.keys())
+            input_names = sorted(others - self.other.graph.initializers.keys())
             raise ModelError(
                 f"the quantized model lacks the input {missing[0]!r} of the float"
-                f" model; its inputs are: {', '.join(known) or 'none'}",
+                f" model; its inputs are: {', '.join(input_names) or 'none'}",
             )
         for name in inputs:
             self._pair(name, name, "name")
@@ -180,13 +181,7 @@ class _Walk:
         return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
-        """Return whether two tensors are the same beyond doubt.
-
-        Args:
-            node: node of the float model that computes ``tensor``.
-            tensor: tensor of the float model.
-            raw: tensor of the quantized model before its grid, of the same name.
-        """
+        """Return whether a tensor is surely its namesake in the quantized model."""
         if self.reference.graph.is_output(tensor):
             # tools keep the names of inputs and outputs
             return True
@@ -224,12 +219,7 @@ class _Walk:
     # ----------------------------------------------------------------------------------
 
     def _alike(self, node: Node, raw: str) -> bool:
-        """Return True if a quantized tensor is computed by the operator of a node.
-
-        Args:
-            node: node of the float model.
-            raw: tensor of the quantized model before its grid.
-        """
+        """Return whether a quantized tensor is computed by the operator of a node."""
         producer = self.other.graph.producer(raw)
         return producer is not None and self._are_alike(node, producer)
 
@@ -300,7 +290,7 @@ class _Walk:
         Returns:
             The node with the nearest weights if several fit; the first in graph order among equals.
         """
-        inputs = list(map(self._counterpart, node.inputs))
+        inputs = [self._counterpart(name) for name in node.inputs]
         # Candidates read at least one paired input: a search in the neighbourhood, and not in the
         # whole graph.
         readers = dict[Node, None]()  # in the order of the inputs
@@ -400,11 +390,7 @@ class _Walk:
         self._pair(node.outputs[0], before.raw, "structure", fused=node.op_type)
 
     def _at_zero(self, raw: str) -> bool:
-        """Return True if the grid of a tensor clips negative values.
-
-        Args:
-            raw: tensor of the quantized model before its grid.
-        """
+        """Return whether the grid of a tensor clips negative values."""
         grid = self.other.view(raw).grid
         if grid is None or grid.ends is None:
             return False
@@ -416,14 +402,7 @@ class _Walk:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:
-        """Record a pair of tensors.
-
-        Args:
-            tensor: tensor of the float model.
-            raw: tensor of the quantized model before its grid.
-            how: name or structure.
-            fused: the float operator if it has no node of its own.
-        """
+        """Record a pair of tensors, matched by name or structure."""
         self.found.pairs[tensor] = Pair(tensor, raw, how, fused)
 
 

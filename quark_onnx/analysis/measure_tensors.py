@@ -154,9 +154,9 @@ def measure_tensors(
     count = 0
     for index, sample in enumerate(samples):
         expected = before.run(sample, index)
-        found = after.run(sample, index)
-        _observe_sample(watched, reading, expected, found)
-        feeds = _replacements(watched, fed, expected, found)
+        actual = after.run(sample, index)
+        _observe_sample(watched, reading, expected, actual)
+        feeds = _replacements(watched, fed, expected, actual)
         alone = local.run({**sample, **feeds}, index)
         _observe_sample_alone(watched, fed, expected, alone)
         count += 1
@@ -169,26 +169,19 @@ def _observe_sample(
     watched: Mapping[str, ObservedPair],
     reading: Reading,
     expected: Mapping[str, Any],
-    found: Mapping[str, Any],
+    actual: Mapping[str, Any],
 ) -> None:
-    """Observe the tensors on a sample; the first failure ends the comparison of a tensor.
-
-    Args:
-        watched: the pairs under observation, by tensor of the float model.
-        reading: the quantized model.
-        expected: tensors of the float model by name.
-        found: tensors of the quantized model by name.
-    """
+    """Observe the tensors on a sample; the first failure ends the comparison of a tensor."""
     for name, watch in watched.items():
         if not watch.reason:
-            watch.reason = _observe(watch, reading, expected[name], found)
+            watch.reason = _observe(watch, reading, expected[name], actual)
 
 
 def _replacements(
     watched: Mapping[str, ObservedPair],
     fed: Mapping[str, str],
     expected: Mapping[str, Any],
-    found: Mapping[str, Any],
+    actual: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the values of the new inputs of the quantized model on a sample.
 
@@ -196,12 +189,12 @@ def _replacements(
         watched: the pairs under observation, by tensor of the float model.
         fed: tensor of the quantized model -> new input that replaces the tensor.
         expected: tensors of the float model by name.
-        found: tensors of the quantized model by name.
+        actual: tensors of the quantized model by name.
     """
     feeds = dict[str, Any]()
     for watch in watched.values():
         if watch.view.raw in fed:
-            feeds[fed[watch.view.raw]] = _fed(watch, expected, found)
+            feeds[fed[watch.view.raw]] = _fed(watch, expected, actual)
     return feeds
 
 
@@ -229,12 +222,7 @@ def _observe_sample_alone(
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
-    """Return a pair of tensors with the statistic that samples fill.
-
-    Args:
-        other: the quantized model.
-        pair: the matched tensors.
-    """
+    """Return a pair of tensors with the statistic that samples fill."""
     view = other.view(pair.raw)
     axis = _channel_axis(reference.graph, pair.tensor)
     # Statistics per channel of the grid where there is one.
@@ -286,7 +274,7 @@ def _replaceable(watch: ObservedPair, reading: Reading) -> bool:
 def _fed(
     watch: ObservedPair,
     expected: Mapping[str, Any],
-    found: Mapping[str, Any],
+    actual: Mapping[str, Any],
 ) -> Any:
     """Return the replacement of a tensor: float values of the same shape and scale.
 
@@ -295,16 +283,16 @@ def _fed(
     Args:
         watch: the pair under observation.
         expected: tensors of the float model by name.
-        found: tensors of the quantized model by name.
+        actual: tensors of the quantized model by name.
     """
     # A tensor must be fed in every run, since it is an input now; where the float values do not
     # fit, the tensor's own values change nothing.
     value = expected[watch.pair.tensor]
-    own = found[watch.view.raw]
-    if getattr(value, "shape", None) != getattr(own, "shape", None):
-        return own
+    quantized = actual[watch.view.raw]
+    if getattr(value, "shape", None) != getattr(quantized, "shape", None):
+        return quantized
     if value.dtype != np.float32 or watch.reason or watch.statistic.rescaled:
-        return own
+        return quantized
     return value
 
 
@@ -312,7 +300,7 @@ def _observe(
     watch: ObservedPair,
     reading: Reading,
     expected: Any,
-    found: Mapping[str, Any],
+    actual: Mapping[str, Any],
 ) -> str:
     """Observe a sample; return a reason if it cannot be compared.
 
@@ -320,9 +308,9 @@ def _observe(
         watch: the pair under observation.
         reading: the quantized model.
         expected: value of the tensor in the float model; a sequence or a map has no comparison.
-        found: tensors of the quantized model by name.
+        actual: tensors of the quantized model by name.
     """
-    seen = found[watch.view.value]
+    seen = actual[watch.view.value]
     if not isinstance(expected, np.ndarray) or not isinstance(seen, np.ndarray):
         return "it is a sequence or a map"
     if expected.shape != seen.shape:
@@ -336,7 +324,7 @@ def _observe(
         seen = reading.decoded(seen, watch.view.scale)
     elif seen.dtype.kind in "iu":
         return f"{watch.view.value!r} holds codes whose scale is not known"
-    watch.statistic.observe(expected, seen, _computed(watch, expected, found))
+    watch.statistic.observe(expected, seen, _computed(watch, expected, actual))
     return ""
 
 
@@ -345,14 +333,7 @@ def _observe_alone(
     expected: NDArray[Any],
     alone: Mapping[str, Any],
 ) -> None:
-    """Observe a sample on which the tensor's inputs were float.
-
-    Args:
-        watch: the pair under observation.
-        expected: value of the tensor in the float model.
-        alone: tensors of the quantized model on float inputs, by name; empty if the tensor was not
-            replaced.
-    """
+    """Observe a sample on which the tensor's inputs were float; ``alone`` may be empty."""
     rounded = alone.get(watch.view.value)
     watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
 
@@ -360,19 +341,19 @@ def _observe_alone(
 def _computed(
     watch: ObservedPair,
     expected: NDArray[Any],
-    found: Mapping[str, Any],
+    actual: Mapping[str, Any],
 ) -> NDArray[Any] | None:
     """Return the tensor before its grid, unless a different operator computes it.
 
     Args:
         watch: the pair under observation.
         expected: value of the tensor in the float model.
-        found: tensors of the quantized model by name.
+        actual: tensors of the quantized model by name.
     """
     fused = watch.pair.fused
     if watch.view.scale is not None or fused not in ("", "Relu", "Clip", *FOLDED):
         return None
-    computed = found.get(watch.view.raw)
+    computed = actual.get(watch.view.raw)
     if not isinstance(computed, np.ndarray) or computed.dtype.kind != "f":
         return None
     if fused == "Clip" and expected.size:

@@ -25,8 +25,8 @@ def output_steps(graph: Graph, steps: Mapping[str, float | None]) -> dict[str, f
     Returns:
         The step of each output, by name.
     """
-    found = {value.name: _widest(graph, value.name, steps) for value in graph.outputs}
-    return {key: value for key, value in found.items() if value is not None}
+    widest = {value.name: _widest(graph, value.name, steps) for value in graph.outputs}
+    return {key: value for key, value in widest.items() if value is not None}
 
 
 def _widest(

@@ -235,7 +235,7 @@ class Reading:
         return tensor
 
     def _formats_before(self, tensor: str) -> Iterator[Node]:
-        """Yield the nodes in front of a tensor that only change its format, the last one first."""
+        """Yield the chain of format changes before a tensor, the nearest node first."""
         # Backwards along the first input, the data; the others are scales and zero points.
         node = self.graph.producer(tensor)
         while node is not None and self.formats(node):
@@ -302,7 +302,9 @@ class Reading:
     def _ends(self, tensor: str) -> bool:
         """Return True if a node computes with a tensor directly."""
         consumers = self.graph.consumers(tensor)
-        return self.graph.is_output(tensor) or not all(map(self.formats, consumers))
+        return self.graph.is_output(tensor) or not all(
+            self.formats(reader) for reader in consumers
+        )
 
     def _is_codes(self, tensor: str) -> bool:
         """Return whether a tensor has integer codes, and no values."""
@@ -362,7 +364,7 @@ class Reading:
         return None
 
     def _written_scale(self, node: Node) -> Scale | None:
-        """Return the scale of the codes that a node computes; None if it is not known.
+        """Return the scale of the codes that a node computes, if the scale is known.
 
         Args:
             node: the producer of codes, such as QuantizeLinear or QLinearConv.
@@ -376,10 +378,10 @@ class Reading:
         if node.op_type not in _ON_CODES:
             return None
         # QGemm without an output scale returns float values.
-        place = _ON_CODES[node.op_type][1]
-        if not node.input(place):
+        index = _ON_CODES[node.op_type][1]
+        if not node.input(index):
             return None
-        return Scale(node.input(place), node.input(place + 1))
+        return Scale(node.input(index), node.input(index + 1))
 
     def grid(self, scale: Scale, kind: int) -> Grid:
         """Return the grid of codes of a type; the zero point's for type 0.
@@ -395,9 +397,9 @@ class Reading:
         kind = kind or self.graph.elem_type(scale.zero_point) or TensorProto.UINT8
         name = TensorProto.DataType.Name(kind).lower()
         # Scales that the graph computes (dynamic quantization) have no value without a sample.
-        names = filter(None, (scale.scale, scale.zero_point, scale.factor))
+        names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
         ends = _ends_of(kind)
-        if ends is None or not all(map(self.constants.known, names)):
+        if ends is None or not all(self.constants.known(name) for name in names):
             return Grid(name)
         step = self._doubles(scale.scale)
         if scale.factor:
@@ -412,10 +414,10 @@ class Reading:
         first = (ends[0] - zero) * step
         last = (ends[1] - zero) * step
         # Some tools write negative scales.
-        found = Ends(np.minimum(first, last), np.maximum(first, last), np.abs(step))
+        grid_ends = Ends(np.minimum(first, last), np.maximum(first, last), np.abs(step))
         return Grid(
             name,
-            found,
+            grid_ends,
             None if step.size == 1 else scale.axis,
             _granularity(step),
             uniform=not name.startswith("float"),
@@ -441,29 +443,29 @@ class Reading:
         if node.op_type == "DynamicQuantizeLSTM":
             # Inputs 1 and 2 are codes in another layout, with a scale per gate and unit.
             names = [node.inputs[0], "", "", *node.inputs[3:8]]
-            return "LSTM", list(map(Operand, names))
+            return "LSTM", [Operand(operand) for operand in names]
         if node.op_type == "QLinearConcat":
             # After the output's scale and zero point: tensor, scale and zero point of each input.
             places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))
         elif node.op_type in _ON_CODES:
             places = _ON_CODES[node.op_type][0]
         else:
-            return name, list(map(Operand, node.inputs))
+            return name, [Operand(operand) for operand in node.inputs]
         # Axis of the output channels of the weight; without channels the axis has no effect.
         transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
         axis = 0 if transposed or node.op_type == "QLinearConv" else 1
-        found = [
+        operands = [
             Operand(node.inputs[i], Scale(node.inputs[i + 1], node.inputs[i + 2], axis))
             for i in places
         ]
         bias = node.input(_BIAS.get(node.op_type, len(node.inputs)))
         if bias:
-            found.append(
+            operands.append(
                 # ONNX, QLinearConv: the bias is int32 with scale x_scale * w_scale and zero point
                 # 0.
                 Operand(bias, Scale(node.inputs[4], "", 0, factor=node.inputs[1])),
             )
-        return name, found
+        return name, operands
 
     def reals(self, operand: Operand) -> NDArray[np.float64]:
         """Return the values of a constant operand.
@@ -523,12 +525,12 @@ class Reading:
 
 def quantizes(model: ModelProto) -> bool:
     """Return True if a model has a quantized tensor, in a body, too."""
-    return any(map(_quantizes, map(Node, nested_nodes(model.graph.node))))
+    return any(_quantizes(Node(node)) for node in nested_nodes(model.graph.node))
 
 
 def _rounds(op_type: str) -> bool:
     """Return True for an operator of a vendor that rounds to a format without codes."""
-    return any(part in op_type for part in _ROUNDING)
+    return any(word in op_type for word in _ROUNDING)
 
 
 def _quantizes(node: Node) -> bool:
@@ -537,7 +539,7 @@ def _quantizes(node: Node) -> bool:
     return (
         on_codes
         or _narrows(node)
-        or any(part in node.op_type for part in (*_ON_INTEGERS, *_ROUNDING))
+        or any(word in node.op_type for word in (*_ON_INTEGERS, *_ROUNDING))
     )
 
 
@@ -552,14 +554,7 @@ def _target(node: Node) -> int:
 
 
 def _granularity(step: NDArray[np.float64]) -> str:
-    """Return the granularity of scales by their shape.
-
-    Args:
-        step: the scales, in their stored shape.
-
-    Returns:
-        "tensor", "channel" or "block".
-    """
+    """Return "tensor", "channel" or "block", by the stored shape of the scales."""
     if step.size == 1:
         return "tensor"
     return "block" if step.ndim > 1 else "channel"

@@ -18,6 +18,9 @@ from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import Verdict
 
+#: Maximum number of tensors in the ranking; as many have histograms.
+TOP = 12
+
 
 @dataclass(frozen=True)
 class Analysis(Reported):
@@ -58,39 +61,86 @@ class Analysis(Reported):
         # Equal noise keeps the order of execution (sorted is stable).
         return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
 
-    def blocks(self) -> list[Block]:
-        """Return the verdict, the outputs and the tensors that add noise as blocks."""
-        formats = Counter(each.format for each in self.tensors if each.format)
-        kinds = tally(formats.most_common(2)) or "none quantized"
+    def blocks(self, top: int = TOP) -> list[Block]:
+        """Return the verdict, the outputs and the tensors that add noise as blocks.
+
+        Args:
+            top: maximum number of tensors in the ranking.
+        """
+        formats = Counter(tensor.format for tensor in self.tensors if tensor.format)
         facts = [
             ("SQNR", f"{decibels(self.sqnr)} dB", "of the worst output"),
             size_fact(self.bytes_before, self.bytes_after),
             ("Samples", f"{self.samples:,}", "run by both models"),
-            ("Tensors compared", f"{len(self.tensors):,}", kinds),
+            (
+                "Tensors compared",
+                f"{len(self.tensors):,}",
+                tally(formats.most_common(2)) or "none quantized",
+            ),
             ("Constants", f"{len(self.weights):,}", "weights and biases"),
         ]
-        size = [size_change(self.bytes_before, self.bytes_after)]
-        judged = verdict_block(self.verdict)
+        lines = {
+            "size": [size_change(self.bytes_before, self.bytes_after)],
+            "compared": self._compared(),
+        }
+        judgement = verdict_block(self.verdict)
         if self.ranking:
-            first = self.ranking[0]
-            noisiest = f"{first.op_type} {first.node or first.name}"
-            judged = replace(judged, details=(f"{noisiest} adds most of the noise",))
-        unmatched = {each.name: each.reason for each in self.unmatched}
+            noisiest = self.ranking[0]
+            name = f"{noisiest.op_type} {noisiest.node or noisiest.name}"
+            judgement = replace(judgement, details=(f"{name} adds most of the noise",))
         return [
-            judged,
-            Facts(facts, {"size": size}),
+            judgement,
+            Facts(facts, lines),
             Warnings(lines=self.warnings),
-            outputs_block(self.outputs, counted(self.samples, "sample")),
+            outputs_block(
+                self.outputs, counted(self.samples, "sample"), self._in_own_units()
+            ),
             along_the_graph(self.tensors, self.ranking, self.sqnr),
-            noise_ranking(self.ranking, self.weights),
+            noise_ranking(self.ranking[:top], self.weights),
             Reasons(
                 "Not compared",
-                unmatched,
+                {tensor.name: tensor.reason for tensor in self.unmatched},
                 "tensor or constant",
                 "tensors and constants",
+                "unmatched",
             ),
             READING,
         ]
+
+    def _compared(self) -> list[str]:
+        """Return the numbers of compared tensors and constants in words."""
+        matches = Counter(tensor.matched_by for tensor in self.tensors)
+        how = ", ".join(f"{number} by {name}" for name, number in matches.items())
+        tensors = (
+            f"{counted(len(self.tensors), 'tensor')} ({how})" if how else "no tensor"
+        )
+        roles = Counter(weight.role for weight in self.weights)
+        # For example "12 quantized weights, 12 quantized biases".
+        constants = [
+            counted(number, f"quantized {role}") for role, number in roles.items()
+        ]
+        lines = [", ".join([tensors, *constants])]
+        # Booleans count as 0 and 1.
+        if rescaled := sum(tensor.rescaled for tensor in self.tensors):
+            have = counted(rescaled, "of them has", "of them have")
+            lines.append(
+                f"{have} channels on other scales, as equalization leaves them; these"
+                " were taken out"
+            )
+        return lines
+
+    def _in_own_units(self) -> dict[str, dict[str, str]]:
+        """Return the step and the float values of each output, in its own unit.
+
+        The range of values tells whether a step is coarse: 4 pixels are much for a box of 20.
+        """
+        steps = {name: f"{step:.3g}" for name, step in self.steps.items()}
+        values = {
+            tensor.name: f"{tensor.lo:.4g} to {tensor.hi:.4g}"
+            for tensor in self.tensors
+        }
+        # An output without a uniform grid has no step.
+        return {"step": steps, "float values": values}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; numbers may be infinite."""

@@ -325,8 +325,8 @@ def limits(
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.einsum("ij,ij->i", a, b)
-    return found
+    products: NDArray[np.float64] = np.einsum("ij,ij->i", a, b)
+    return products
 
 
 def _usual(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -340,11 +340,6 @@ def _noise(
     exact: NDArray[np.float64],
     where: NDArray[np.bool_],
 ) -> float:
-    """Return the sum of squared errors at some places, without those of masks.
-
-    Args:
-        exact: the float values, in float64.
-        where: places to count.
-    """
+    """Return the sum of squared errors where ``where`` is True, without those of masks."""
     error = np.where(where, values.astype(np.float64) - exact, 0.0)
     return float(np.sum(np.square(error), where=np.abs(error) < _MASK))

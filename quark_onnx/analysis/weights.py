@@ -33,7 +33,7 @@ _NO_OPERAND = Operand("")
 
 @dataclass(frozen=True)
 class _Constant:
-    """A constant that both models know.
+    """A constant with its values in both models.
 
     Attributes:
         name: name in the float model.
@@ -72,16 +72,16 @@ def weight_errors(
     for node in [node for node in reference.graph.nodes if node in matching.nodes]:
         twin = matching.nodes[node]
         operands = other.operands(twin)[1]
-        for place, name in enumerate(node.inputs):
+        for index, name in enumerate(node.inputs):
             if not _is_float_constant(reference, name):
                 continue
             # A fused operator may have fewer inputs.
-            operand = dict(enumerate(operands)).get(place, _NO_OPERAND)
+            operand = dict(enumerate(operands)).get(index, _NO_OPERAND)
             if not other.constants.known(operand.tensor):
-                reason = f"input {place} of {twin!r} is no constant"
+                reason = f"input {index} of {twin!r} is no constant"
                 missing.append(Unmatched(name, reason))
                 continue
-            result = _compared(reference, other, node, place, operand)
+            result = _compared(reference, other, node, index, operand)
             if isinstance(result, WeightError):
                 errors.append(result)
             elif result:
@@ -97,7 +97,7 @@ def _compared(
     reference: Reading,
     other: Reading,
     node: Node,
-    place: int,
+    index: int,
     operand: Operand,
 ) -> WeightError | str:
     """Return the error of a constant.
@@ -105,7 +105,7 @@ def _compared(
     Args:
         other: the quantized model.
         node: node of the float model.
-        place: index of the constant among the inputs of ``node``.
+        index: index of the constant among the inputs of ``node``.
         operand: the counterpart in the quantized model, which is constant.
 
     Returns:
@@ -113,7 +113,7 @@ def _compared(
     """
     # Shapes: the float constant, the dequantized values; a quantized Gemm may store the transpose.
     codes = other.stored(operand)
-    values = reference.constants.value(node.inputs[place]).astype(np.float64)
+    values = reference.constants.value(node.inputs[index]).astype(np.float64)
     dequantized = other.reals(operand)
     if values.shape not in (dequantized.shape, dequantized.T.shape):
         return (
@@ -128,12 +128,12 @@ def _compared(
     unchanged = codes is None and np.array_equal(values, dequantized)
     if unchanged or not values.size:
         return ""
-    is_weight = place != _BIAS_INPUT or node.op_type not in _BIASED
-    axes = weight_axes(reference.graph, node, place) if is_weight else None
+    is_weight = index != _BIAS_INPUT or node.op_type not in _BIASED
+    axes = weight_axes(reference.graph, node, index) if is_weight else None
     if axes is not None and not axes.channels:
         axes = None
     constant = _Constant(
-        node.inputs[place], is_weight, axes, values, dequantized, codes
+        node.inputs[index], is_weight, axes, values, dequantized, codes
     )
     return _error(other, node, constant)
 
@@ -152,7 +152,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     values = constant.values
     # exact, stored: (channels, values of a channel); a bias has one value in each row.
     exact, stored = (
-        _channel_rows(constant, part) for part in (values, constant.dequantized)
+        _channel_rows(constant, array) for array in (values, constant.dequantized)
     )
     # Equalization and the folding of norms change the weights without an error. Their factors are
     # removed first.
@@ -183,7 +183,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
         cosine=cosine_similarity((exact * fitted).sum(), signal.sum(), energy),
         worst_channel=int(ratios.argmin()),
         worst_sqnr=float(ratios.min()),
-        dead=list(map(int, np.flatnonzero(dead))),
+        dead=[int(channel) for channel in np.flatnonzero(dead)],
         dead_noise=_share(noise, dead),
         outlier_channel=int(reach.argmax()),
         outlier_ratio=_outlier_ratio(reach),
@@ -200,12 +200,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
 
 
 def _channel_rows(constant: _Constant, values: Floats) -> Floats:
-    """Return a matrix with a row for each output channel, or for each value of a bias.
-
-    Args:
-        constant: the constant that the values belong to.
-        values: values of any shape, also a scalar.
-    """
+    """Return a row for each output channel, or for each value of a bias."""
     if constant.axes is not None:
         return constant.axes.rows(values)
     # A scalar has no axis.
@@ -228,12 +223,7 @@ def _inputs_per_channel(node: Node, constant: _Constant) -> int:
 
 
 def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
-    """Return the SQNR of each channel in dB; infinity for a channel of zeros.
-
-    Args:
-        signal: sum of squares of the float values of each channel, of shape (channels,).
-        noise: sum of squared errors of each channel, of shape (channels,).
-    """
+    """Return the SQNR of each channel in dB, of sums of squares; infinity for zeros."""
     return [
         decibels(power, error) if power else float("inf")
         for power, error in zip(signal, noise, strict=True)
@@ -241,12 +231,7 @@ def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
 
 
 def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
-    """Return the share of some channels in the noise.
-
-    Args:
-        noise: sum of squared errors of each channel, of shape (channels,).
-        channels: True for each channel to count, of shape (channels,).
-    """
+    """Return the share of the noise (channels,) that some channels (a mask) have."""
     if not channels.any():
         return 0.0
     # A dead channel with float values has noise, so that the sum is above 0.
@@ -254,14 +239,7 @@ def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
 
 
 def _outlier_ratio(reach: Floats) -> float:
-    """Return the greatest magnitude of a channel in units of the median channel's.
-
-    Args:
-        reach: greatest magnitude of each channel, of shape (channels,).
-
-    Returns:
-        The ratio; 1 if the median channel is zero.
-    """
+    """Return the greatest magnitude of a channel relative to the median; 1 if that is 0."""
     median = float(np.median(reach))
     if not median:
         return 1.0
@@ -286,20 +264,22 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
     shape = (a.shape[0], inputs, -1)
     product = (a * b).reshape(shape).sum(axis=2)
     energy = (a * a).reshape(shape).sum(axis=2)
-    # b = left * a * right, with a factor per output (rows) and per input channel (columns).
-    # Shapes (outputs, 1) and (1, inputs).
-    left = np.ones((shape[0], 1))
-    right = np.ones((1, inputs))
+    # b = row_gains * a * column_gains, with a factor per output (rows) and per input channel
+    # (columns), of the shapes (outputs, 1) and (1, inputs).
+    row_gains = np.ones((shape[0], 1))
+    column_gains = np.ones((1, inputs))
     for _ in range(_ROUNDS):  # least squares for one side at a time
-        left = _gain(
-            (product * right).sum(axis=1, keepdims=True),
-            (energy * right**2).sum(axis=1, keepdims=True),
+        row_gains = _gain(
+            (product * column_gains).sum(axis=1, keepdims=True),
+            (energy * column_gains**2).sum(axis=1, keepdims=True),
         )
-        right = _gain(
-            (product * left).sum(axis=0, keepdims=True),
-            (energy * left**2).sum(axis=0, keepdims=True),
+        column_gains = _gain(
+            (product * row_gains).sum(axis=0, keepdims=True),
+            (energy * row_gains**2).sum(axis=0, keepdims=True),
         )
-    fitted = (b.reshape(shape) / (left * right)[:, :, None]).reshape(b.shape)
+    fitted = (b.reshape(shape) / (row_gains * column_gains)[:, :, None]).reshape(
+        b.shape
+    )
     signal = float(energy.sum())
     before = decibels(signal, float(np.square(b - a).sum()))
     after = decibels(signal, float(np.square(fitted - a).sum()))
@@ -350,8 +330,8 @@ def _grid(
     # As in Reading.decoded.
     axis = scale.axis if scale.axis < reals.ndim else reals.ndim - 1
     lo, hi, step = (
-        spread(part, reals.shape, axis, scale.block)
-        for part in (ends.lo, ends.hi, ends.step)
+        spread(array, reals.shape, axis, scale.block)
+        for array in (ends.lo, ends.hi, ends.step)
     )
     # Dequantized values are multiples of the step, up to float rounding: a quarter is safe.
     at_an_end = (reals <= lo + step / 4) | (reals >= hi - step / 4)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
 from time import perf_counter
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
 from quark_onnx.cli.data import data_of
-from quark_onnx.cli.latency import latency_document, latency_lines, quantized_latency
+from quark_onnx.cli.latency import latency_document, quantized_latency
 from quark_onnx.cli.next_command import analysis_step
-from quark_onnx.cli.output import Answer, cell, columns, entry
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
 from quark_onnx.cli.settings import given_options
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
+from quark_onnx.page.blocks import Facts, Heading, Notes
+from quark_onnx.page.browser import write_blocks
 from quark_onnx.report.verdict import NextStep
 
 #: Options besides the fields of a configuration that belong to a single one, by their attribute.
@@ -93,29 +94,17 @@ def run_to_accuracy(options: Namespace) -> Answer:
         progress=progress_of(options),
     )
     seconds = perf_counter() - start
-    # Commands of next steps would change one configuration, while --accuracy has tried several.
-    report = result.result.report
-    if report.verdict is not None:
-        report = replace(report, verdict=replace(report.verdict, next_steps=()))
-    if options.html is not None:
-        names = f"{options.model.name} → {options.output.name}"
-        report.write_page(options.html, "Quantization", names)
     # The measurement is no part of the seconds of the run.
     latency = quantized_latency(options, data)
-    lines = [
-        entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
-        entry("target", [str(result.target)]),
-        entry("samples", [_samples(result)]),
-        entry("recipe", [f"{result.choice.recipe.name}: {result.choice.reason}"]),
-        columns([("tried", "SQNR dB", "loss", "seconds", ""), *_rows(result)]),
-    ]
-    if result.left:
-        lines.append(entry("left", ["did not fit into --budget:", *result.left]))
-    lines += [
-        entry("config", [result.best.name, *str(result.best.config).splitlines()]),
-        *latency_lines(latency),
-        str(report),
-    ]
+    blocks = result.blocks()
+    if latency is not None:
+        blocks.append(Notes("Latency", latency.lines, "time"))
+    if options.html is not None:
+        names = f"{options.model.name} → {options.output.name}"
+        page = [Heading("Quantization", names), *blocks]
+        write_blocks(options.html, f"{names}: quantization", page)
+    written = f"{options.model} -> {options.output}, in {seconds:.1f} s"
+    report = result.report
     # Keys of a plain quantize run, so that programs read both alike; "accuracy" holds the attempts.
     document = {
         "command": "quantize",
@@ -128,26 +117,8 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "config": to_dict(result.best.config),
         "latency": latency_document(latency),
     }
-    return Answer("\n".join(lines), document, _missed(result, options))
-
-
-def _samples(result: AccuracyResult) -> str:
-    text = f"{result.judged} judge, and calibrate nothing"
-    # 64 samples cannot tell a loss of 1 % from none: a single sample is 1.6 %.
-    if result.target.percent and result.resolution > result.target.value:
-        text += f"; they resolve losses of {result.resolution:.2g} % at best"
-    return text
-
-
-def _rows(result: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
-    for attempt in result.attempts:
-        yield (
-            attempt.name,
-            cell(attempt.sqnr, "{:.2f}", "failed"),
-            cell(attempt.loss, "{:.2f} %"),
-            f"{attempt.seconds:.1f}",
-            attempt.error or ("met" if attempt.met else "missed"),
-        )
+    body = [Facts((), {"model": [written]}), *blocks]
+    return Answer(body, document, _missed(result, options))
 
 
 def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:

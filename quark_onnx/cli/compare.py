@@ -9,9 +9,9 @@ from typing import Any
 from quark_onnx import analysis
 from quark_onnx.analysis import Comparison
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.latency import add_threads_option, latency_lines
+from quark_onnx.cli.latency import add_threads_option
 from quark_onnx.cli.next_command import analysis_step
-from quark_onnx.cli.output import Answer, Table, entry
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
@@ -25,14 +25,8 @@ from quark_onnx.cli.settings import (
     add_task_option,
 )
 from quark_onnx.common.errors import AccuracyError
-from quark_onnx.common.wording import counted
-from quark_onnx.report import (
-    OutputError,
-    decibels,
-    percentage,
-    size_change,
-    verdict_lines,
-)
+from quark_onnx.page.blocks import Facts
+from quark_onnx.report import OutputError, decibels
 
 NAME = "compare"
 SUMMARY = "compare a quantized model, from any tool, with its float original"
@@ -80,34 +74,19 @@ def run(options: Namespace) -> Answer:
     )
     # The verdict proposes changes in general terms; the commands repeat this model and this data.
     verdict = compared_with_commands(comparison.verdict, options)
+    comparison = replace(comparison, verdict=verdict)
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
-        replace(comparison, verdict=verdict).write_page(
-            options.html, "Comparison", names
-        )
-    header = ("output", "SQNR dB", "cosine", "largest error")
-    lines: list[str | Table] = [
-        entry("models", [f"{options.reference}, {options.other}"]),
-        entry("size", [size_change(comparison.bytes_before, comparison.bytes_after)]),
-        entry("error", [f"on {counted(comparison.samples, 'sample')}:"]),
-        # Tables stay objects here: a terminal draws them, a pipe gets plain columns.
-        Table([header, *(_row(output) for output in comparison.outputs)]),
-        *latency_lines(comparison.latency),
-    ]
-    if comparison.scores:
-        lines.append(entry("labels", comparison.score_lines))
-    if comparison.warnings:
-        lines.append(entry("warning", comparison.warnings))
-    if verdict:
-        lines += verdict_lines(verdict)
+        comparison.write_page(options.html, "Comparison", names)
+    models = Facts((), {"models": [f"{options.reference}, {options.other}"]})
     document = {
         "command": NAME,
         "reference": options.reference,
         "other": options.other,
-        # The commands belong into the JSON document, too.
-        **replace(comparison, verdict=verdict).to_dict(),
+        **comparison.to_dict(),
     }
-    return Answer(lines, document, _missed(comparison.outputs, options))
+    failure = _missed(comparison.outputs, options)
+    return Answer([models, *comparison.blocks()], document, failure)
 
 
 def score_document(found: Comparison) -> dict[str, Any]:
@@ -120,22 +99,6 @@ def score_document(found: Comparison) -> dict[str, Any]:
         "labelled": found.labelled,
         "scores": [asdict(score) for score in found.scores],
     }
-
-
-def _row(output: OutputError) -> tuple[str, str, str, str]:
-    # An error against a random reference means nothing, so no number is shown.
-    if output.random:
-        error = "random: another value each time the float model runs"
-        return output.name, "-", "-", error
-    if output.sqnr is None:
-        error = f"{percentage(output.agreement or 0.0)} of the values agree"
-        return output.name, "-", "-", error
-    return (
-        output.name,
-        decibels(output.sqnr),
-        f"{output.cosine:.6f}",
-        f"{output.max_error:.4g}",
-    )
 
 
 def _missed(outputs: list[OutputError], options: Namespace) -> AccuracyError | None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import asdict
 
 import quark_onnx
-from quark_onnx.cli.output import Answer, Table, entry
+from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
@@ -17,6 +17,7 @@ from quark_onnx.cli.parsing import (
     count,
 )
 from quark_onnx.common.registry import CONVERSIONS
+from quark_onnx.page.terminal import Table
 from quark_onnx.report import OutputError, decibels, percentage
 
 NAME = "convert"

@@ -69,6 +69,7 @@ from quark_onnx.common.errors import (
 from quark_onnx.common.progress_bars import plain_progress
 from quark_onnx.common.reported import to_json
 from quark_onnx.common.warnings_once import WarningsOnce
+from quark_onnx.page.terminal import render
 from quark_onnx.report.verdict import NextStep
 
 #: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
@@ -263,7 +264,7 @@ def _publish(answer: Answer, options: Namespace) -> int:
     _deliver(document, options.json)
     # stdout holds either JSON or text, so that it can be piped into a program.
     if options.json != STDOUT and not options.quiet:
-        show(answer.blocks, sys.stdout)
+        show(render(answer.parts, options.verbose), sys.stdout)
     if failure is None:
         return OK
     _complain_with_steps(reason, steps)

@@ -13,7 +13,7 @@ import quark_onnx.optimizers  # noqa: F401
 import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from calibrators.registry import Registry
-from quark_onnx.cli.output import Answer, Table
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import MissingDependency
@@ -31,6 +31,7 @@ from quark_onnx.common.registry import (
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
+from quark_onnx.page.terminal import Table
 from quark_onnx.targets import refusal
 from quark_onnx.torch.config.algorithm_names import clients_of_algorithm
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS, weight_bits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import ConstraintError
-from quark_onnx.common.wording import prefixed
+from quark_onnx.page.blocks import Action
 
 NAME = "llm"
 #: Deprecated names of options, by action.
@@ -103,29 +104,21 @@ def _validate(options: Namespace) -> Answer:
         raise UsageError(
             "--output is the folder of the repaired copy; it needs --fix",
         )
-    # "mended" is a key of the JSON document, which programs read.
-    head, mended = list[str](), {}
+    result: Any
     if options.fix:
         result = validate.repair(options.model, options.client, _output(options))
         verdict = result.verdict
-        mended = {"output": result.folder, "mended": list(result.notes)}
-        head = prefixed("repaired: ", result.notes)
-        if result.folder:
-            head.append(f"written: {result.folder}")
-        else:
-            head.append("nothing can be repaired; nothing is written")
     else:
-        verdict = validate.validate(options.model, options.client)
+        result = verdict = validate.validate(options.model, options.client)
     failure = None
     # A checkpoint that the client refuses is an answer with an exit code of 1, and not bad input.
     if not verdict.right:
         failure = ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
-    lines = [*head, verdict.text(complete=options.verbose)]
-    command = _writing_command(verdict)
-    if command:
-        lines.append(f"next: write one\n  {command}")
-    text = "\n".join(lines)
-    return Answer(text, {"model": options.model, **mended, **verdict.document}, failure)
+    judgement, *details = result.blocks()
+    if command := _writing_command(verdict):
+        judgement = replace(judgement, actions=(Action("write one", command),))
+    document = {"model": options.model, **result.to_dict()}
+    return Answer([judgement, *details], document, failure)
 
 
 def _writing_command(verdict: Any) -> str:

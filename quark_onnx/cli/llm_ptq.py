@@ -365,7 +365,7 @@ def ptq(options: Namespace) -> Answer:
             f" ({recipe.reason})"
         )
         document = {**answer.document, "recipe": recipe.options}
-        answer = Answer([picked, *answer.blocks], document)
+        answer = Answer([picked, *answer.parts], document)
     if options.report is not None:
         document = {"command": "llm", "action": "ptq", **answer.document}
         with written(options.report / "report.json") as written_file:

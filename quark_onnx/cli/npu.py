@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from quark_onnx import npu
 from quark_onnx.cli.data import add_data_options, data_of
@@ -27,10 +26,12 @@ from quark_onnx.cli.settings import add_config_options, add_gate_option, config_
 from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.registry import NPU_RECIPES, TARGETS
-from quark_onnx.common.wording import counted, prefixed
+from quark_onnx.common.wording import counted
 from quark_onnx.files.io import load
-from quark_onnx.npu.page import write_bundle_page, write_page
+from quark_onnx.npu.page import heading, write_bundle_page
 from quark_onnx.npu.support import KINDS, RELEASE
+from quark_onnx.page.blocks import Facts, Notes
+from quark_onnx.page.browser import write_blocks
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -98,28 +99,16 @@ def _check(options: Namespace) -> Answer:
         model = options.fix
         notes = npu.legalize(options.model, options.target, output=model).notes
     result = npu.check(model, options.target)
-    document = {
-        "target": result.target.name,
-        "kind": result.kind,
-        "errors": result.errors,
-        "mended": list(notes),
-        "findings": [
-            {
-                **asdict(finding),
-                "severity": finding.severity,
-                **asdict(npu.RULES[finding.rule]),
-            }
-            for finding in result.findings
-        ],
-    }
+    # "mended" is a key of the JSON document, which programs read.
+    document = {**result.to_dict(), "mended": list(notes)}
     # Warnings do not fail a check; the command has an exit code for scripts.
     failure = None
     if result.errors:
         failure = ConstraintError(
             f"the model breaks {counted(result.errors, 'rule')} of {result.target.name}"
         )
-    lines = [*prefixed("repaired: ", notes), str(result)]
-    return Answer("\n".join(lines), document, failure)
+    repaired = Notes("Repaired", notes, "repaired")
+    return Answer([repaired, *result.blocks()], document, failure)
 
 
 def _legalize_options(parser: Parser) -> None:
@@ -177,36 +166,20 @@ def _preflight(options: Namespace) -> Answer:
         release=options.release,
         shapes=dict(options.shape),
     )
-    forecast, text = both.best, str(both)
     # A float model has two forecasts: as it is, and as deploy would legalize it.
-    document = {**_forecast(both.as_is), "problem": both.problem or None}
-    if both.legalized is not None:
-        document["legalized"] = {**_forecast(both.legalized), "notes": both.notes}
+    blocks, document = both.blocks(), both.to_dict()
     if options.ep_report is not None:
         scored = npu.score(both.as_is, npu.read_report(options.ep_report))
         # The model as it is, since that is what the run of the report has seen.
-        text, document = f"{text}\n{scored}", {**document, "reported": asdict(scored)}
+        blocks.append(
+            Notes("Reported by the NPU", str(scored).splitlines(), "reported")
+        )
+        document["reported"] = asdict(scored)
     if options.html is not None:
-        write_page(forecast, options.html, options.model.name)
-    return Answer(text, document)
-
-
-def _forecast(forecast: npu.Preflight) -> dict[str, Any]:
-    rows = zip(forecast.placements, forecast.operations, forecast.pieces, strict=True)
-    return {
-        "target": forecast.target.name,
-        "kind": forecast.kind,
-        "release": forecast.release,
-        "counts": forecast.counts,
-        "subgraphs": forecast.subgraphs,
-        "share": forecast.share,
-        "least_share": forecast.least_share,
-        "doubts": [str(doubt) for doubt in forecast.doubts],
-        "nodes": [
-            {**asdict(placement), "operations": count, "piece": piece}
-            for placement, count, piece in rows
-        ],
-    }
+        title = f"{options.model.name}: forecast for {both.best.target.name}"
+        page = [heading(both.best, options.model.name), *blocks]
+        write_blocks(options.html, title, page)
+    return Answer(blocks, document)
 
 
 def _cut_options(parser: Parser) -> None:
@@ -321,34 +294,11 @@ def _deploy(options: Namespace) -> Answer:
     bundle = replace(bundle, next_steps=steps)
     if options.html is not None:
         write_bundle_page(bundle, options.html, options.model.name)
-    text = str(bundle)
-    recipe = {}
-    if choice is not None:
-        text = f"{choice}\n{bundle}"
-        recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
-    document = {
-        "output": bundle.folder,
-        "kind": bundle.kind,
-        **recipe,
-        "notes": list(bundle.notes),
-        "worst_sqnr": None if bundle.report is None else bundle.report.worst_sqnr,
-        "verdict": _verdict(bundle),
-        "next_steps": [asdict(step) for step in steps],
-        "warnings": [str(finding) for finding in bundle.check.findings],
-        **{
-            name: value
-            for name, value in _forecast(bundle.forecast).items()
-            # The list of nodes is long; npu preflight has it.
-            if name != "nodes"
-        },
-    }
-    return Answer(text, document)
-
-
-def _verdict(bundle: npu.Bundle) -> dict[str, Any] | None:
-    if bundle.report is None or bundle.report.verdict is None:
-        return None
-    return asdict(bundle.report.verdict)
+    if choice is None:
+        return Answer(bundle.blocks(), bundle.to_dict())
+    recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
+    chosen = Facts((), {"recipe": [f"{choice.recipe.name}: {choice.reason}"]})
+    return Answer([chosen, *bundle.blocks()], {**bundle.to_dict(), **recipe})
 
 
 _ACTIONS: tuple[Subcommand, ...] = (

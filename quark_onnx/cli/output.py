@@ -8,22 +8,9 @@ from typing import Any, TextIO
 
 from calibrators.shown import printable
 from quark_onnx.common.errors import QuarkError
+from quark_onnx.page.blocks import Block
+from quark_onnx.page.terminal import Table
 from quark_onnx.report.verdict import NextStep
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text in columns; the first row is the header.
-
-    >>> print(Table((("name", "bits"), ("uint16", "16"))))
-      name    bits
-      uint16  16
-    """
-
-    rows: Sequence[Sequence[str]]
-
-    def __str__(self) -> str:
-        return columns(self.rows)
 
 
 @dataclass(frozen=True)
@@ -31,21 +18,19 @@ class Answer:
     """Answer of a command.
 
     Attributes:
-        body: answer for a person: a text, or lines and tables from top to bottom.
+        body: answer for a person: a text, or texts, tables and blocks from top to bottom.
         document: answer for a program: values of JSON, and infinities.
         failure: the gate that was missed, if the answer is still worth showing.
     """
 
-    body: str | Sequence[str | Table]
+    body: str | Sequence[str | Table | Block]
     document: dict[str, Any]
     failure: QuarkError | None = None
 
     @property
-    def blocks(self) -> list[str | Table]:
-        """Return the body as a list."""
-        if isinstance(self.body, str):
-            return [self.body]
-        return list(self.body)
+    def parts(self) -> Sequence[str | Table | Block]:
+        """Return the body as texts, tables and blocks."""
+        return [self.body] if isinstance(self.body, str) else self.body
 
 
 def say(text: str, stream: TextIO | None) -> None:
@@ -85,28 +70,6 @@ def error_document(
     if steps:
         error["next_steps"] = [asdict(step) for step in steps]
     return {"error": error}
-
-
-def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Format rows as a table of minimum width.
-
-    Args:
-        rows: rows of cells.
-        indent: text before each row.
-
-    >>> print(columns([["name", "bits"], ["uint16", "16"]]))
-      name    bits
-      uint16  16
-    """
-    # Control characters in names of tensors are escaped before their width is measured.
-    rows = [[printable(text) for text in row] for row in rows]
-    # strict: a row with a missing cell would shift the columns after it.
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(indent + line.rstrip() for line in lines)
 
 
 def cell(value: float | None, template: str, missing: str = "-") -> str:

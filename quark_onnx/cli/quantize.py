@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -48,7 +47,6 @@ from quark_onnx.cli.settings import (
 )
 from quark_onnx.cli.workers import add_workers_option, workers
 from quark_onnx.common.registry import RECIPES
-from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
 from quark_onnx.measuring.labelled import has_class_folders
@@ -155,10 +153,6 @@ def run(options: Namespace) -> Answer:
     lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
     if scored is not None and scored.scores:
         lines.append(entry("labels", scored.score_lines))
-    lines.append(str(report))
-    # The report shortens its lists; --verbose appends them in full.
-    if options.verbose:
-        lines += _complete(report)
     document = {
         "command": NAME,
         "model": options.model,
@@ -173,7 +167,7 @@ def run(options: Namespace) -> Answer:
         document |= score_document(scored)
     if choice is not None:
         document["recipe"] = choice.recipe.name
-    return Answer("\n".join(lines), document)
+    return Answer([*lines, *report.blocks()], document)
 
 
 def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:
@@ -271,17 +265,3 @@ def _described(choice: Choice) -> str:
     if not choice.reason:
         return choice.recipe.name
     return f"{choice.recipe.name}: {choice.reason}"
-
-
-def _complete(report: Report) -> Iterator[str]:
-    """Yield the full lists of entries that the report counts or shortens."""
-    sections = [
-        ("node stayed float", "nodes stayed float", labelled(report.kept_nodes)),
-        ("tensor stayed float", "tensors stayed float", labelled(report.kept_tensors)),
-        ("note", "notes", report.notes),
-    ]
-    yield ""
-    for one, many, lines in sections:
-        if lines:
-            yield f"{counted(len(lines), one, many)}:"
-        yield from prefixed("  ", lines)

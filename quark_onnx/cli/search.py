@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.field_options import CALL
-from quark_onnx.cli.output import Answer, Table, cell, entry
+from quark_onnx.cli.next_command import next_command
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -25,9 +26,9 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import OPTIONS, add_target_option, add_task_option
 from quark_onnx.common.errors import AccuracyError, ConfigError
-from quark_onnx.common.wording import counted
-from quark_onnx.report import decibels, verdict_lines
-from quark_onnx.search.candidate import Candidate
+from quark_onnx.page.blocks import Action, Facts, Heading, Judgement
+from quark_onnx.page.browser import write_blocks
+from quark_onnx.report import decibels
 from quark_onnx.search.result import SearchResult
 from quark_onnx.search.search import TRIALS, Search
 from quark_onnx.search.space import Space
@@ -132,8 +133,6 @@ _AXES = {
     ),
 }
 _GRANULARITIES = {"tensor": False, "channel": True}
-#: Maximum number of printed candidates beyond the budget; --json has all.
-_SHOWN = 12
 
 
 def run(options: Namespace) -> Answer:
@@ -161,49 +160,28 @@ def run(options: Namespace) -> Answer:
         # end.
         if options.output is not None:
             running.write(result.best, options.output)
+    judgement, *details = result.blocks()
+    if options.output is None and isinstance(judgement, Judgement):
+        words = ["--output", "best.onnx"]
+        command = next_command(options.words, options.parser, words)
+        write = Action("write the best model", command)
+        judgement = replace(judgement, actions=(write, *judgement.actions))
+    blocks = [judgement, *details]
     if options.html is not None:
-        result.write_page(
-            options.html, "Search for a configuration", options.model.name
-        )
-    failed = [candidate for candidate in result.candidates if candidate.error]
+        title = "Search for a configuration"
+        page = [Heading(title, options.model.name), *blocks]
+        write_blocks(options.html, f"{options.model.name}: {title}", page)
     models = str(options.model)
     if options.output:
         models += f" -> {options.output}"
-    header = ("configuration", "SQNR dB", "runtime", "bytes", "seconds", "")
-    lines: list[str | Table] = [
-        entry("model", [models]),
-        entry(
-            "samples",
-            [f"{result.calibrated} to calibrate on, {result.judged} to judge by"],
-        ),
-        entry(
-            "tried",
-            [f"{len(result.candidates)} of {counted(result.total, 'configuration')}"],
-        ),
-        Table([header, *_rows(result)]),
-        entry("runtime", ["relative to the float model, on this processor"]),
-        entry("front", ["* none of the others is better, and no larger or slower"]),
-        *_left_out(result),
-    ]
-    if failed:
-        lines.append(
-            entry(
-                "failed",
-                [f"{candidate.name}: {candidate.error}" for candidate in failed],
-            ),
-        )
-    lines.append(
-        entry("best", [result.best.name, *str(result.best.config).splitlines()]),
-    )
-    if result.verdict is not None:
-        lines += verdict_lines(result.verdict)
+    body = [Facts((), {"model": [models]}), *blocks]
     document = {
         "command": NAME,
         "model": options.model,
         "output": options.output,
         **result.to_dict(),
     }
-    return Answer(lines, document, _missed(result, options.min_sqnr))
+    return Answer(body, document, _missed(result, options.min_sqnr))
 
 
 def _take_decibels(options: Namespace) -> None:
@@ -245,39 +223,6 @@ def _in_options(message: str) -> str:
     setting, colon, text = message.partition(":")
     flag = _AXES[setting][0] if setting in _AXES else f"--{setting}"
     return f"{flag}{colon}{text}"
-
-
-def _rows(result: SearchResult) -> Iterator[tuple[str, str, str, str, str, str]]:
-    front = result.front
-    for candidate in result.candidates:
-        yield (
-            candidate.name,
-            cell(candidate.score, "{:.2f}", "failed"),
-            cell(candidate.runtime, "{:.2f}"),
-            cell(candidate.bytes, "{:,}"),
-            f"{candidate.seconds:.1f}",
-            _remark(candidate, front),
-        )
-
-
-def _remark(candidate: Candidate, front: list[Candidate]) -> str:
-    if candidate.pruned:
-        return f"ended early, after {counted(candidate.judged, 'sample')}"
-    return "*" if candidate in front else ""
-
-
-def _left_out(result: SearchResult) -> Iterator[str]:
-    """Yield the names of candidates that did not fit into the budget."""
-    if not result.left:
-        return
-    count = len(result.left)
-    shown = [
-        f"{counted(count, 'candidate')} did not fit into --budget:",
-        *result.left[:_SHOWN],
-    ]
-    if count > _SHOWN:
-        shown.append(f"and {count - _SHOWN} more")
-    yield entry("left", shown)
 
 
 def _missed(result: SearchResult, target: float | None) -> AccuracyError | None:

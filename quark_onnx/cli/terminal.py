@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from calibrators.shown import printable
-from quark_onnx.cli.output import Table, say
+from quark_onnx.cli.output import say
+from quark_onnx.page.terminal import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,23 +34,23 @@ _COMPLAINT = re.compile(r"^quark-onnx: (error|warning)(?=:)")
 _NUMBER = re.compile(r"^[-+<>]?[\d.,]+( ?%)?$|^(-|inf|failed|)$")
 
 
-def show(blocks: Sequence[str | Table], stream: TextIO | None) -> None:
+def show(parts: Sequence[str | Table], stream: TextIO | None) -> None:
     """Print text and tables, with colour on a terminal, otherwise as plain text.
 
     Args:
-        blocks: texts of one or more lines, and tables.
+        parts: texts of one or more lines, and tables.
         stream: the stream; None if the process was started without it.
     """
     console = _console(stream)
     if console is None:
-        say("\n".join(map(str, blocks)), stream)
+        say("\n".join(map(str, parts)), stream)
         return
-    for block in blocks:
-        if isinstance(block, Table):
-            console.print(_table(block))
+    for part in parts:
+        if isinstance(part, Table):
+            console.print(_table(part))
         else:
             # soft_wrap: rich would break long lines, and a broken command cannot be pasted.
-            console.print(_styled(_safe(block, stream)), soft_wrap=True)
+            console.print(_styled(_safe(part, stream)), soft_wrap=True)
 
 
 def complain(text: str) -> None:

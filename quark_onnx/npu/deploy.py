@@ -7,7 +7,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,6 @@ from calibrators.readers import encoded
 from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
-from calibrators.shown import printable
 from quark_onnx.common.errors import ConfigError, ModelError, data_errors, system_reason
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
@@ -37,12 +36,13 @@ from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
 from quark_onnx.npu.options import CONFIG_FILE, compiler_config, devices_for
-from quark_onnx.npu.page import write_page
+from quark_onnx.npu.page import forecast_blocks, write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
 from quark_onnx.npu.tail import try_tail
-from quark_onnx.page.terminal import action_lines
-from quark_onnx.report import Report, verdict_lines
+from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.page.reported import Reported
+from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 from quark_onnx.running.run import Sample
 from quark_onnx.targets import Check, check, format_of, refusal, require_rules
@@ -57,7 +57,7 @@ _FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(Reported):
     """Result of a deployment.
 
     Attributes:
@@ -84,19 +84,43 @@ class Bundle:
     tail: ModelProto | None = None
     next_steps: tuple[NextStep, ...] = ()
 
-    def __str__(self) -> str:
-        quality = list[str]()
-        if self.report is not None:
-            quality.append(f"worst output: {self.report.worst_sqnr:.1f} dB")
-            if self.report.verdict is not None:
-                quality += map(printable, verdict_lines(self.report.verdict))
-        lines = [f"{self.kind} model for {self.forecast.target.name} in {self.folder}"]
-        for note in self.notes:
-            lines.append(printable(f"legalized: {note}"))
-        lines += [*quality, str(self.check), str(self.forecast)]
-        steps = action_lines(step.action for step in self.next_steps)
-        lines += map(printable, steps)
-        return "\n".join(lines)
+    def blocks(self) -> list[Block]:
+        """Return the accuracy, the forecast and the legalization as blocks.
+
+        The forecast has the last word in a terminal, with the format to try next.
+        """
+        target = self.forecast.target.name
+        lines = {
+            "bundle": [f"{self.kind} model for {target} in {self.folder}"],
+            "legalized": self.notes,
+            "rules": [self.check.sentence],
+        }
+        quality = [] if self.report is None else self.report.blocks()
+        steps = [step.action for step in self.next_steps]
+        return [
+            Facts((), lines),
+            *quality[:1],
+            *forecast_blocks(self.forecast, steps),
+            self.check.problems,
+            *quality[1:],
+            Notes("Legalization", self.notes),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the bundle as plain values, without the nodes of the forecast."""
+        forecast = self.forecast.to_dict()
+        del forecast["nodes"]
+        verdict = None if self.report is None else self.report.verdict
+        return {
+            "output": self.folder,
+            "kind": self.kind,
+            "notes": list(self.notes),
+            "worst_sqnr": None if self.report is None else self.report.worst_sqnr,
+            "verdict": None if verdict is None else asdict(verdict),
+            "next_steps": [asdict(step) for step in self.next_steps],
+            "warnings": [str(finding) for finding in self.check.findings],
+            **forecast,
+        }
 
 
 def deploy(  # noqa: PLR0913

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.shown import printable
 from quark_onnx.common.errors import QuarkError
 from quark_onnx.files.io import load
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.support import RELEASE
+from quark_onnx.page.blocks import Block, Notes, Warnings
+from quark_onnx.page.reported import Reported
 
 
 @dataclass(frozen=True)
-class DeployForecast:
+class DeployForecast(Reported):
     """Forecasts of a model, without and with the legalization in ``deploy``.
 
     Attributes:
@@ -38,16 +40,26 @@ class DeployForecast:
         """Return the forecast of the model that ``deploy`` quantizes."""
         return self.as_is if self.legalized is None else self.legalized
 
-    def __str__(self) -> str:
-        lines = [str(self.best)]
+    def blocks(self) -> list[Block]:
+        """Return the forecast of the model that ``deploy`` quantizes as blocks."""
+        blocks = self.best.blocks()
         if self.legalized is not None and self.legalized.counts != self.as_is.counts:
-            lines[0] = (
-                f"with 'quark-onnx npu deploy', which legalizes the model:\n{lines[0]}"
-            )
-            lines.append(printable(f"the file as it is: {self.as_is.sentence}"))
+            before = [
+                f"the forecast is for 'quark-onnx npu deploy', which legalizes the model;"
+                f" the file as it is: {self.as_is.sentence}"
+            ]
+            blocks.insert(1, Notes("Legalization", before, "legalized"))
         if self.problem:
-            lines.append(printable(f"the model cannot be legalized: {self.problem}"))
-        return "\n".join(lines)
+            reason = f"the model cannot be legalized: {self.problem}"
+            blocks.insert(1, Warnings(lines=[reason]))
+        return blocks
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both forecasts as plain values."""
+        document = {**self.as_is.to_dict(), "problem": self.problem or None}
+        if self.legalized is not None:
+            document["legalized"] = {**self.legalized.to_dict(), "notes": self.notes}
+        return document
 
 
 def deploy_forecast(

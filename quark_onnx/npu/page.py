@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import starmap
@@ -12,18 +13,16 @@ from typing import TYPE_CHECKING
 
 from quark_onnx.common.wording import counted
 from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
-from quark_onnx.npu.preflight import Group, Preflight
 from quark_onnx.page.blocks import (
     Action,
     Block,
     Drawing,
     Facts,
-    Grid,
     Heading,
     Judgement,
-    Multiline,
-    Names,
     Notes,
+    Problem,
+    Problems,
 )
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.page.svg import drawing, tag
@@ -31,6 +30,7 @@ from quark_onnx.report import percentage
 
 if TYPE_CHECKING:
     from quark_onnx.npu.deploy import Bundle
+    from quark_onnx.npu.preflight import Preflight
 
 #: Heights of a box and of a row, the gap between two boxes, and the widest box.
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
@@ -38,83 +38,82 @@ _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
 _ROWS = 60
 
 
-def write_page(found: Preflight, path: Path, name: str = "model") -> None:
+def write_page(forecast: Preflight, path: Path, name: str = "model") -> None:
     """Write the page of a forecast.
 
     The file is written atomically.
 
     Args:
-        found: the forecast.
+        forecast: the forecast.
         path: path of the HTML file.
         name: title of the model.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    title = f"{name}: forecast for {found.target.name}"
-    write_blocks(path, title, forecast_blocks(found, name))
+    title = f"{name}: forecast for {forecast.target.name}"
+    write_blocks(path, title, [heading(forecast, name), *forecast.blocks()])
 
 
-def forecast_blocks(found: Preflight, name: str = "model") -> list[Block]:
-    """Return a forecast as blocks, with the heading.
-
-    Args:
-        found: the forecast.
-        name: title of the model.
-    """
-    return [*_header(found, name), _reasons(found), _drawing(found)]
-
-
-def write_bundle_page(found: Bundle, path: Path, name: str = "model") -> None:
+def write_bundle_page(bundle: Bundle, path: Path, name: str = "model") -> None:
     """Write the page of a bundle: the forecast, and the report of the quantization.
 
     The file is written atomically.
 
     Args:
-        found: the bundle.
+        bundle: the bundle.
         path: path of the HTML file.
         name: title of the model.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    forecast = found.forecast
-    blocks: list[Block] = [
-        *_header(forecast, name),
-        Notes("Rules", list(map(str, found.check.findings))),
-    ]
-    if found.report is not None:
-        blocks += found.report.blocks()
-    blocks += [
-        Notes("Legalization", found.notes),
-        _reasons(forecast),
-        _drawing(forecast),
-    ]
-    write_blocks(path, f"{name}: deployment for {forecast.target.name}", blocks)
+    title = f"{name}: deployment for {bundle.forecast.target.name}"
+    write_blocks(path, title, [heading(bundle.forecast, name), *bundle.blocks()])
 
 
-def _header(found: Preflight, name: str) -> list[Block]:
-    outside = sum(placed.device not in (NPU, ABORT) for placed in found.placements)
-    share = percentage(found.share)
-    if found.doubts:
-        share = f"{percentage(found.least_share)} to {share}"
-    operators = counted(len(found.placements), "operator")
-    rows = [
-        ("On the NPU", share, f"of {found.amount}"),
-        ("Subgraphs", f"{found.subgraphs}", "each costs two transfers"),
+def heading(forecast: Preflight, name: str) -> Heading:
+    """Return the heading of a page for a model with this name."""
+    device = f"{forecast.target.summary}, {forecast.kind}, Ryzen AI {forecast.release}"
+    return Heading("What the NPU will run", f"{name} on {device}")
+
+
+def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[Block]:
+    """Return a forecast as blocks.
+
+    Args:
+        forecast: the forecast.
+        steps: further changes to try, after those that concern single nodes.
+    """
+    outside = sum(placed.device not in (NPU, ABORT) for placed in forecast.placements)
+    share = percentage(forecast.share)
+    if forecast.doubts:
+        share = f"{percentage(forecast.least_share)} to {share}"
+    operators = counted(len(forecast.placements), "operator")
+    facts = [
+        ("On the NPU", share, f"of {forecast.amount}"),
+        ("Subgraphs", f"{forecast.subgraphs}", "each costs two transfers"),
         ("On the CPU", f"{outside}", f"of {operators}"),
-        ("Compiler crashes", f"{len(found.aborts)}", "nodes"),
+        ("Compiler crashes", f"{len(forecast.aborts)}", "nodes"),
     ]
-    what = f"{found.target.summary}, {found.kind}, Ryzen AI {found.release}"
+    device = f"{forecast.target.name} ({forecast.kind}, Ryzen AI {forecast.release})"
+    counts = [f"{count} on {device}" for device, count in forecast.counts.items()]
     note = (
         "a forecast from documentation, published sources and logs; nothing was run on a"
         " processor"
     )
-    actions = tuple(starmap(_action, found.actions))
+    actions = tuple(starmap(_action, forecast.actions))
     return [
-        Heading("What the NPU will run", f"{name} on {what}"),
-        Judgement(found.band, found.sentence, actions, details=(note,)),
-        Facts(rows),
+        Judgement(
+            forecast.band,
+            f"forecast for {device}: {forecast.sentence}",
+            (*actions, *steps),
+            details=(note,),
+        ),
+        Facts(facts, {"nodes": [", ".join(counts)]}),
+        _reasons(forecast),
+        Notes("In doubt", list(map(str, forecast.doubts)), "doubt"),
+        _drawing(forecast),
     ]
 
 
@@ -179,44 +178,44 @@ class _Box:
         return f"{self.device} · {nodes}{more}", what
 
 
-def _boxes(found: Preflight) -> list[_Box]:
+def _boxes(forecast: Preflight) -> list[_Box]:
     """Arrange the partitions in rows, with consumers below their producers."""
     # Longest-path layering: each pass moves a consumer below its lowest producer.
     rows = dict[int, int]()
-    for number in dict.fromkeys(found.pieces):
+    for number in dict.fromkeys(forecast.pieces):
         rows[number] = 0
     # A path has at most as many boxes as there are, so that further passes move nothing.
     for _ in rows:
         moved = False
-        for first, second in found.links:
+        for first, second in forecast.links:
             if rows[second] <= rows[first]:
                 rows[second], moved = rows[first] + 1, True
         if not moved:
             break
     members = dict[int, list[int]]()
-    for place, number in enumerate(found.pieces):
+    for place, number in enumerate(forecast.pieces):
         members.setdefault(number, []).append(place)
     boxes = []
     for number, places in members.items():
-        placements = tuple([found.placements[place] for place in places])
+        placements = tuple([forecast.placements[place] for place in places])
         boxes.append(
             _Box(
                 number,
                 placements,
-                sum(found.operations[place] for place in places),
+                sum(forecast.operations[place] for place in places),
                 rows[number],
             ),
         )
     return boxes
 
 
-def _drawing(found: Preflight) -> Drawing:
-    boxes = _boxes(found)
+def _drawing(forecast: Preflight) -> Drawing:
+    boxes = _boxes(forecast)
     plots = list[str]()
     remarks = list[tuple[str, str]]()
     # Both drawings are in the page: the style sheet shows the one that fits the window.
     for canvas in (_WIDE, _NARROW):
-        picture, omitted = _picture(found, boxes, canvas)
+        picture, omitted = _picture(forecast, boxes, canvas)
         plots.append(picture)
         if omitted:
             more = counted(omitted, "more subgraph is", "more subgraphs are")
@@ -228,7 +227,9 @@ def _drawing(found: Preflight) -> Drawing:
     return Drawing("Subgraphs", note, lambda: plots, remarks=remarks)
 
 
-def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
+def _picture(
+    forecast: Preflight, boxes: list[_Box], canvas: _Canvas
+) -> tuple[str, int]:
     """Return a drawing, and the number of omitted boxes."""
     # A model in hundreds of subgraphs is drawn in part.
     rows = dict[int, list[_Box]]()
@@ -251,7 +252,7 @@ def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str,
             at[box.number] = (x + width / 2, y, width)
             parts += _drawn_box(box, x, y, width)
     links = list[str]()
-    for first, second in found.links:
+    for first, second in forecast.links:
         # Links to boxes that are not drawn are left out.
         if first in at and second in at:
             links.append(_link(at[first], at[second], canvas.width))
@@ -310,20 +311,21 @@ def _link(
     return tag("path", d=path, class_="link")
 
 
-def _reasons(found: Preflight) -> Block:
-    if not found.groups:
-        return Notes("Why not", ["Every operator is forecast to run on the NPU."])
+def _reasons(forecast: Preflight) -> Problems:
+    problems = [
+        Problem(
+            "crash" if group.device == ABORT else group.device,
+            f"{counted(len(group.placements), 'node')} ({group.kinds})",
+            group.cause,
+            [(placed.node, "") for placed in group.placements],
+            group.mend,
+            [
+                group.confidence,
+                *dict.fromkeys(placed.source for placed in group.placements),
+            ],
+        )
+        for group in forecast.groups
+    ]
     header = ("device", "nodes", "why", "what to do", "known from")
-    return Grid("Why not", header, list(map(_row, found.groups)))
-
-
-def _row(group: Group) -> tuple[str | Names, ...]:
-    """Return a row for nodes with the same reason; their names can be unfolded."""
-    sources = dict.fromkeys(each.source for each in group.placements)
-    return (
-        "crash" if group.device == ABORT else group.device,
-        Names(group.kinds, tuple(each.node for each in group.placements)),
-        group.cause,
-        group.mend,
-        Multiline("\n".join([group.confidence, *sources])),
-    )
+    nothing = "Every operator is forecast to run on the NPU."
+    return Problems("Why not", header, problems, nothing)

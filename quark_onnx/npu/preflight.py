@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConfigError
@@ -27,6 +27,7 @@ from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu.doubts import Doubt, doubts_of
+from quark_onnx.npu.page import forecast_blocks
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import (
     ABORT,
@@ -40,6 +41,8 @@ from quark_onnx.npu.placement import (
     whole_model,
 )
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
+from quark_onnx.page.blocks import Block
+from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
@@ -85,12 +88,6 @@ class Group:
         placements = self.placements
         return ", ".join(dict.fromkeys(placed.confidence for placed in placements))
 
-    def __str__(self) -> str:
-        return (
-            f"{counted(len(self.placements), 'node')} ({self.kinds}): {self.cause}"
-            f" ({self.confidence}), such as {self.placements[0].node}"
-        )
-
 
 def _amount(operations: int) -> str:
     """Format a number of operations.
@@ -103,7 +100,7 @@ def _amount(operations: int) -> str:
 
 
 @dataclass(frozen=True)
-class Preflight:
+class Preflight(Reported):
     """Forecast of the devices of a model's nodes.
 
     Attributes:
@@ -229,24 +226,27 @@ class Preflight:
             for mend, count in counts.items()
         ]
 
-    def __str__(self) -> str:
-        counts = ", ".join(
-            f"{count} on {device}" for device, count in self.counts.items()
-        )
-        lines = [
-            (
-                f"forecast for {self.target.name} ({self.kind}, Ryzen AI"
-                f" {self.release}): {self.sentence}"
-            ),
-            f"nodes     {counts}",
-        ]
-        for group in self.groups:
-            title = "crash" if group.device == ABORT else group.device
-            lines.append(f"{title:<9} {group}")
-            if group.mend:
-                lines.append(f"{'':<9} fix: {group.mend}")
-        lines += [f"doubt     {doubt}" for doubt in self.doubts]
-        return "\n".join(map(printable, lines))
+    def blocks(self) -> list[Block]:
+        """Return the forecast as blocks."""
+        return forecast_blocks(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the forecast as plain values."""
+        rows = zip(self.placements, self.operations, self.pieces, strict=True)
+        return {
+            "target": self.target.name,
+            "kind": self.kind,
+            "release": self.release,
+            "counts": self.counts,
+            "subgraphs": self.subgraphs,
+            "share": self.share,
+            "least_share": self.least_share,
+            "doubts": [str(doubt) for doubt in self.doubts],
+            "nodes": [
+                {**asdict(placement), "operations": count, "piece": piece}
+                for placement, count, piece in rows
+            ],
+        }
 
 
 def preflight(

@@ -1,4 +1,4 @@
-"""Blocks: what a result consists of, from top to bottom of its page.
+"""Blocks: the parts of a result, from top to bottom of its page.
 
 ``html_of`` in ``browser`` renders a block for a page, ``text_of`` in ``terminal`` for a terminal,
 where ``short`` is the title of a block. Blocks without a short title are for the page alone.
@@ -7,7 +7,8 @@ where ``short`` is the title of a block. Blocks without a short title are for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import compress
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Action:
 
     def lines(self) -> list[str]:
         """Return the action as text; a command is a line of its own, to be pasted."""
+        effect = f" ({self.effect})" if self.effect else ""
         if self.code.startswith("quark-onnx "):
-            return [self.text, self.code]
+            return [self.text + effect, self.code]
         text = f"{self.code}: {self.text}" if self.code else self.text
-        return [f"{text} ({self.effect})" if self.effect else text]
+        return [text + effect]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Strong(str):
 
 
 class Multiline(str):
-    """A cell of a table whose line breaks are kept; in others, they are parts of names."""
+    """A cell of a table with line breaks; in other cells a line break is part of a name."""
 
     __slots__ = ()
 
@@ -108,7 +110,6 @@ class Grid:
             row without a first cell continues the row above.
         note: a sentence before the rows.
         short: title in a terminal.
-        lines: the rows as sentences, for a terminal.
     """
 
     title: str
@@ -116,7 +117,54 @@ class Grid:
     rows: Sequence[Sequence[str | Names]]
     note: str = ""
     short: str = ""
-    lines: Sequence[str] = ()
+
+    def without_empty_columns(self) -> Grid:
+        """Return the table without the columns that have no text in any row."""
+        # A row of a single cell is a title, and fills no column.
+        rows = [row for row in self.rows if len(row) == len(self.header)]
+        filled = [any(cells) for cells in zip(*rows, strict=True)]
+        if len(rows) < len(self.rows) or all(filled):
+            return self
+        kept = [list(compress(row, filled)) for row in rows]
+        return replace(self, header=list(compress(self.header, filled)), rows=kept)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken rule or another shortcoming, with its places.
+
+    Attributes:
+        kind: severity or device, of at most nine letters.
+        label: short name of the rule, or the kinds of the places.
+        text: the rule, or the reason.
+        places: name of each place, and what was found there; the latter may be empty.
+        remedy: what to do; empty if nothing is known to help.
+        sources: where the rule is known from.
+    """
+
+    kind: str
+    label: str
+    text: str
+    places: Sequence[tuple[str, str]] = ()
+    remedy: str = ""
+    sources: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Problems in order, the worst first.
+
+    Attributes:
+        title: title of the section.
+        header: titles of the columns of a page: kind, label with places, text, remedy, sources.
+        problems: the problems.
+        nothing: a sentence for a page without problems; empty for no section.
+    """
+
+    title: str
+    header: tuple[str, str, str, str, str]
+    problems: Sequence[Problem]
+    nothing: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +220,7 @@ class Text:
 
     title: str
     text: str
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,7 +269,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole, 0 to 1, with its cause, and what to do about it."""
+    """A share of noise, 0 to 1, with its cause and a remedy."""
 
     share: float
     text: str
@@ -264,18 +313,18 @@ class Ranking:
     Attributes:
         title: title of the section.
         note: what the order means.
-        entries: the entries of a page.
+        entries: the entries.
         nothing: a sentence for a ranking without entries.
+        noun: the noun for an entry, such as "tensor".
         short: title in a terminal.
-        lines: the entries as sentences, for a terminal.
     """
 
     title: str
     note: str
     entries: Sequence[Entry]
     nothing: str
+    noun: str = ""
     short: str = ""
-    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -291,6 +340,7 @@ Block = (
     | Judgement
     | Facts
     | Grid
+    | Problems
     | Reasons
     | Notes
     | Text

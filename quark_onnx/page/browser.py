@@ -26,6 +26,7 @@ from quark_onnx.page.blocks import (
     Names,
     Notes,
     Picture,
+    Problems,
     Ranking,
     Reasons,
     Share,
@@ -43,8 +44,8 @@ _SLIM = 3
 _NUMERIC = ' class="number"'
 #: Number of actions at the top of a page.
 _ACTIONS = 3
-#: Maximum letters of a word in a line of a phone.
-_UNBROKEN = 28
+#: Maximum letters of a word in a line of a phone, and in a cell.
+_UNBROKEN, _CELL = 28, 60
 _WORDS = {
     "good": "Good",
     "risky": "Risky",
@@ -61,7 +62,7 @@ def render_page(title: str, blocks: Iterable[Block]) -> str:
         title: title of the window.
         blocks: the blocks; empty ones are left out.
     """
-    return document(title, map(html_of, blocks))
+    return document(title, [html_of(block) for block in blocks])
 
 
 def write_blocks(path: Path, title: str, blocks: Iterable[Block]) -> None:
@@ -100,7 +101,7 @@ def _(block: Judgement) -> str:
         for detail in block.details
     )
     # The most promising actions; the sections of the page have the others.
-    actions = "".join(map(_item, block.actions[:_ACTIONS]))
+    actions = "".join(_item(action) for action in block.actions[:_ACTIONS])
     if actions:
         actions = f"<h2>What to do next</h2><ol>{actions}</ol>"
     return (
@@ -144,6 +145,24 @@ def _(block: Grid) -> str:
 
 
 @html_of.register
+def _(block: Problems) -> str:
+    if not block.problems:
+        return (
+            _section(block.title, f"<p>{escape(block.nothing)}</p>")
+            if block.nothing
+            else ""
+        )
+    rows = list[tuple[str | Names, ...]]()
+    for problem in block.problems:
+        places = [": ".join(filter(None, place)) for place in problem.places]
+        # Each source is a line of the cell.
+        sources = Multiline("\n".join(map(printable, problem.sources)))
+        where = Names(problem.label, tuple(places)) if places else problem.label
+        rows.append((problem.kind, where, problem.text, problem.remedy, sources))
+    return html_of(Grid(block.title, block.header, rows))
+
+
+@html_of.register
 def _(block: Reasons) -> str:
     if not block.reasons:
         return ""
@@ -173,7 +192,7 @@ def _(block: Text) -> str:
 def _(block: Gallery) -> str:
     if not block.pictures:
         return ""
-    figures = "".join(map(_figure, block.pictures))
+    figures = "".join(_figure(picture) for picture in block.pictures)
     gallery = f'<div class="gallery">{figures}</div>'
     return _section(block.title, _note(block.note) + gallery)
 
@@ -204,7 +223,7 @@ def _(block: Ranking) -> str:
     if not block.entries:
         return _section(block.title, f"<p>{escape(block.nothing)}</p>")
     items = "\n".join(
-        _entry(place, entry) for place, entry in enumerate(block.entries, 1)
+        _entry(rank, entry) for rank, entry in enumerate(block.entries, 1)
     )
     return _section(block.title, f'{_note(block.note)}<ol class="rank">{items}</ol>')
 
@@ -253,27 +272,32 @@ def _row(
 def _cell(cell: str | Names) -> str:
     if isinstance(cell, str):
         text = escape(printable(cell, lines=isinstance(cell, Multiline)))
+        # The name of a tensor may be longer than the page is wide.
+        if any(len(word) > _CELL for word in cell.split()):
+            text = f'<span class="long">{text}</span>'
         return f"<b>{text}</b>" if isinstance(cell, Strong) else text
     if len(cell.names) == 1:
         return escape(f"{printable(cell.text)}\n{printable(cell.names[0])}")
-    return escape(printable(cell.text)) + _unfolding("names", cell.names)
+    return escape(printable(cell.text)) + _unfolding(
+        f"{len(cell.names)} names", cell.names
+    )
 
 
-def _entry(place: int, entry: Entry) -> str:
+def _entry(rank: int, entry: Entry) -> str:
     """Return an entry of a ranking: figures, causes and drawings."""
     figures = list[str]()
     for title, value in entry.figures:
         number, _, unit = value.partition(" ")
         figure = f"{escape(number)} <span>{escape(unit)}</span>"
         figures.append(f"<div><dt>{escape(title)}</dt><dd>{figure}</dd></div>")
-    shares = "".join(map(_share, entry.shares))
+    shares = "".join(_share(share) for share in entry.shares)
     if shares:
         shares = f'<ul class="causes">{shares}</ul>'
-    drawings = "".join(map(_drawn, entry.drawings))
+    drawings = "".join(_drawn(figure) for figure in entry.drawings)
     if drawings:
         drawings = f'<div class="plots">{drawings}</div>'
     return (
-        f'<li class="card"><div class="head"><span class="place">{place}</span><div>'
+        f'<li class="card"><div class="head"><span class="place">{rank}</span><div>'
         f"<h3>{escape(printable(entry.name))}</h3>"
         f'<div class="what">{escape(printable(entry.origin))}</div></div>'
         f'<dl class="ratios">{"".join(figures)}</dl></div>{shares}{drawings}</li>'

@@ -32,4 +32,4 @@ def document(title: str, parts: Iterable[str]) -> str:
         + "\n</main>\n</body>\n</html>\n"
     )
     # Names of tensors come from models, and may hold any character.
-    return _FORBIDDEN.sub(lambda found: printable(found[0]), text)
+    return _FORBIDDEN.sub(lambda match: printable(match[0]), text)

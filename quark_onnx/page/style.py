@@ -126,6 +126,7 @@ th { color: var(--soft); font-weight: 500; }
   linear-gradient(to left, var(--shade), transparent) right / 12px 100% no-repeat scroll, var(--card); }
 .scroll table { min-width: 640px; } .scroll table.slim { min-width: 0; }
 .scroll td, .scroll th { overflow-wrap: normal; white-space: pre-line; }
+.scroll .long { display: inline-block; min-width: 16em; overflow-wrap: anywhere; }
 .slim td { overflow-wrap: anywhere; } .slim :is(td, th):first-child { min-width: 6em; }
 .scroll .number { text-align: right; white-space: nowrap; }
 .scroll .number + :not(.number) { padding-left: 12px; }
@@ -138,7 +139,8 @@ td details { margin: 0; }
 .titled th[scope=rowgroup] { color: var(--ink); font-weight: 600; padding-top: 16px; border: 0; }
 .verdict { margin: 0 0 20px; padding: 14px 18px; border-radius: 10px; background: var(--card);
   border: 1px solid var(--line); border-left: 5px solid var(--own); }
-.facts + .verdict { margin-top: 32px; }
+.facts + .verdict, section + .facts { margin-top: 32px; }
+.verdict + .facts { margin-top: 0; }
 .verdict.good { --own: var(--good); } .verdict.risky { --own: var(--risky); }
 .verdict.poor { --own: var(--poor); } .verdict:is(.unclear, .unknown) { --own: var(--unknown); }
 .verdict p { margin: 0; font-size: 17px; color: var(--ink); max-width: none; overflow-wrap: anywhere; } .verdict b { color: var(--own); margin-right: 4px; }

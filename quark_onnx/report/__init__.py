@@ -1,6 +1,5 @@
 """Reports of runs, and the quality of results."""
 
-from quark_onnx.report.blocks import verdict_lines
 from quark_onnx.report.figures import decibels, percent, percentage, size_change
 from quark_onnx.report.loop import Loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
@@ -21,6 +20,5 @@ __all__ = [
     "percentage",
     "size_change",
     "summarize",
-    "verdict_lines",
     "verdicts",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quark_onnx.common.wording import byte_size, counted
 from quark_onnx.page.blocks import Grid, Judgement
-from quark_onnx.page.terminal import text_of
 from quark_onnx.report.figures import decibels, percentage
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.verdict import Verdict
@@ -20,11 +19,6 @@ def verdict_block(verdict: Verdict | None) -> Judgement:
     return Judgement(verdict.band, verdict.sentence, actions, verdict.measured_on)
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return a verdict with its next steps as lines of a report."""
-    return text_of(verdict_block(verdict))
-
-
 def size_fact(before: int, after: int) -> tuple[str, str, str]:
     """Return the size of a quantized model as a fact, with the change."""
     ratio = before / max(1, after)
@@ -36,60 +30,57 @@ def size_fact(before: int, after: int) -> tuple[str, str, str]:
     )
 
 
-def outputs_block(outputs: Sequence[OutputError], measured_on: str) -> Grid:
-    """Return the errors of the outputs as a table, with the samples in words."""
-    rows = list[tuple[str, ...]]()
-    for output in outputs:
-        spread = ""
-        if output.spread is not None:
-            spread = " / ".join(f"{value:.1f}" for value in output.spread)
-        if output.random:
-            rows.append((output.name, "", "", "", "random in the float model"))
-        elif output.sqnr is None:
-            equal = f"{percentage(output.agreement or 0.0)} of the values are equal"
-            rows.append((output.name, "", "", "", equal))
-        else:
-            largest = "" if output.max_error is None else f"{output.max_error:.4g}"
-            rows.append(
-                (
-                    output.name,
-                    decibels(output.sqnr),
-                    spread,
-                    f"{output.cosine:.6f}",
-                    largest,
-                )
-            )
+def outputs_block(
+    outputs: Sequence[OutputError],
+    measured_on: str,
+    more: Mapping[str, Mapping[str, str]] | None = None,
+) -> Grid:
+    """Return the errors of the outputs as a table.
+
+    Args:
+        outputs: the errors, of single runs or of consecutive samples.
+        measured_on: the samples in words.
+        more: title of each further column, with its cells by the name of the output.
+    """
+    more = more or {}
     header = (
         "output",
         "SQNR, dB",
-        "least / median / greatest of a sample",
+        "min / median / max of a sample",
         "cosine",
         "largest error",
+        *more,
+        "",
     )
-    lines = list(map(output_line, outputs))
-    return Grid("Outputs", header, rows, f"on {measured_on}", "error", lines)
+    rows = list[tuple[str, ...]]()
+    for output in outputs:
+        further = [cells.get(output.name, "") for cells in more.values()]
+        rows.append((output.name, *_figures(output), *further, _remark(output)))
+    grid = Grid("Outputs", header, rows, f"on {measured_on}", "error")
+    return grid.without_empty_columns()
 
 
-def output_line(output: OutputError) -> str:
-    """Return the error of an output as a line of text.
-
-    Args:
-        output: the error of an output, of single runs or of consecutive samples.
-    """
-    name = output.name
-    if output.random:
-        return f"{name}: random, another value each time the float model runs"
-    if output.sqnr is None:
-        return f"{name}: {percentage(output.agreement or 0.0)} of the values agree"
-    text = name
-    if output.steps:
-        text += f" after {counted(output.steps, 'sample')} with its own state"
-    text += f": SQNR {decibels(output.sqnr)} dB"
+def _figures(output: OutputError) -> tuple[str, str, str, str]:
+    # An error against a random reference means nothing, so no number is shown.
+    if output.random or output.sqnr is None:
+        return "", "", "", ""
+    spread = ""
     if output.spread is not None:
-        least, median, greatest = (f"{sqnr:.1f}" for sqnr in output.spread)
-        text += f" (samples {least} to {greatest}, median {median})"
-    text += f", cosine {output.cosine:.6f}, largest error {output.max_error:.4g}"
+        spread = " / ".join(f"{value:.1f}" for value in output.spread)
+    largest = "" if output.max_error is None else f"{output.max_error:.4g}"
+    return decibels(output.sqnr), spread, f"{output.cosine:.6f}", largest
+
+
+def _remark(output: OutputError) -> str:
+    """Return what the figures of an output do not say."""
+    if output.random:
+        return "random: another value each time the float model runs"
+    if output.sqnr is None:
+        return f"{percentage(output.agreement or 0.0)} of the values agree"
+    remarks = list[str]()
+    if output.steps:
+        remarks.append(f"after {counted(output.steps, 'sample')} with its own state")
     if output.broken:
         values = counted(output.broken, "value is", "values are")
-        text += f", {values} finite in one of the models alone"
-    return text
+        remarks.append(f"{values} finite in one of the models alone")
+    return ", ".join(remarks)

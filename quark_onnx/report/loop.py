@@ -96,17 +96,17 @@ class Loop:
         if not self._fits:
             return
         expected = self._before.step(sample, self._names)
-        found = self._after.step(sample, self._names)
+        actual = self._after.step(sample, self._names)
         # A single run has measured the first sample.
         if self._steps:
             others = [name for name in self._names if name not in self._updated]
-            self._totals.add(others, expected, found)
+            self._totals.add(others, expected, actual)
         # The errors of states count at the end alone.
-        self._last = expected, found
+        self._last = expected, actual
         self._steps += 1
 
     def errors(self) -> list[OutputError]:
-        """Return the error of each state after the last sample, and of each other float output.
+        """Return the errors of the states after the last sample, and of the other float outputs.
 
         The first sample does not count. Empty for fewer than two samples, without states, or for
         states of changing shape.
@@ -132,11 +132,7 @@ class _Recurrent:
         self._carried: dict[str, Any] = {}
 
     def takes(self, sample: Sample) -> bool:
-        """Return whether the states have the shapes of a sample's.
-
-        Args:
-            sample: inputs by name, with recorded states.
-        """
+        """Return whether the recorded states of a sample have the shapes of the carried ones."""
         for name, value in self._carried.items():
             if name not in sample or sample[name].shape != value.shape:
                 return False
@@ -169,7 +165,7 @@ def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str
         A line per output of the second kind that single runs have measured, too; or a line on
             missing consecutive samples.
     """
-    looped = list(filter(attrgetter("steps"), errors))
+    looped = [error for error in errors if error.steps]
     if states and not looped:
         names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
         return [

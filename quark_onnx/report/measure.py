@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from statistics import median_low
 from typing import Any, TypeVar
 
@@ -152,12 +151,12 @@ class Measurement:
         """
         self._feeds = _feeds(self._reference, sample)
         expected = _run(self._reference, self._names, self._feeds)
-        found = _run(self._other, self._names, _feeds(self._other, sample))
-        self._totals.add(self._names, expected, found)
-        return self._feeds, expected, found
+        actual = _run(self._other, self._names, _feeds(self._other, sample))
+        self._totals.add(self._names, expected, actual)
+        return self._feeds, expected, actual
 
     def so_far(self) -> list[OutputError]:
-        """Return the error of each output; a random output counts as any other."""
+        """Return the error of each output, random outputs included."""
         return self._totals.results()
 
     def results(self) -> list[OutputError]:
@@ -174,12 +173,12 @@ class Measurement:
         session = without_memory(self._reference)
         once = _run(session, self._names, self._feeds)
         repeated = _run(session, self._names, self._feeds)
-        for place, result in enumerate(results):
+        for index, result in enumerate(results):
             name = result.name
             # Both runs are of the float model on one sample: any difference is chance.
             repetition = _compared(name, once[name], repeated[name])
             if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
-                results[place] = OutputError(
+                results[index] = OutputError(
                     name,
                     None,
                     None,
@@ -208,22 +207,14 @@ def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, An
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
-    """Return the error of a single pair of outputs.
-
-    Args:
-        other: output of the other model.
-    """
+    """Return the error of a single pair of outputs."""
     total = Total()
     total.add(reference, other)
     return total.result(name)
 
 
 def _poor(error: OutputError, bound: float) -> bool:
-    """Return whether an output has an SQNR below a bound, or unequal values without an SQNR.
-
-    Args:
-        bound: least SQNR in dB.
-    """
+    """Return whether an SQNR is below a bound in dB, or values differ where there is no SQNR."""
     if error.sqnr is None:
         # Integer outputs: one unequal value suffices, because random indices differ anywhere.
         return error.agreement != 1.0
@@ -238,7 +229,7 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
         # ZipMap of scikit-learn's exporters returns a sequence of maps: class to probability.
         return [np.asarray(list(value.values()))]
     if isinstance(value, list):
-        return list(chain.from_iterable(map(_leaves, value)))
+        return [leaf for item in value for leaf in _leaves(item)]
     return [np.asarray(value)]
 
 
@@ -343,9 +334,9 @@ class Total:
         # Values of different shapes have no difference: the noise is infinite, and the first shapes
         # are reported.
         expected = _shapes(before)
-        found = _shapes(after)
-        if expected != found:
-            self.shapes = self.shapes or (_as_text(expected), _as_text(found))
+        actual = _shapes(after)
+        if expected != actual:
+            self.shapes = self.shapes or (_as_text(expected), _as_text(actual))
             # An empty sequence against a filled one: one value that does not agree.
             self.count += not before
             self.noise = float("inf")
@@ -460,17 +451,17 @@ class OutputTotals:
         self,
         names: Iterable[str],
         expected: Mapping[str, Any],
-        found: Mapping[str, Any],
+        actual: Mapping[str, Any],
     ) -> None:
         """Add some outputs of the two models on a sample.
 
         Args:
             names: names of the outputs to add.
             expected: outputs of the reference by name.
-            found: outputs of the other model by name.
+            actual: outputs of the other model by name.
         """
         for name in names:
-            self._totals[name].add(expected[name], found[name])
+            self._totals[name].add(expected[name], actual[name])
 
     def agreement(self, name: str) -> float:
         """Return the share of equal values of an output; 1 for no values."""

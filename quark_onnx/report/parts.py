@@ -36,14 +36,14 @@ class JoinedParts:
         self,
         feeds: Mapping[str, NDArray[Any]],
         expected: Mapping[str, Any],
-        found: Mapping[str, Any],
+        actual: Mapping[str, Any],
     ) -> None:
         """Add the outputs of the float and of the quantized model on a sample.
 
         Args:
             feeds: the sample.
             expected: outputs of the float model by name, which decide the parts.
-            found: outputs of the quantized model by name.
+            actual: outputs of the quantized model by name.
         """
         # The layout of the first sample holds for all: the search over outputs is done once.
         if self._first:
@@ -54,7 +54,7 @@ class JoinedParts:
         name = self._layout.boxes
         # Arrays (N, anchors, 4), (N, anchors, 1) for an objectness, and (N, anchors, classes).
         before = _parts(self._layout, expected[name])
-        after = _parts(self._layout, found[name])
+        after = _parts(self._layout, actual[name])
         if not self._totals:
             self._totals = [Total() for _ in before]
         for total, reference, other in zip(self._totals, before, after, strict=True):
@@ -90,7 +90,7 @@ def _joined_layout(
     feeds: Mapping[str, NDArray[Any]],
     outputs: Mapping[str, Any],
 ) -> DetectorLayout | None:
-    """Return the layout of a detector that joins boxes and scores of all anchors, else None.
+    """Return the layout of a detector whose output joins boxes and scores, if it has one.
 
     Args:
         feeds: the first sample.

@@ -29,9 +29,9 @@ def score_plots(
         front: the Pareto front.
         score: name of the score.
     """
-    sized = list(filter(_is_drawable, candidates))
+    sized = [candidate for candidate in candidates if _is_drawable(candidate)]
     scale = f"{score}, dB" if score == "SQNR" else score
-    timed = [each for each in sized if each.runtime is not None]
+    timed = [candidate for candidate in sized if candidate.runtime is not None]
     measures = (
         (f"{score} against size", "size, MB", _megabytes, sized),
         (
@@ -91,7 +91,7 @@ def _plot(  # noqa: PLR0913
         candidates: all candidates, which are numbered from 1, the best first.
         front: the Pareto front.
     """
-    xs = list(map(measure, drawn))
+    xs = [measure(candidate) for candidate in drawn]
     scores = [candidate.score or 0.0 for candidate in drawn]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
     y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)
@@ -113,23 +113,14 @@ def _plot(  # noqa: PLR0913
 
 
 def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> str:
-    """Return the style of a point; empty for candidates that others surpass.
-
-    Args:
-        front: the Pareto front.
-    """
+    """Return the style of a point; empty for candidates that others surpass."""
     if candidate is best:
         return "best"
     return "front" if candidate in front else ""
 
 
 def _is_apart(point: Position, labels: list[Position]) -> bool:
-    """Return True if a label would not cover another one.
-
-    Args:
-        point: position of the candidate in pixels.
-        labels: positions of the candidates that have labels.
-    """
+    """Return whether a label at a point in pixels would cover no other label."""
     x, y = point
     return all(abs(x - u) > _APART or abs(y - v) > _APART for u, v in labels)
 
@@ -142,13 +133,7 @@ def _label(rank: int, point: Position) -> str:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """Return a scale with a margin of 8 % around the values.
-
-    Args:
-        values: values in the plot, at least one.
-        start: pixel of the lower end.
-        end: pixel of the upper end.
-    """
+    """Return a scale in pixels with a margin of 8 % around the values."""
     lo, hi = _bounds(values)
     return linear(lo, hi, start, end)
 
@@ -186,9 +171,9 @@ def _axes(
         )
     parts.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
     for value in ticks(*_bounds(xs), 5):
-        place = x(value)
+        position = x(value)
         parts.append(
-            tag("text", short(value), x=place, y=bottom + 18, text_anchor="middle"),
+            tag("text", short(value), x=position, y=bottom + 18, text_anchor="middle"),
         )
     middle = (_LEFT + right) / 2
     parts.append(tag("text", units[0], x=middle, y=_HEIGHT - 6, text_anchor="middle"))

@@ -91,7 +91,6 @@ class SearchResult(Reported):
         if not self.judged:
             score, of = "Score", "by the metric"
         configurations = counted(self.total, "configuration")
-        held_out = counted(self.judged, "held-out sample")
         facts = [
             (f"{score} of the best", self.score_text(best), of),
             ("Size of the best", _size(best.bytes), f"of {_span(self.candidates)}"),
@@ -105,41 +104,52 @@ class SearchResult(Reported):
         ]
         front = self.front
         lines = {
-            "tried": [f"{len(self.candidates)} of {configurations}, on {held_out}"],
-            "best": [
-                f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes{_times(each)}"
-                for each in front
+            "samples": [
+                f"{self.calibrated} to calibrate on, {self.judged} to judge by"
             ],
-            "target": [] if self.reached else ["not met"],
         }
         # Failed candidates are listed by reason instead.
-        measured = [each for each in self.candidates if not each.error]
+        measured = [candidate for candidate in self.candidates if not candidate.error]
         rows = [
             (
-                str(place),
-                Strong(each.name) if each is best else each.name,
-                self.score_text(each),
-                _size(each.bytes),
-                "–" if each.runtime is None else f"{each.runtime:.2f} ×",
-                _time(each.seconds),
-                _remark(each, front),
+                str(rank),
+                Strong(candidate.name) if candidate is best else candidate.name,
+                self.score_text(candidate),
+                _size(candidate.bytes),
+                "" if candidate.runtime is None else f"{candidate.runtime:.2f}",
+                _time(candidate.seconds),
+                _remark(candidate, front),
             )
-            for place, each in enumerate(measured, 1)
+            for rank, candidate in enumerate(measured, 1)
         ]
-        header = ("#", "configuration", score, "size", "runtime", "time", "")
-        failed = {each.name: each.error for each in self.candidates if each.error}
-        left = dict.fromkeys(self.left, "did not fit into --budget")
+        header = ("#", "configuration", score, "size", "runtime, × float", "time", "")
+        note = (
+            f"{len(self.candidates)} of {configurations}; front: none of the others is better,"
+            " and no larger or slower"
+        )
+        failed = {
+            candidate.name: candidate.error
+            for candidate in self.candidates
+            if candidate.error
+        }
+        nouns = ("configuration", "configurations")
         return [
             self._judgement(),
             Facts(facts, lines),
             score_plots(self.candidates, front, score),
-            Grid("Candidates", header, rows),
-            Reasons("Not measured", failed | left, "configuration", "configurations"),
-            Text("Settings of the best", str(best.config)),
+            Grid("Candidates", header, rows, note, "tried").without_empty_columns(),
+            Reasons("Failed", failed, *nouns, "failed"),
+            Reasons(
+                "Not tried",
+                dict.fromkeys(self.left, "did not fit into --budget"),
+                *nouns,
+                "not tried",
+            ),
+            Text("Settings of the best", str(best.config), "best"),
         ]
 
     def _judgement(self) -> Judgement:
-        """Return the verdict on the best candidate, and what to do with it."""
+        """Return the verdict on the best candidate, and alternatives to it."""
         best = self.best
         if best.score is None:
             return Judgement("poor", "every candidate failed")
@@ -149,43 +159,36 @@ class SearchResult(Reported):
         actions = self._actions()
         if not self.reached:
             return Judgement("poor", f"{sentence}, which misses the target", actions)
-        judged = self.verdict
-        if judged is None:
+        if self.verdict is None:
             return Judgement("unknown", sentence, actions)
         return Judgement(
-            judged.band,
-            f"{sentence}; {judged.sentence}",
-            (*actions, *(step.action for step in judged.next_steps)),
-            judged.measured_on,
+            self.verdict.band,
+            f"{sentence}; {self.verdict.sentence}",
+            (*actions, *(step.action for step in self.verdict.next_steps)),
+            self.verdict.measured_on,
         )
 
     def _actions(self) -> tuple[Action, ...]:
-        """Return actions: write the best model, consider a smaller one, try the rest."""
-        write = Action("write the best model", "quark-onnx search ... -o best.onnx")
-        more = None
-        if self.left:
-            count = counted(len(self.left), "configuration")
-            more = Action(f"raise --budget: {count} did not fit")
-        return tuple(
-            [value for value in [write, self._smaller(), more] if value is not None]
-        )
-
-    def _smaller(self) -> Action | None:
-        """Return the smallest candidate that is hardly worse than the best, if any."""
-        best = self.best
+        """Return the actions to take a smaller model, and to try the remaining candidates."""
+        actions = list[Action]()
+        best_score, best_bytes = self.best.score or 0.0, self.best.bytes or 0
         smaller = [
-            each
-            for each in self.front
-            if (each.bytes or 0) < (best.bytes or 0)
-            and (best.score or 0.0) - (each.score or 0.0) <= _LOSS
+            candidate
+            for candidate in self.front
+            if (candidate.bytes or 0) < best_bytes
+            and best_score - (candidate.score or 0.0) <= _LOSS
         ]
         # A loss in dB says nothing of a metric of the user's.
-        if not smaller or not self.judged:
-            return None
-        candidate = min(smaller, key=lambda each: each.bytes or 0)
-        loss = (best.score or 0.0) - (candidate.score or 0.0)
-        effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
-        return Action(f"take a smaller model: {candidate.name}", effect=effect)
+        if smaller and self.judged:
+            smallest = min(smaller, key=lambda candidate: candidate.bytes or 0)
+            loss = best_score - (smallest.score or 0.0)
+            effect = f"{_size(smallest.bytes)}, {loss:.1f} dB less"
+            action = Action(f"take a smaller model: {smallest.name}", effect=effect)
+            actions.append(action)
+        if self.left:
+            count = counted(len(self.left), "configuration")
+            actions.append(Action(f"raise --budget: {count} did not fit"))
+        return tuple(actions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -208,12 +211,6 @@ class SearchResult(Reported):
         }
 
 
-def _times(candidate: Candidate) -> str:
-    if candidate.runtime is None:
-        return ""
-    return f", {candidate.runtime:.2f} times the float model's runtime"
-
-
 def _remark(candidate: Candidate, front: Sequence[Candidate]) -> str:
     if candidate.pruned:
         return f"ended early, after {counted(candidate.judged, 'sample')}"
@@ -222,7 +219,7 @@ def _remark(candidate: Candidate, front: Sequence[Candidate]) -> str:
 
 def _span(candidates: Iterable[Candidate]) -> str:
     """Return the range of sizes of all candidates."""
-    sizes = [each.bytes for each in candidates if each.bytes is not None]
+    sizes = [candidate.bytes for candidate in candidates if candidate.bytes is not None]
     if not sizes:
         return "no other"
     return f"{_size(min(sizes))} to {_size(max(sizes))}"

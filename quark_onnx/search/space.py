@@ -193,8 +193,8 @@ class Space:
             ConfigError: a choice is no preset, calibrator or optimizer.
         """
         presets = {
-            _preset_name(preset, place): self._config(preset)
-            for place, preset in enumerate(self.presets or ())
+            _preset_name(preset, index): self._config(preset)
+            for index, preset in enumerate(self.presets or ())
         }
         calibrators = map(
             partial(_naming, "calibrators", _calibrator), self.calibrators
@@ -210,14 +210,7 @@ class Space:
         }
 
     def _config(self, preset: Any) -> QConfig:
-        """Return the configuration of a preset.
-
-        Args:
-            preset: anything that ``QConfig.of`` accepts.
-
-        Returns:
-            The configuration, for the target of the space if it has one.
-        """
+        """Return the configuration of a preset, for the target of the space if it has one."""
         config = _naming("presets", QConfig.of, preset)
         if not self.target:
             return config
@@ -235,7 +228,10 @@ class Space:
         if RECIPE not in self.optimizers:
             return self
         recipe = choose(model, self.target).recipe
-        chains = [recipe if each == RECIPE else each for each in self.optimizers]
+        chains = [
+            recipe if optimizer == RECIPE else optimizer
+            for optimizer in self.optimizers
+        ]
         return replace(self, optimizers=tuple(chains))
 
     def combination(self, choices: Mapping[str, str]) -> ConfigCombination:
@@ -291,17 +287,21 @@ class Space:
             changes = sum(label != labels[axis][0] for axis, label in choices.items())
             (probes if changes <= 1 else others).append(combination)
         # Stable sorts: of equal cost, the order of the axes stays.
-        probes.sort(key=lambda each: each.relative_cost)
-        others.sort(key=lambda each: each.relative_cost)
-        promising = [each for each in probes if early in each.kinds]
+        probes.sort(key=lambda candidate: candidate.relative_cost)
+        others.sort(key=lambda candidate: candidate.relative_cost)
+        promising = [candidate for candidate in probes if early in candidate.kinds]
         # bias correction is fast, and complements any optimizer before it
-        with_bias = [each for each in promising if "bias_correction" in each.kinds]
-        of_recipe = [
-            each for each in probes if each.choices["optimizers"].startswith(RECIPE)
+        with_bias = [
+            candidate for candidate in promising if "bias_correction" in candidate.kinds
         ]
-        for first in (*(with_bias or promising)[:1], *of_recipe):
-            probes.remove(first)
-            probes.insert(1, first)
+        of_recipe = [
+            candidate
+            for candidate in probes
+            if candidate.choices["optimizers"].startswith(RECIPE)
+        ]
+        for probe in (*(with_bias or promising)[:1], *of_recipe):
+            probes.remove(probe)
+            probes.insert(1, probe)
         return probes, others
 
 
@@ -317,13 +317,7 @@ def _default_presets(target: str) -> tuple[str, ...]:
 def _by_label(
     plain: Any, label_of: Callable[[Any], str], choices: Iterable[Any]
 ) -> dict[str, Any]:
-    """Return the choices of an axis by their labels, after the plain choice.
-
-    Args:
-        plain: the choice that keeps the preset's setting.
-        label_of: function from a choice to its label.
-        choices: the other choices.
-    """
+    """Return the choices of an axis by their labels, after the plain one, the preset's own."""
     labelled: dict[str, Any] = {PLAIN: plain}
     for choice in choices:
         # Labels are keys: equal choices, written in two ways, fall together.
@@ -348,27 +342,17 @@ class _Chain:
     @property
     def label(self) -> str:
         """Return the label in tables: the recipe, or the optimizers."""
-        return self.recipe or "+".join(map(format_call, self.optimizers))
+        return self.recipe or "+".join(
+            format_call(optimizer) for optimizer in self.optimizers
+        )
 
 
 def _calibrator(choice: Any) -> Any:
     """Return a calibrator from an object or a text."""
     if isinstance(choice, str):
         return parse_calibrator(choice)
-    return _checked(choice)
-
-
-def _checked(calibrator: Any) -> Any:
-    """Check a calibrator object by a configuration, and return the calibrator.
-
-    Args:
-        calibrator: an object, which need not be a calibrator.
-
-    Raises:
-        ConfigError: a configuration does not accept the object.
-    """
     # QConfig checks its calibrator; the error then has the words of a configuration's error.
-    activation = QConfig().with_(calibrator=calibrator).activation
+    activation = QConfig().with_(calibrator=choice).activation
     assert activation is not None
     return activation.calibrator
 
@@ -403,12 +387,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
-    """Return True if weights have a scale per tensor or channel, and not as given.
-
-    Args:
-        config: the configuration of a preset.
-        per_channel: the granularity to try.
-    """
+    """Return whether weights have a scale per tensor or channel, and not as given."""
     weight = config.weight
     # Blocks have a granularity of their own, and formats without scales have none.
     if weight is None or weight.block_size or not weight.dtype.scaled:
@@ -416,12 +395,12 @@ def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
     return weight.per_channel is not per_channel
 
 
-def _preset_name(preset: object, place: int) -> str:
+def _preset_name(preset: object, index: int) -> str:
     """Return the name of a preset, a file or a configuration in a table.
 
     Args:
         preset: a name, a path, a dictionary or a QConfig.
-        place: index of the preset in the space, for configurations without a name.
+        index: index of the preset in the space, for configurations without a name.
     """
     if isinstance(preset, str | Path):
         if str(preset).upper() in PRESETS:
@@ -431,19 +410,11 @@ def _preset_name(preset: object, place: int) -> str:
     for name in PRESETS:
         if PRESETS[name] == preset:
             return name
-    return f"config{place + 1}"
+    return f"config{index + 1}"
 
 
 def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
-    """Call a function; an error names the wrong setting of the space.
-
-    Args:
-        setting: name of the setting, with which the message begins.
-        make: function that parses or checks a value.
-
-    Raises:
-        ConfigError: the value is wrong.
-    """
+    """Call a function that parses or checks a value; an error begins with the setting."""
     try:
         return make(value)
     except ConfigError as error:

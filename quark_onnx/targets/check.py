@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.shown import printable
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, gather_constants
-from quark_onnx.targets.finding import Finding
+from quark_onnx.page.blocks import Block, Judgement, Problem, Problems
+from quark_onnx.page.reported import Reported
+from quark_onnx.targets.finding import RULES, Finding
 from quark_onnx.targets.pairs import Pairs
 from quark_onnx.targets.scales import scale_findings
 from quark_onnx.targets.structure import convolution_findings, structure_findings
@@ -25,7 +27,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Reported):
     """Result of checking a model against a target.
 
     Attributes:
@@ -44,14 +46,53 @@ class Check:
         """Return the number of findings that are errors."""
         return sum(finding.severity == "error" for finding in self.findings)
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """Return the numbers of errors and warnings in words."""
         warnings = len(self.findings) - self.errors
-        head = (
+        return (
             f"{self.kind} model for {self.target.name}: "
             f"{counted(self.errors, 'error')}, {counted(warnings, 'warning')}"
         )
-        findings = [printable(str(finding)) for finding in self.findings]
-        return "\n".join([head, *findings])
+
+    @property
+    def problems(self) -> Problems:
+        """Return each broken rule with the nodes that break it."""
+        by_rule = grouped_by(self.findings, lambda finding: finding.rule)
+        problems = list[Problem]()
+        for name, findings in by_rule.items():
+            rule = RULES[name]
+            places = [(finding.node, finding.figures) for finding in findings]
+            severity = findings[0].severity
+            problems.append(
+                Problem(severity, name, rule.title, places, rule.mend, [rule.source])
+            )
+        header = ("severity", "rule", "what it asks for", "what to do", "known from")
+        return Problems("Broken rules", header, problems)
+
+    def blocks(self) -> list[Block]:
+        """Return the broken rules and their number as blocks."""
+        band = "risky" if self.findings else "good"
+        return [
+            Judgement("poor" if self.errors else band, self.sentence),
+            self.problems,
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {
+            "target": self.target.name,
+            "kind": self.kind,
+            "errors": self.errors,
+            "findings": [
+                {
+                    **asdict(finding),
+                    "severity": finding.severity,
+                    **asdict(RULES[finding.rule]),
+                }
+                for finding in self.findings
+            ],
+        }
 
 
 def check(

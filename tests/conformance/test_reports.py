@@ -6,11 +6,14 @@ import inspect
 import json
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from quark_onnx import QConfig, analysis, quantize
+from quark_onnx import QConfig, analysis, npu, quantize
+from quark_onnx.page.blocks import Judgement
 from quark_onnx.page.browser import render_page
 from quark_onnx.page.reported import Reported
 from quark_onnx.search.candidate import Candidate
@@ -35,7 +38,13 @@ def results() -> tuple[Reported, ...]:
         analysis.analyze(model, quantized.model, data),
         analysis.quantize_to_accuracy(model, data, "10dB"),
         SearchResult([candidate], 6, 2, ["XINT8"], 2, False, None),  # type: ignore[arg-type]
+        npu.check(quantized.model, "stx"),
+        npu.preflight(model, "stx"),
+        npu.deploy_forecast(model, "stx"),
     ]
+    with TemporaryDirectory() as folder:
+        bundle = npu.deploy(model, data, Path(folder) / "bundle", min_sqnr=None)
+    found.append(bundle)
     if TORCH:
         found += torch_results()
     return tuple(found)
@@ -54,6 +63,7 @@ def torch_results() -> list[Reported]:
     )
     from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
     from quark_onnx.torch.validate.finding import Validation
+    from quark_onnx.torch.validate.repair import Mended
 
     report = TorchReport(
         {"q_proj": scheme("int4_wo_32")},
@@ -68,7 +78,8 @@ def torch_results() -> list[Reported]:
     candidate = SchemeCombination("int4_wo_32")
     trial = TriedScheme(candidate, Record(-0.05, 20.0, 2 << 20), 4.5)
     search = SchemeSearchResult((trial,), candidate, (), 5.0)
-    return [report, loss, result, validation, search]
+    mended = Mended(None, ("the index says where each tensor is",), validation)
+    return [report, loss, result, validation, mended, search]
 
 
 def classes() -> list[type[Reported]]:
@@ -99,6 +110,17 @@ def test_lines_are_the_text() -> None:
 def test_every_result_is_a_page() -> None:
     for result in results():
         check_alone(render_page("result", result.blocks()))
+
+
+def test_a_verdict_is_the_end() -> None:
+    """Of the text, with the actions that it leads to; a result may have two verdicts."""
+    for result in results():
+        starts = [line[:9].strip() for line in result.lines()]
+        if "verdict" in starts:
+            end = starts[starts.index("verdict") :]
+            assert set(end) <= {"verdict", "", "try"}, result.lines()
+        judged = [block for block in result.blocks() if isinstance(block, Judgement)]
+        assert starts.count("verdict") == len(judged)
 
 
 def test_the_document_is_json() -> None:

@@ -142,7 +142,7 @@ def _bars(  # noqa: PLR0913
 
 
 def _common_label(left: float, right: float) -> tuple[float, str]:
-    """Return place and anchor of a label for two ends that are near each other."""
+    """Return the position and the anchor of one label for two close ends."""
     middle = (left + right) / 2
     if middle < _LEFT + _MARGIN:
         return left, "start"
@@ -172,14 +172,14 @@ def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
         )
         parts.append(tag("path", class_="code", d=marks))
     if x(hi) - x(lo) < _NEAR:
-        place, anchor = _common_label(x(lo), x(hi))
+        position, anchor = _common_label(x(lo), x(hi))
         return [
             *parts,
             tag(
                 "text",
                 f"{short(lo)} … {short(hi)}",
                 class_="edge",
-                x=place,
+                x=position,
                 y=14,
                 text_anchor=anchor,
             ),

@@ -103,13 +103,13 @@ def family(op_type: str) -> tuple[str, str]:
     """
     # The longest prefix wins: "MaxPool" is a pooling, and no "Max".
     longest = 0
-    found = _OTHER
+    best = _OTHER
     for name, title, prefixes in FAMILIES:
         for prefix in filter(op_type.startswith, prefixes):
             if len(prefix) > longest:
                 longest = len(prefix)
-                found = (name, title)
-    return found
+                best = (name, title)
+    return best
 
 
 def along_the_graph(
@@ -243,30 +243,30 @@ def _points(
         lo: ratio at the lower end of the axis, in dB.
     """
     numbers = {
-        tensor.name: place for place, tensor in enumerate(ranking[:_NUMBERED], 1)
+        tensor.name: index for index, tensor in enumerate(ranking[:_NUMBERED], 1)
     }
     alone = list[str]()
     points = list[str]()
     line = list[str]()
     labels = list[tuple[float, float, str]]()
-    for place, tensor in enumerate(tensors):
+    for index, tensor in enumerate(tensors):
         local = tensor.sqnr_local
         if local is not None and math.isfinite(local):
             high = y(min(max(local, lo), _CEILING))
             # Ratios of tensors that are exact in the full run may lie below the axis: they are
             # drawn at its end.
-            alone.append(tag("circle", class_="alone", cx=x(place), cy=high, r=2.2))
+            alone.append(tag("circle", class_="alone", cx=x(index), cy=high, r=2.2))
         if not math.isfinite(tensor.sqnr):
             continue
         high = y(min(tensor.sqnr, _CEILING))
-        line.append(f"{x(place):.1f},{high:.1f}")
+        line.append(f"{x(index):.1f},{high:.1f}")
         style, radius = family(tensor.op_type)[0], 3.6
         if tensor.name in numbers:
             style, radius = f"{style} worst", 5.0
-            labels.append((x(place), high + 18, str(numbers[tensor.name])))
+            labels.append((x(index), high + 18, str(numbers[tensor.name])))
         hover = tag("title", escape(_hover(tensor)))
         points.append(
-            tag("circle", hover, class_=style, cx=x(place), cy=high, r=radius),
+            tag("circle", hover, class_=style, cx=x(index), cy=high, r=radius),
         )
     # later elements cover earlier ones
     parts = [*alone, *points]

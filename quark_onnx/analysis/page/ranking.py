@@ -12,8 +12,7 @@ from quark_onnx.page.blocks import Entry, Figure, Ranking, Share, Terms
 from quark_onnx.page.svg import short
 from quark_onnx.report import percentage
 
-#: Tensors in the ranking (as many have histograms), and causes shown of each.
-_TOP = 12
+#: Maximum number of causes of a tensor.
 _CAUSES = 4
 _SCOPES = {
     "tensor": ", one scale",
@@ -34,6 +33,7 @@ READING = Terms(
             "The ratio if all tensors before it were float: its operator's weights, the grids"
             " of its inputs and its own grid are left.",
         ),
+        ("bar", "The share of the tensor's noise that a cause makes, an estimate."),
         (
             "clipped",
             "Values more than half a step outside what the codes can represent. Histograms"
@@ -47,19 +47,15 @@ READING = Terms(
 def noise_ranking(
     ranking: Sequence[TensorError], weights: Sequence[WeightError]
 ) -> Ranking:
-    """Return the tensors that add noise, with the weights that they are computed with."""
-    noisy = list[str]()
-    for tensor in ranking:
-        causes = "; ".join(cause.text for cause in tensor.causes)
-        noisy.append(f"{tensor.name}: {causes}" if causes else tensor.name)
+    """Return the ranking of tensors by added noise, with the weights of their operators."""
     return Ranking(
         "Where noise is added",
-        "By the noise that a tensor adds, most of it first. A bar is the share of the tensor's"
-        " noise that a cause makes; shares are estimates.",
-        [_entry(tensor, weights) for tensor in ranking[:_TOP]],
+        "by the noise that a tensor adds, most of it first; 'alone' is its error if all tensors"
+        " before it were float",
+        [_entry(tensor, weights) for tensor in ranking],
         "No tensor differs from the float model's.",
-        "noise",
-        noisy,
+        "tensor",
+        "worst",
     )
 
 
@@ -78,14 +74,14 @@ def _entry(tensor: TensorError, weights: Sequence[WeightError]) -> Entry:
         and (weight.node == tensor.node or weight.node in cited)
     ]
     figures = [_activation(tensor)] if tensor.histogram is not None else []
-    figures += map(_weight, read[:1])
+    figures += [_weight(weight) for weight in read[:1]]
     shares = [_share(cause) for cause in tensor.causes[:_CAUSES]]
     return Entry(tensor.name, _origin(tensor), ratios, shares, figures)
 
 
 def _origin(tensor: TensorError) -> str:
     """Return operator, node and format of a tensor in words."""
-    text = "input of the model"
+    text = f"input of the model, {tensor.format or 'float'}"
     if tensor.node:
         text = f"{tensor.op_type} {tensor.node}, {tensor.format or 'float'}"
     if tensor.rescaled:
@@ -97,7 +93,7 @@ def _origin(tensor: TensorError) -> str:
 
 
 def _share(cause: Cause) -> Share:
-    options = " ".join(map(shlex.quote, cause.options))
+    options = " ".join(shlex.quote(option) for option in cause.options)
     return Share(cause.share, cause.text, cause.remedy, options)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from math import prod
 from typing import Any, Literal
 
@@ -93,11 +92,7 @@ def image_inputs(feeds: Arrays) -> list[NDArray[Any]]:
 
 
 def _width_axis(form: str) -> int:
-    """Return the axis of the coordinates in an output of boxes.
-
-    Args:
-        form: form of the layout, as in ``DetectorLayout``.
-    """
+    """Return the axis of the coordinates in an output of boxes, by the form of its layout."""
     return 1 if form == "columns" else -1
 
 
@@ -117,11 +112,7 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
 
 
 def _image_size(image: NDArray[Any]) -> tuple[int, int]:
-    """Return height and width of an image of rank four.
-
-    Args:
-        image: the image, or a batch of images: (N, C, H, W) or (N, H, W, C).
-    """
+    """Return the height and width of images (N, C, H, W) or (N, H, W, C)."""
     shape = image.shape
     # Gray, RGB and RGBA images as (N, C, H, W); otherwise (N, H, W, C), as TensorFlow exports them.
     if shape[1] in (1, 3, 4):
@@ -146,12 +137,7 @@ def _paired_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | N
 
 
 def _single_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | None:
-    """Return the layout of boxes and scores in one output; None without such an output.
-
-    Args:
-        outputs: the outputs by name.
-        size: (height, width) of the input image.
-    """
+    """Return the layout of boxes and scores that are joined in one output, if any."""
     for name, value in outputs.items():
         form = _single_form(value)
         if form is not None:
@@ -190,22 +176,13 @@ def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, s
 
 
 def _is_per_box(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
-    """Return whether an output has values for each box.
-
-    Args:
-        value: the output, (N, count, ...), or (count,) without the axis of images.
-        boxes: the boxes, (N, count, 4) or (count, 4).
-    """
+    """Return whether an output, (N, count, ...) or (count,), has values for each of the boxes."""
     leading = value.shape[: boxes.ndim - 1]
     return leading == boxes.shape[:-1] or value.shape == boxes.shape[-2:-1]
 
 
 def _may_be_labels(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
-    """Return whether an output per box may hold classes: integers, one for each box.
-
-    Args:
-        boxes: the boxes, (N, count, 4) or (count, 4).
-    """
+    """Return whether an output per box may hold classes: one integer for each box."""
     return value.dtype.kind in "iu" and value.ndim < boxes.ndim
 
 
@@ -250,22 +227,14 @@ def _is_float_matrix(value: NDArray[Any]) -> bool:
 
 
 def _end_with_scores(rows: NDArray[Any]) -> bool:
-    """Return whether there are many rows, with shares after four coordinates.
-
-    Args:
-        rows: an output as (N, anchors, values), with more than four values.
-    """
+    """Return whether rows (N, anchors, values) are many, with shares after four coordinates."""
     count, width = rows.shape[1:]
     # More rows than values tell rows from columns.
     return count >= max(_ANCHORS, width) and _are_shares(rows[..., 4:])
 
 
 def _are_shares(values: NDArray[Any]) -> bool:
-    """Return whether all values lie in [0, 1].
-
-    Args:
-        values: at least one value; NaN is no share.
-    """
+    """Return whether all values lie in [0, 1]; NaN does not."""
     return bool(values.min() >= 0 and values.max() <= 1)
 
 
@@ -290,7 +259,7 @@ def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
         For each image of the batch, an array (boxes, 6): x1, y1, x2, y2 in pixels of the input,
             the score and the class, in descending order of scores.
     """
-    return list(starmap(_suppressed, _candidates(layout, outputs)))
+    return [_suppressed(*candidates) for candidates in _candidates(layout, outputs)]
 
 
 def _candidates(
@@ -341,31 +310,13 @@ def _images(
 
 
 def _from_rows(row: Floats, layout: DetectorLayout) -> tuple[Floats, Floats, Floats]:
-    """Return boxes, scores and classes of an image in a YOLO-like output.
-
-    Args:
-        row: the output for an image, (anchors, 4 + ...).
-        layout: the layout of the output, of the form "rows" or "columns".
-
-    Returns:
-        Boxes (anchors, 4), the scores of the best classes (anchors,), and these classes (anchors,).
-    """
+    """Return boxes (anchors, 4), best scores (anchors,) and classes of a row (anchors, 4 + ...)."""
     scores, classes = _best_class(_class_scores(row, layout))
     return _decoded(row[:, :4], layout.size), scores, classes
 
 
 def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
-    """Return the class scores of a YOLO-like output.
-
-    Rows have an objectness, columns do not.
-
-    Args:
-        row: the output for an image, (anchors, 4 + ...).
-        layout: the layout of the output, of the form "rows" or "columns".
-
-    Returns:
-        Scores, (anchors, classes); for rows, the products with the objectness.
-    """
+    """Return the class scores (anchors, classes) of a row (anchors, 4 + ...) of a YOLO."""
     if layout.form == "rows":
         # YOLO: P(object) * P(class | object). Shapes (anchors, 1) and (anchors, classes).
         return row[:, 4:5] * row[:, 5:]
@@ -449,14 +400,7 @@ def _have_background(shares: Floats) -> bool:
 
 
 def _best_class(scores: Floats) -> tuple[Floats, Floats]:
-    """Return the score of the best class of each box, and the class.
-
-    Args:
-        scores: scores, (boxes, classes).
-
-    Returns:
-        The scores, (boxes,), and the indices of the classes as float64, (boxes,).
-    """
+    """Return the best score of each box, and its class as float64, of scores (boxes, classes)."""
     classes = scores.argmax(axis=1)
     return scores[np.arange(len(scores)), classes], classes.astype(np.float64)
 
@@ -476,7 +420,7 @@ def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
         return boxes
     grids = [(size[0] // stride, size[1] // stride) for stride in _STRIDES]
     # One box for each cell of the three maps, as in YOLOX; other anchors are unknown.
-    if sum(map(prod, grids)) != len(boxes):
+    if sum(prod(grid) for grid in grids) != len(boxes):
         return boxes
     cells, strides = [], []
     for stride, (height, width) in zip(_STRIDES, grids, strict=True):
@@ -508,12 +452,7 @@ def _corners(boxes: Floats) -> Floats:
 
 
 def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
-    """Return boxes in pixels; relative coordinates are scaled.
-
-    Args:
-        boxes: corners, (n, 4), in pixels or relative to width and height of the image.
-        size: (height, width) of the input image.
-    """
+    """Return corners (n, 4) in pixels; those relative to the image's (height, width) are scaled."""
     # Shares lie in [0, 1], a little beyond at the border; a quantile, because single boxes may be
     # wild.
     if not boxes.size or np.quantile(np.abs(boxes), 0.9) > 2:
@@ -539,15 +478,15 @@ def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
     rows = np.column_stack([boxes, scores, classes])[keep][order]
     selected: list[int] = []
     alive = np.ones(len(rows), bool)
-    for place in range(len(rows)):
-        if not alive[place]:
+    for index in range(len(rows)):
+        if not alive[index]:
             continue
-        selected.append(place)
+        selected.append(index)
         if len(selected) == MOST_BOXES:
             break
-        same = rows[:, 5] == rows[place, 5]
+        same = rows[:, 5] == rows[index, 5]
         # The selected box overlaps itself, and is dropped with the others.
-        alive &= ~(same & (overlaps(rows[place, :4], rows[:, :4]) > NMS_OVERLAP))
+        alive &= ~(same & (overlaps(rows[index, :4], rows[:, :4]) > NMS_OVERLAP))
     return np.asarray(rows[selected])
 
 
@@ -568,25 +507,25 @@ def overlaps(box: Floats, boxes: Floats) -> Floats:
 
 
 def matched(
-    found: Floats, among: Floats, least: float = 0.5
+    boxes: Floats, among: Floats, least: float = 0.5
 ) -> list[tuple[int, int, float]]:
     """Match boxes one-to-one with boxes of equal class, in descending order of scores.
 
     Args:
-        found: boxes (n, 6) to match.
+        boxes: boxes (n, 6) to match.
         among: boxes (m, 6) to match with.
         least: minimum overlap.
 
     Returns:
-        For each match: its index in ``found``, its index in ``among``, and the overlap.
+        For each match: its index in ``boxes``, its index in ``among``, and the overlap.
     """
     pairs: list[tuple[int, int, float]] = []
     free = np.ones(len(among), bool)
-    for place, row in enumerate(found):
+    for index, row in enumerate(boxes):
         # Boxes that are taken or of another class overlap by 0.
         overlap = overlaps(row[:4], among[:, :4]) * free * (among[:, 5] == row[5])
         if overlap.size and overlap.max() >= least:
             best = int(overlap.argmax())
             free[best] = False
-            pairs.append((place, best, float(overlap[best])))
+            pairs.append((index, best, float(overlap[best])))
     return pairs

@@ -102,7 +102,7 @@ def _with_float_nodes(config: QConfig, values: Sequence[str]) -> QConfig:
 
 
 def _with_tensor_calibrators(config: QConfig, values: Sequence[str]) -> QConfig:
-    overrides = map(tensor_calibrator, values)
+    overrides = [tensor_calibrator(value) for value in values]
     return config.with_(tensors=(*config.tensors, *overrides))
 
 

@@ -74,7 +74,7 @@ class _Exhibit:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample with its number, and the outputs of both models."""
+    """A numbered sample with the outputs of both models."""
 
     number: int
     feeds: Arrays
@@ -90,21 +90,21 @@ class Exhibits:
         self._task = ""
         self._samples = 0
 
-    def add(self, task: Task, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, task: Task, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         """Look at a sample.
 
         Args:
             task: the task of the model.
             feeds: inputs by name.
             expected: outputs of the float model by name, of the task's form.
-            found: outputs of the quantized model by name, of the task's form.
+            actual: outputs of the quantized model by name, of the task's form.
         """
         self._task = task.name
         make = _MAKERS.get(task.name)
-        same = expected[task.output].shape == found[task.output].shape
+        same = expected[task.output].shape == actual[task.output].shape
         # Lists of boxes may have any length.
         if make is not None and (same or task.name == "detector"):
-            sample = _Sample(self._samples, feeds, expected, found)
+            sample = _Sample(self._samples, feeds, expected, actual)
             least = self._kept[-1].change if len(self._kept) == _MOST else 0.0
             self._kept += make(sample, task, least)
             self._kept.sort(key=lambda exhibit: -exhibit.change)

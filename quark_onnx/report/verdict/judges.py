@@ -35,13 +35,13 @@ _CHUNK = 1 << 22
 class Judge(Protocol):
     """A comparison of a float and a quantized model's outputs."""
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         """Add one sample.
 
         Args:
             feeds: inputs by name.
             expected: outputs of the float model by name.
-            found: outputs of the quantized model by name; ranks and types are those of
+            actual: outputs of the quantized model by name; ranks and types are those of
                 ``expected``.
         """
 
@@ -79,9 +79,9 @@ class Classes:
         self._rows = self._equal = 0
         self._classes = set[int]()
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         before = predicted(expected[self._output], self._axis)
-        after = predicted(found[self._output], self._axis)
+        after = predicted(actual[self._output], self._axis)
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
         # Rows count even if the shapes differ: they do not agree.
@@ -131,8 +131,8 @@ class Decisions:
         self._both = self._before = self._after = 0
         self._difference = 0.0
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        before, after = expected[self._output], found[self._output]
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
+        before, after = expected[self._output], actual[self._output]
         # Decisions count even if the shapes differ: they do not agree.
         self._count += before.size
         if before.shape != after.shape:
@@ -177,10 +177,10 @@ class Pixels:
         self._output, self._axis = task.output, task.axis
         self._pixels = self._equal = 0
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         # The class of each pixel; ties go to the first class in both models.
         before = predicted(expected[self._output], self._axis)
-        after = predicted(found[self._output], self._axis)
+        after = predicted(actual[self._output], self._axis)
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
         self._pixels += before.size
@@ -209,9 +209,9 @@ class Masks:
         self._decided = np.zeros(2)
         self._shares = np.zeros(2)
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         before = expected[self._output].astype(np.float64)
-        after = found[self._output].astype(np.float64)
+        after = actual[self._output].astype(np.float64)
         # A mask of another shape has no overlap.
         if before.shape != after.shape:
             after = np.zeros_like(before)
@@ -246,9 +246,9 @@ class Detections:
         self._layout = task.layout
         self._pairs: list[tuple[Floats, Floats]] = []
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         before = detections(self._layout, expected)
-        after = detections(self._layout, found)
+        after = detections(self._layout, actual)
         # One entry for each image of the batch: boxes (n, 6) of both models, in falling order of
         # scores.
         self._pairs += zip(before, after, strict=False)
@@ -258,7 +258,7 @@ class Detections:
         # Over all samples, which is why the boxes are kept until here.
         if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
             least = LEAST_SCORE
-        count = extra = found = shown = 0
+        count = extra = matches = shown = 0
         overlaps: list[float] = []
         changes: list[float] = []
         for before, after in self._pairs:
@@ -269,7 +269,7 @@ class Detections:
             loosely_expected = before[before[:, 4] >= least * SLACK]
             pairs = matched(expected, loosely_detected)
             count += len(expected)
-            found += len(pairs)
+            matches += len(pairs)
             for i, j, overlap in pairs:
                 overlaps.append(overlap)
                 changes.append(abs(expected[i, 4] - loosely_detected[j, 4]))
@@ -281,14 +281,14 @@ class Detections:
             return ()
         # Nothing shown: the precision counts as 0, and so does F1.
         precision = 1 - extra / shown if shown else 0.0
-        f1 = _f1(found / count, precision)
+        f1 = _f1(matches / count, precision)
         overlap = _mean(overlaps)
         change = _mean(changes)
         return (
             Figure(
                 "f1",
                 f1,
-                f"{found} of {counted(count, 'detection')} found again (IoU 0.5, same class),"
+                f"{matches} of {counted(count, 'detection')} found again (IoU 0.5, same class),"
                 f" {extra} new: F1"
                 f" {near_limits(f1, limits_of('detector', 'f1'), 3)}",
             ),
@@ -303,12 +303,7 @@ class Detections:
 
 
 def _f1(recall: float, precision: float) -> float:
-    """Return the harmonic mean of recall and precision; 0 if both are 0.
-
-    Args:
-        recall: share of the float model's detections that are found again.
-        precision: share of the quantized model's detections that the float model has, too.
-    """
+    """Return the harmonic mean of recall and precision; 0 if both are 0."""
     if not recall + precision:
         return 0.0
     return 2 * recall * precision / (recall + precision)
@@ -329,9 +324,9 @@ class Vectors:
         self._before: list[Floats] = []
         self._after: list[Floats] = []
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         before = pooled(feeds, expected[self._output])
-        after = pooled(feeds, found[self._output])
+        after = pooled(feeds, actual[self._output])
         # Samples of another width cannot be stacked with the first ones.
         width = len(self._before[0]) if self._before else before.shape[1]
         if before.shape == after.shape and before.shape[1] == width:
@@ -420,9 +415,9 @@ class Tokens:
         self._divergence = 0.0
         self._tokens = self._equal = 0
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
         before = expected[self._output]
-        after = found[self._output]
+        after = actual[self._output]
         # The distributions cannot be compared: infinitely far apart.
         if before.shape != after.shape:
             self._divergence = math.inf
@@ -464,14 +459,7 @@ class Tokens:
 
 
 def _log_probabilities(logits: NDArray[Any]) -> Floats:
-    """Return the log-softmax of rows in float64.
-
-    Args:
-        logits: logits of any float type, (tokens, vocabulary).
-
-    Returns:
-        Logarithms of probabilities, (tokens, vocabulary).
-    """
+    """Return the log-softmax of logits (tokens, vocabulary) in float64."""
     rows = logits.astype(np.float64)
     # Less the maximum, exp cannot overflow; the softmax is the same.
     rows = rows - rows.max(axis=1, keepdims=True)
@@ -486,8 +474,8 @@ class Images:
         self._errors: list[float] = []
         self._least, self._greatest = math.inf, -math.inf
 
-    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        before, after = expected[self._output], found[self._output]
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
+        before, after = expected[self._output], actual[self._output]
         if before.shape != after.shape:
             self._errors.append(math.inf)
             return
@@ -527,12 +515,7 @@ def _peak(least: float, greatest: float) -> float:
 
 
 def _psnr(peak: float, error: float) -> float:
-    """Return the peak signal-to-noise ratio in dB.
-
-    Args:
-        peak: greatest value that a pixel can have.
-        error: mean squared error.
-    """
+    """Return the peak signal-to-noise ratio in dB, for a mean squared error."""
     if error == 0:
         return math.inf
     if not math.isfinite(error):

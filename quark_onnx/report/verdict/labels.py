@@ -198,9 +198,11 @@ def _coco_images(document: Entry) -> dict[str, _Image]:
         DataError: the document is not in COCO's format.
     """
     # COCO's 80 identifiers reach up to 90, with gaps; models number classes without gaps.
-    identifiers = {_whole(each["id"]) for each in document["categories"].array()}
+    identifiers = {
+        _whole(category["id"]) for category in document["categories"].array()
+    }
     classes = {
-        identifier: place for place, identifier in enumerate(sorted(identifiers))
+        identifier: index for index, identifier in enumerate(sorted(identifiers))
     }
     boxes = dict[Any, list[list[float]]]()
     for annotation in document["annotations"].array():
@@ -247,7 +249,7 @@ def _box(annotation: Entry, classes: Mapping[int, int]) -> list[float]:
         annotation: an annotation of COCO.
         classes: class by the identifier of a category.
     """
-    numbers = [each.number() for each in annotation["bbox"].array()]
+    numbers = [value.number() for value in annotation["bbox"].array()]
     if len(numbers) != 4:
         raise annotation["bbox"].wrong("four numbers: x, y, width, height")
     x, y, width, height = numbers
@@ -299,7 +301,7 @@ class Scorer:
         """Return the task of the labels."""
         return self._labels.kind
 
-    def add(self, task: Task, expected: Outputs, found: Outputs) -> list[int | None]:
+    def add(self, task: Task, expected: Outputs, actual: Outputs) -> list[int | None]:
         """Add the outputs of the two models on the next sample.
 
         Returns:
@@ -318,9 +320,9 @@ class Scorer:
                 " they are read wrongly",
             )
         if task.layout is not None:
-            self._add_boxes(task, expected, found)
+            self._add_boxes(task, expected, actual)
             return []
-        return self._add_classes(task, expected, found)
+        return self._add_classes(task, expected, actual)
 
     def _are_classes(self, task: Task, expected: Outputs) -> bool:
         """Return whether folders can be the classes of the model."""
@@ -340,56 +342,56 @@ class Scorer:
 
     def _name(self) -> str:
         """Return the name of the next sample; empty for more samples than names."""
-        place = self._index
+        index = self._index
         self._index += 1
         if self._names is None:
-            return str(place)
+            return str(index)
         # Rows beyond the names have no label.
-        return self._names[place] if place < len(self._names) else ""
+        return self._names[index] if index < len(self._names) else ""
 
     def _add_classes(
-        self, task: Task, expected: Outputs, found: Outputs
+        self, task: Task, expected: Outputs, actual: Outputs
     ) -> list[int | None]:
         """Add the ranks of the labels of a sample's rows; return the labels.
 
         Args:
             task: the task, whose output holds the scores.
             expected: outputs of the float model by name.
-            found: outputs of the quantized model by name.
+            actual: outputs of the quantized model by name.
         """
         before = _rows(expected[task.output])
-        after = _rows(found[task.output])
+        after = _rows(actual[task.output])
         # Rows of chosen classes have one axis, rows of scores two.
         if before.ndim == 1:
             self._depths = (1,)
         labels: list[int | None] = []
-        for first, second in zip(before, after, strict=True):
+        for before_row, after_row in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
             label = self._labels.classes.get(self._name())
             labels.append(label)
             if label is not None:
-                self._ranks.append((_rank(first, label), _rank(second, label)))
+                self._ranks.append((_rank(before_row, label), _rank(after_row, label)))
         return labels
 
-    def _add_boxes(self, task: Task, expected: Outputs, found: Outputs) -> None:
+    def _add_boxes(self, task: Task, expected: Outputs, actual: Outputs) -> None:
         """Add the boxes of a sample's images, of the labels and of both models.
 
         Args:
             task: the task, with the layout of the boxes.
             expected: outputs of the float model by name.
-            found: outputs of the quantized model by name.
+            actual: outputs of the quantized model by name.
         """
         assert task.layout is not None and self._placement is not None
         before = detections(task.layout, expected)
-        after = detections(task.layout, found)
-        for first, second in zip(before, after, strict=True):
+        after = detections(task.layout, actual)
+        for before_boxes, after_boxes in zip(before, after, strict=True):
             image = self._labels.images.get(self._name())
             if image is None:
                 continue
             # Into pixels of the model's input, in which detections() returns boxes.
             truth = image.boxes.copy()
             truth[:, :4] = self._placement(image.size, truth[:, :4])
-            self._found.append((truth, first, second))
+            self._found.append((truth, before_boxes, after_boxes))
 
     @property
     def count(self) -> int:
@@ -438,14 +440,7 @@ class Scorer:
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:
-    """Return scores by row, or the class by row where the model has chosen it.
-
-    Args:
-        value: scores of one sample, or of a batch; or integers, which are classes.
-
-    Returns:
-        Scores, (rows, classes); or classes, (rows,).
-    """
+    """Return scores (rows, classes); or classes (rows,) where the model has chosen them."""
     if value.dtype.kind in "iu":
         return value.reshape(-1)
     shape = squeezed(value)
@@ -476,13 +471,13 @@ def _rank(row: Any, label: int) -> int:
 
 def mean_average_precision(
     truths: Sequence[Floats],
-    found: Sequence[Floats],
+    detected: Sequence[Floats],
 ) -> tuple[float, float]:
     """Return COCO's mAP at IoU 0.5 to 0.95, and at 0.5, without crowds and areas.
 
     Args:
         truths: for each image (n, 5): x1, y1, x2, y2, class.
-        found: for each image (n, 6): x1, y1, x2, y2, score, class.
+        detected: for each image (n, 6): x1, y1, x2, y2, score, class.
     """
     # Classes with a true box; COCO's evaluation leaves out the others.
     labels = set[float]()
@@ -494,13 +489,13 @@ def mean_average_precision(
     table = np.zeros((len(labels), len(_OVERLAPS)))
     for row, label in enumerate(sorted(labels)):
         for column, least in enumerate(_OVERLAPS):
-            table[row, column] = _average_precision(truths, found, label, least)
+            table[row, column] = _average_precision(truths, detected, label, least)
     return float(table.mean()), float(table[:, 0].mean())
 
 
 def _average_precision(
     truths: Sequence[Floats],
-    found: Sequence[Floats],
+    detected: Sequence[Floats],
     label: float,
     least: float,
 ) -> float:
@@ -508,24 +503,24 @@ def _average_precision(
 
     Args:
         truths: for each image (n, 5): x1, y1, x2, y2, class.
-        found: for each image (n, 6): x1, y1, x2, y2, score, class.
+        detected: for each image (n, 6): x1, y1, x2, y2, score, class.
         label: the class, for which there is at least one true box.
         least: minimum overlap (IoU) of a right detection.
     """
     right = [truth[truth[:, 4] == label][:, :4] for truth in truths]
     # All detections of the class, over all images, by falling score.
     ranked: list[tuple[float, int, Floats]] = []
-    for place, rows in enumerate(found):
-        ranked += [(-row[4], place, row[:4]) for row in rows[rows[:, 5] == label]]
+    for image, rows in enumerate(detected):
+        ranked += [(-row[4], image, row[:4]) for row in rows[rows[:, 5] == label]]
     # Without the box, which numpy cannot order.
     ranked.sort(key=lambda each: each[:2])
     free = [np.ones(len(boxes), bool) for boxes in right]
     hits = np.zeros(len(ranked))
-    for rank, (_, place, box) in enumerate(ranked):
+    for rank, (_, image, box) in enumerate(ranked):
         # Each true box is found once; a second detection of it is wrong.
-        overlap = overlaps(box, right[place]) * free[place]
+        overlap = overlaps(box, right[image]) * free[image]
         if overlap.size and overlap.max() >= least:
-            free[place][overlap.argmax()] = False
+            free[image][overlap.argmax()] = False
             hits[rank] = 1
     # The denominator is above 0: labels come from true boxes.
     recall = hits.cumsum() / sum(map(len, right))

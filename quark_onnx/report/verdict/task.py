@@ -108,9 +108,14 @@ class Traits:
                 for name in node.output:
                     # Of the branches of an If, the one with probabilities tells more. Results of
                     # two branches may have one name.
-                    found = [operators.get(name, ""), *results.get(name, [operator])]
-                    telling = [each for each in found if each in _TELLING]
-                    operators[name] = (telling or found)[-1]
+                    producers = [
+                        operators.get(name, ""),
+                        *results.get(name, [operator]),
+                    ]
+                    telling = [
+                        producer for producer in producers if producer in _TELLING
+                    ]
+                    operators[name] = (telling or producers)[-1]
         return cls(
             _token_input(model),
             frozenset(tables),
@@ -205,8 +210,11 @@ class Task:
         read = [output]
         if layout is not None:
             # labels is empty for detectors without an output of classes.
-            read = list(filter(None, layout.outputs))
-        ranks = [(each, outputs[each].ndim, outputs[each].dtype.kind) for each in read]
+            read = [name for name in layout.outputs if name]
+        ranks = [
+            (output_name, outputs[output_name].ndim, outputs[output_name].dtype.kind)
+            for output_name in read
+        ]
         return cls(name, output, layout, tuple(ranks))
 
     def of_kind(self, kind: Kind) -> Task:
@@ -318,7 +326,7 @@ def _kinds(traits: Traits, feeds: Arrays, outputs: Arrays) -> dict[str, Kind]:
 
 
 def _layout(traits: Traits, feeds: Arrays, outputs: Arrays) -> DetectorLayout | None:
-    """Return the layout of a detector's outputs; None for other models."""
+    """Return the layout of a detector's outputs, if the model is a detector."""
     layout = detector_layout(outputs, feeds)
     if layout is None or layout.form == "pair":
         return layout
@@ -329,23 +337,23 @@ def _layout(traits: Traits, feeds: Arrays, outputs: Arrays) -> DetectorLayout | 
 
 
 def _outputs_of_detector(traits: Traits, feeds: Arrays, outputs: Arrays) -> set[str]:
-    """Return the outputs of a detector; empty if there is none.
+    """Return the names of a detector's outputs; empty for other models.
 
     Boxes and scores are outputs of their own, or undecoded: maps of a common size or of several
     strides, or rows per anchor.
     """
     layout = _layout(traits, feeds, outputs)
     if layout is not None:
-        return set(filter(None, layout.outputs))
+        return {name for name in layout.outputs if name}
     images = [feed for feed in image_inputs(feeds) if _channel_axis(feed) is not None]
     if not images:
         return set()
-    found = set[str]()
+    names = set[str]()
     floats = {name: value for name, value in outputs.items() if value.dtype.kind == "f"}
     for (name, value), (other_name, other) in combinations(floats.items(), 2):
         if _are_maps_of_detector(value, other, images[0]) or _are_anchors(value, other):
-            found |= {name, other_name}
-    return found
+            names |= {name, other_name}
+    return names
 
 
 def _are_maps_of_detector(
@@ -458,14 +466,14 @@ class _Output:
 
     @property
     def image(self) -> NDArray[Any] | None:
-        """Return the first input that may be images; None without one."""
+        """Return the first input of images, if there is one."""
         for feed in image_inputs(self.feeds):
             if _channel_axis(feed) is not None:
                 return feed
         return None
 
     def is_named(self, words: frozenset[str]) -> bool:
-        """Return whether the name has one of some words."""
+        """Return whether a word occurs in the name."""
         return not words.isdisjoint(self.words)
 
     def is_per_token(self) -> bool:
@@ -633,10 +641,8 @@ class _Vectors:
         return self.width >= _VECTOR_WIDTH and self.width % _VECTOR_DIVISOR == 0
 
     def describe_senses(self) -> bool:
-        """Return whether the model reads images or text, and no name speaks of vectors.
-
-        Vectors of numbers for such inputs are mostly scores of classes.
-        """
+        """Return whether the model reads images or text, and no name speaks of vectors."""
+        # Vectors of numbers for such inputs are mostly scores of classes.
         return self._describe_senses() and not _VECTOR_NAMES.search(self.output.name)
 
     def _describe_senses(self) -> bool:
@@ -697,12 +703,7 @@ def _channel_axis(image: NDArray[Any]) -> int | None:
 
 
 def _sizes(value: NDArray[Any], image: NDArray[Any]) -> tuple[int, int, int]:
-    """Return channels and height of maps, and the height of the image that they are of.
-
-    Args:
-        value: maps in the layout of the image.
-        image: images of a known layout.
-    """
+    """Return channels and height of maps in the layout of the image, and the image's height."""
     axis = _channel_axis(image) or 1
     height = 2 if axis == 1 else 1
     return value.shape[axis], value.shape[height], image.shape[height]

@@ -239,8 +239,8 @@ def worst_band(bands: Sequence[Band]) -> Band:
     >>> worst_band(["good", "unknown", "risky"]), worst_band([])
     ('risky', 'unknown')
     """
-    known = [band for band in bands if band not in ("unknown",)]
-    if not known:
+    measured = [band for band in bands if band not in ("unknown",)]
+    if not measured:
         return "unknown"
     # BANDS is ordered from good to poor.
-    return max(known, key=BANDS.index)
+    return max(measured, key=BANDS.index)

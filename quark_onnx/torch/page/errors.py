@@ -24,7 +24,8 @@ def shown(outcome: Outcome) -> bool:
     """Return whether an outcome has errors that a logarithmic scale can show."""
     # An error of 0 afterwards is drawn at the lower end of the scale.
     return (
-        all(map(math.isfinite, (outcome.before, outcome.after)))
+        math.isfinite(outcome.before)
+        and math.isfinite(outcome.after)
         and outcome.before > 0
         and outcome.after >= 0
     )
@@ -50,7 +51,9 @@ def layer_errors(
     # A logarithmic scale has no place for errors relative to a baseline, which may be negative.
     # Errors of 0 before and after mean that none was measured.
     hidden = [
-        each for each in outcomes if (each.before or each.after) and not shown(each)
+        outcome
+        for outcome in outcomes
+        if (outcome.before or outcome.after) and not shown(outcome)
     ]
     if hidden:
         note += (
@@ -86,7 +89,7 @@ def _plot(  # noqa: PLR0913
     Returns:
         SVG.
     """
-    outcomes = list(filter(_is_drawn, outcomes))
+    outcomes = [outcome for outcome in outcomes if _is_drawn(outcome)]
     if not outcomes:
         return ""
     names = list(quantized)
@@ -99,12 +102,12 @@ def _plot(  # noqa: PLR0913
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
     parts = []
     for outcome in outcomes:
-        own = algorithms.index(outcome.algorithm)
+        rank = algorithms.index(outcome.algorithm)
         if outcome.layer in places:
             # With n algorithms, markers lie from -(n - 1) / 2 to (n - 1) / 2 steps around the
             # layer.
             at = frame.x(places[outcome.layer]) + step * (
-                own - (len(algorithms) - 1) / 2
+                rank - (len(algorithms) - 1) / 2
             )
             drawn = _layer(
                 frame,
@@ -114,7 +117,11 @@ def _plot(  # noqa: PLR0913
                 stem=frame.slot >= _APART,
             )
         else:
-            inside = _places_inside(outcome.layer, places)
+            inside = [
+                index
+                for name, index in places.items()
+                if name.startswith(f"{outcome.layer}.")
+            ]
             # A block without quantized layers, or a layer that stays float, has no place on the
             # axis.
             if not inside:
@@ -128,7 +135,7 @@ def _plot(  # noqa: PLR0913
             )
         # Browsers show the title of a group as its tooltip.
         hover = tag("title", escape(_hover(quantized.get(outcome.layer), outcome)))
-        parts.append(tag("g", hover + drawn, class_=series(own)))
+        parts.append(tag("g", hover + drawn, class_=series(rank)))
     return frame.drawn(
         "Error before and after each algorithm, in the order of the model",
         "error",
@@ -141,16 +148,6 @@ def _is_drawn(outcome: Outcome) -> bool:
     """Return whether an outcome has errors of a layer or of a block, in the plot's unit."""
     # Outcomes of the whole model are divergences in nats, which do not belong on this axis.
     return bool(outcome.layer) and shown(outcome)
-
-
-def _places_inside(block: str, places: Mapping[str, int]) -> list[int]:
-    """Return the indices of a block's layers, in model order.
-
-    Args:
-        block: name of the block.
-        places: indices of the quantized layers by name.
-    """
-    return [place for name, place in places.items() if name.startswith(f"{block}.")]
 
 
 def _layer(

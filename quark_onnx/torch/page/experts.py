@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
-from itertools import chain
 
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, tag
@@ -23,16 +22,16 @@ _MANY = 24
 
 def tokens_of(outcomes: Iterable[Outcome]) -> dict[str, dict[int, int]]:
     """Return the number of tokens per expert of each block, from notes of outcomes."""
-    found = dict[str, dict[int, int]]()
+    tokens_by_block = dict[str, dict[int, int]]()
     # GPTQ writes the number of its tokens as the note of a layer.
     for outcome in outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
         if expert and (tokens or outcome.note == UNREACHED):
-            row = found.setdefault(block_of(outcome.layer), {})
+            row = tokens_by_block.setdefault(block_of(outcome.layer), {})
             number = int(expert[1])
             # The layers of an expert have a note each, and each algorithm writes its own.
             row[number] = max(row.get(number, 0), int(tokens[1]) if tokens else 0)
-    return found
+    return tokens_by_block
 
 
 def expert_tokens(outcomes: Iterable[Outcome]) -> Drawing:
@@ -65,14 +64,14 @@ def _plot(
     Returns:
         SVG.
     """
-    count = 1 + max(list(chain.from_iterable(rows.values())))
+    count = 1 + max(expert for row in rows.values() for expert in row)
     high = _ROW
     if len(rows) > _MANY:
         high = _LOW
     wide, bottom = (width - _LEFT - 12) / count, _TOP + high * len(rows)
     parts = [tag("text", "block", x=0, y=12)]
-    for place, (block, row) in enumerate(rows.items()):
-        top = _TOP + place * high
+    for index, (block, row) in enumerate(rows.items()):
+        top = _TOP + index * high
         label = block.rpartition(".")[2]
         parts.append(
             tag(

@@ -27,9 +27,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _APART = 48.0, 12.0, 32.0, 40.0, 30.0
 _COLOURS = 7
 
 
-def series(place: int) -> str:
+def series(index: int) -> str:
     """Return the CSS class of a series."""
-    return f"series-{place % _COLOURS}"
+    return f"series-{index % _COLOURS}"
 
 
 def block_of(name: str) -> str:
@@ -38,8 +38,8 @@ def block_of(name: str) -> str:
     >>> block_of("model.layers.3.mlp.experts.7.up_proj"), block_of("lm_head")
     ('model.layers.3', 'lm_head')
     """
-    found = _BLOCK.match(name)
-    return found[0] if found else name
+    match = _BLOCK.match(name)
+    return match[0] if match else name
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Frame:
         # A model without layers still has axes.
         return (self.width - _RIGHT - _LEFT) / max(1, len(self.names))
 
-    def x(self, place: float) -> float:
+    def x(self, index: float) -> float:
         """Return the centre of a layer by index."""
-        return _LEFT + (place + 0.5) * self.slot
+        return _LEFT + (index + 0.5) * self.slot
 
     @property
     def y(self) -> Scale:
@@ -124,15 +124,15 @@ class Frame:
             SVG.
         """
         right, y = self.width - _RIGHT, self.y
-        found = self._blocks()
+        elements = self._blocks()
         for value, label in self._ticks():
-            found.append(
+            elements.append(
                 tag(
                     "line", class_="grid", x1=_LEFT, x2=right, y1=y(value), y2=y(value)
                 ),
             )
-            found.append(label)
-        found.append(
+            elements.append(label)
+        elements.append(
             tag(
                 "line",
                 class_="axis",
@@ -143,7 +143,7 @@ class Frame:
             ),
         )
         middle = (_LEFT + right) / 2
-        found.append(
+        elements.append(
             tag(
                 "text",
                 "block of the model",
@@ -152,19 +152,19 @@ class Frame:
                 text_anchor="middle",
             ),
         )
-        found.append(tag("text", unit, x=0, y=12))
-        return drawing(self.width, self.height, title, [*found, *parts], class_)
+        elements.append(tag("text", unit, x=0, y=12))
+        return drawing(self.width, self.height, title, [*elements, *parts], class_)
 
     def _ticks(self) -> list[tuple[float, str]]:
-        """Return the values of the grid lines, each with its label."""
+        """Return the values and the labels of the grid lines."""
         y = self.y
-        found = list[tuple[float, str]]()
+        lines = list[tuple[float, str]]()
         if not self.log:
             for value in ticks(self.lo, self.hi, 5):
-                place = {"x": _LEFT - 8, "y": y(value) + 4}
-                label = tag("text", short(value), **place, text_anchor="end")
-                found.append((value, label))
-            return found
+                position = {"x": _LEFT - 8, "y": y(value) + 4}
+                label = tag("text", short(value), **position, text_anchor="end")
+                lines.append((value, label))
+            return lines
         # log10 of a power of ten may be off by its last bit.
         lo, hi = (
             math.ceil(math.log10(self.lo) - 1e-9),
@@ -174,16 +174,16 @@ class Frame:
         step = max(1, math.ceil((hi - lo) / 7))
         for exponent in range(lo, hi + 1, step):
             value = 10.0**exponent
-            found.append((value, power(exponent, _LEFT - 8, y(value) + 4)))
-        return found
+            lines.append((value, power(exponent, _LEFT - 8, y(value) + 4)))
+        return lines
 
     def _blocks(self) -> list[str]:
         """Shade every second block, and label as many blocks as fit."""
         # No label is drawn yet: the first has its distance from anything.
-        parts, place, free = list[str](), 0, -math.inf
-        for index, (block, own) in enumerate(groupby(self.names, block_of)):
-            count = len(list(own))
-            left, wide = self.x(place) - self.slot / 2, count * self.slot
+        parts, start, free = list[str](), 0, -math.inf
+        for index, (block, layers) in enumerate(groupby(self.names, block_of)):
+            count = len(list(layers))
+            left, wide = self.x(start) - self.slot / 2, count * self.slot
             if index % 2:
                 parts.append(
                     tag(
@@ -208,7 +208,7 @@ class Frame:
                     ),
                 )
                 free = middle
-            place += count
+            start += count
         return parts
 
 
@@ -221,4 +221,4 @@ def for_widths(
 
 def key_of(labels: Iterable[str]) -> list[tuple[str, str]]:
     """Return the legend of series, in the order of their colours."""
-    return [(f"own {series(place)}", label) for place, label in enumerate(labels)]
+    return [(f"own {series(index)}", label) for index, label in enumerate(labels)]

@@ -70,17 +70,26 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
         ),
     ]
     for exponent in range(least, most + 1):
-        place = y(10.0**exponent)
+        position = y(10.0**exponent)
         parts.append(
-            tag("line", class_="grid", x1=_LEFT, x2=width - _RIGHT, y1=place, y2=place)
+            tag(
+                "line",
+                class_="grid",
+                x1=_LEFT,
+                x2=width - _RIGHT,
+                y1=position,
+                y2=position,
+            )
         )
-        parts.append(power(exponent, _LEFT - 8, place + 4))
+        parts.append(power(exponent, _LEFT - 8, position + 4))
     for tick in ticks(lo, hi, 5):
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
         )
-    front = sorted((each for each in points if each.kind), key=lambda each: each.bits)
-    path = " ".join(f"{x(each.bits):.1f},{y(each.divergence):.1f}" for each in front)
+    front = sorted(
+        (entry for entry in points if entry.kind), key=lambda entry: entry.bits
+    )
+    path = " ".join(f"{x(entry.bits):.1f},{y(entry.divergence):.1f}" for entry in front)
     parts.append(tag("polyline", class_="front", points=path))
     for point in points:
         hover = escape(

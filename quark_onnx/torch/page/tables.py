@@ -26,7 +26,7 @@ def formats_table(quantized: Mapping[str, LayerSpec]) -> Grid:
     # Formats with equal counts stay in the order of the model.
     for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
         # Each block repeats the names of its layers.
-        local_names = list(dict.fromkeys(map(_local, names)))
+        local_names = list(dict.fromkeys(_local(name) for name in names))
         rows.append((words, str(len(names)), first_of(local_names, _NAMED)))
     return Grid("Formats", ("format", "layers", "called"), rows)
 
@@ -35,25 +35,26 @@ def layers_table(
     quantized: Mapping[str, LayerSpec], outcomes: Iterable[Outcome]
 ) -> Grid:
     """Return the outcomes of each layer; blocks with equal rows share an entry."""
-    found = dict[str, list[Outcome]]()
+    outcomes_by_layer = dict[str, list[Outcome]]()
     for outcome in outcomes:
-        found.setdefault(outcome.layer, []).append(outcome)
-    words = Counter(map(_words, quantized.values()))
+        outcomes_by_layer.setdefault(outcome.layer, []).append(outcome)
+    formats = Counter(map(_words, quantized.values()))
     # The most frequent format is named once, so that cells show exceptions alone.
-    usual = max(words, key=words.__getitem__, default="")
+    usual = max(formats, key=formats.__getitem__, default="")
     rows = _Rows()
     # Outcomes without a layer belong to the whole model.
-    if "" in found:
-        rows += _rows("the whole model", "", found[""])
+    if "" in outcomes_by_layer:
+        rows += _rows("the whole model", "", outcomes_by_layer[""])
     entries = list[tuple[str, _Rows]]()
     for block, names in groupby(quantized, block_of):
         entry = _Rows()
         # A layer outside of blocks is a block of its own, and has its row below.
-        if block in found and block not in quantized:
-            entry += _rows("the whole block", "", found[block])
+        if block in outcomes_by_layer and block not in quantized:
+            entry += _rows("the whole block", "", outcomes_by_layer[block])
         for name in names:
-            own = _words(quantized[name])
-            entry += _rows(_local(name), own if own != usual else "", found.get(name))
+            words = _words(quantized[name])
+            other_format = words if words != usual else ""
+            entry += _rows(_local(name), other_format, outcomes_by_layer.get(name))
         entries.append((block, entry))
     # Blocks have equal rows if no algorithm has measured their errors.
     for entry, alike in groupby(entries, lambda entry: entry[1]):
@@ -74,8 +75,8 @@ def _rows(label: str, words: str, outcomes: Iterable[Outcome] | None) -> _Rows:
         outcomes: the outcomes; None for a layer without any, which has one row.
     """
     rows = [
-        (label, words, each.algorithm, *_errors(each), each.note)
-        for each in outcomes or ()
+        (label, words, outcome.algorithm, *_errors(outcome), outcome.note)
+        for outcome in outcomes or ()
     ]
     if not rows:
         return [(label, words, "", "", "", "")]
@@ -106,8 +107,8 @@ def _number(error: float) -> str:
     return f"{error:#.3g}".replace("-", "−")
 
 
-def _words(spec: LayerSpec) -> str:
+def _words(layer: LayerSpec) -> str:
     """Describe the specs of a layer; all but the weight's have a prefix."""
-    parts = [("", spec.weight), ("input ", spec.input), ("output ", spec.output)]
-    parts.append(("probabilities ", spec.probabilities))
-    return "; ".join(f"{name}{each}" for name, each in parts if each is not None)
+    parts = [("", layer.weight), ("input ", layer.input), ("output ", layer.output)]
+    parts.append(("probabilities ", layer.probabilities))
+    return "; ".join(f"{name}{spec}" for name, spec in parts if spec is not None)

@@ -105,7 +105,7 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
                 text = f"{tensor}, which attention does not have"
                 yield broken("tensor-unknown", f"{module.name}.{end}", text)
     for parent, modules in _attentions(checkpoint).items():
-        cached = list(map(config.is_cached, modules))
+        cached = [config.is_cached(module) for module in modules]
         yield from _pair_findings(checkpoint, parent, cached)
 
 

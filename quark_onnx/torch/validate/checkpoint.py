@@ -282,12 +282,12 @@ def read_json(file: Path) -> tuple[Any, str]:
 
 def _read_object(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     """Return the JSON object of a file; an empty object and a finding if it has none."""
-    found, problem = read_json(file)
-    if not problem and not isinstance(found, dict):
-        problem = f"it holds a {type(found).__name__} where an object should be"
+    value, problem = read_json(file)
+    if not problem and not isinstance(value, dict):
+        problem = f"it holds a {type(value).__name__} where an object should be"
     if problem:
         damage.append(broken(rule, file.name, problem))
-    return object_of(found)
+    return object_of(value)
 
 
 def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
@@ -297,9 +297,9 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
     # a file that is no JSON has its finding already; only a sound file without weight_map needs
     # another
     before = len(damage)
-    found = _read_object(folder / INDEX, "index-json", damage).get("weight_map")
-    if found and isinstance(found, dict) and is_names([*found.values()]):
-        return found
+    files = _read_object(folder / INDEX, "index-json", damage).get("weight_map")
+    if files and isinstance(files, dict) and is_names([*files.values()]):
+        return files
     if len(damage) == before:
         damage.append(
             broken("index-json", INDEX, "it has no weight_map from tensors to files")

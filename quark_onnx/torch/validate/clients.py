@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from quark_onnx.common.errors import ConfigError, nearest
@@ -260,21 +259,23 @@ def validate(folder: Path, client: str) -> Validation:
     if client == "llama.cpp":
         layout = "gguf"
         models = llama_cpp.read_models(folder)
-        schemes = list(chain.from_iterable(map(llama_cpp.schemes, models)))
-        found = list(chain.from_iterable(map(llama_cpp.findings, models)))
+        schemes = [scheme for model in models for scheme in llama_cpp.schemes(model)]
+        findings = [
+            finding for model in models for finding in llama_cpp.findings(model)
+        ]
         if not models:
-            found.append(broken("gguf-none", str(folder), "there is no *.gguf"))
+            findings.append(broken("gguf-none", str(folder), "there is no *.gguf"))
     elif client == "onnxruntime-genai":
-        layout, schemes, found = "onnx", [], [*genai.findings(folder)]
+        layout, schemes, findings = "onnx", [], [*genai.findings(folder)]
     else:
         checkpoint = read(folder)
         layout = checkpoint.method
         needs = LAYOUTS[client].get(layout, Layout()).needs
         schemes = _schemes(checkpoint, client)
-        found = findings_of(checkpoint, client)
+        findings = findings_of(checkpoint, client)
     ordered = sorted(
         # EVERY and a layout may look at the same key; a dictionary drops equal findings in order
-        dict.fromkeys(found),
+        dict.fromkeys(findings),
         # the sort is stable: findings of a severity keep the order of the checks
         key=lambda finding: SEVERITIES.index(finding.severity),
     )
@@ -299,32 +300,32 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
     # the rules of files and sizes hold for layouts without rules of their own as well
-    found = _run((*EVERY, *OWN[client]), checkpoint)
+    findings = _run((*EVERY, *OWN[client]), checkpoint)
     # "float" is a layout of both clients, so that a model without quantization passes here
     if method not in LAYOUTS[client]:
-        found.append(_unknown(checkpoint, client))
+        findings.append(_unknown(checkpoint, client))
     config = _run(layout.config, checkpoint)
-    found += config
+    findings += config
     if not _stops(config):
-        found += _run(layout.layers, checkpoint)
-    return found
+        findings += _run(layout.layers, checkpoint)
+    return findings
 
 
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
     """Return the finding of an unknown layout, or of a layout without rules."""
     place = "quantization_config.quant_method"
-    found = NO_KEY
+    method = NO_KEY
     if "quant_method" in checkpoint.quantization:
-        found = shown(checkpoint.quantization["quant_method"])
+        method = shown(checkpoint.quantization["quant_method"])
     if checkpoint.method in _UNCHECKED[client]:
-        return broken("method-unchecked", place, found)
+        return broken("method-unchecked", place, method)
     # transformers raises without a method, and skips an unknown one with a warning
     # (quantizers/auto.py, supports_quant_method)
     if client != "transformers" or not checkpoint.method:
-        return broken("method", place, found)
+        return broken("method", place, method)
     # transformers skips the configuration: float weights load correctly, codes become the weights
     quantized = any(module.is_quantized for module in checkpoint.modules.values())
-    text = f"{found}, and the weights are read as floats"
+    text = f"{method}, and the weights are read as floats"
     return broken("method", place, text, WRONG if quantized else WARNING)
 
 
@@ -341,26 +342,26 @@ _FATAL = (
 )
 
 
-def _stops(found: list[Finding]) -> bool:
+def _stops(findings: list[Finding]) -> bool:
     """Return whether findings in the configuration leave nothing to check layers by."""
     return any(
         finding.rule in _FATAL
         or finding.place == "quantization_config.global_quant_config"
-        for finding in found
+        for finding in findings
     )
 
 
 def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> list[Finding]:
     """Return the findings of checks in their order; a check that fails becomes a finding."""
-    found = list[Finding]()
+    findings = list[Finding]()
     for check in checks:
         try:
             # a list first, so that a check that fails has no other findings
-            found += [*check(checkpoint)]
+            findings += [*check(checkpoint)]
         except _MALFORMED as error:
             text = f"{type(error).__name__}: {error}"
-            found.append(broken("malformed", "config.json", text))
-    return found
+            findings.append(broken("malformed", "config.json", text))
+    return findings
 
 
 def _schemes(checkpoint: Checkpoint, client: str) -> list[str]:

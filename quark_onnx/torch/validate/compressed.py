@@ -151,8 +151,8 @@ class GroupsInVllm(Groups):
 
     def ignores(self, module: Module) -> bool:
         """Return whether a layer stays float by its name, or by that of its fused layer."""
-        names = map(_first_expert, self._checkpoint.names_in_vllm(module))
-        return any(map(self._ignored.match, names))
+        names = self._checkpoint.names_in_vllm(module)
+        return any(self._ignored.match(_first_expert(name)) for name in names)
 
     def of(self, module: Module) -> PlacedGroup | None:
         """Return the group of a layer; None if the layer stays float.
@@ -166,8 +166,8 @@ class GroupsInVllm(Groups):
         target = self._targets.first(fused_name or _first_expert(module.name))
         if target is None and parts:
             # that of the first part, if each has one
-            found = list(map(self._targets.first, parts))
-            target = None if None in found else found[0]
+            targets = [self._targets.first(part) for part in parts]
+            target = None if None in targets else targets[0]
         if target is None:
             classes = _EXPERTS if module.experts else _LINEAR
             target = self._class_targets[_HEAD if module.is_head else classes]
@@ -199,24 +199,24 @@ class GroupsInTransformers(Groups):
         if self._ignored.match(module.name):
             return None
         target = self._targets.first(module.name) or "Linear"
-        found = self._groups.get(target)
+        placed = self._groups.get(target)
         # a group without weights quantizes activations alone
-        if found is None or not isinstance(found[1].get("weights"), dict):
+        if placed is None or not isinstance(placed[1].get("weights"), dict):
             return None
-        return found
+        return placed
 
 
 def _by_target(groups: Iterable[PlacedGroup]) -> dict[str, PlacedGroup]:
     """Return groups by target; the last of several groups with a common target counts."""
-    found = dict[str, PlacedGroup]()
+    groups_by_target = dict[str, PlacedGroup]()
     for place, group in groups:
         for target in strings_of(group.get("targets")):
-            found[target] = (place, group)
-    return found
+            groups_by_target[target] = (place, group)
+    return groups_by_target
 
 
 def _class_match(names: Iterable[str], targets: Iterable[str]) -> str | None:
-    """Return the first target within the first of some names that has one."""
+    """Return the first target that one of the names contains, in the order of the names."""
     for name, target in product(names, targets):
         if target.lower() in name.lower():
             return target
@@ -328,7 +328,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     # vLLM asks for each part of a fused layer, and refuses a layer that is ignored in part
     groups = GroupsInVllm(checkpoint)
     for name, modules in shards(checkpoint.modules):
-        out = list(map(groups.ignores, modules))
+        out = [groups.ignores(module) for module in modules]
         yield from partial_findings(name, out, "ignored")
     yield from _expert_findings(checkpoint, groups)
     yield from block_findings(checkpoint, partial(_rows_of_blocks, groups))
@@ -339,9 +339,9 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     )
     first = dict[tuple[str, bool], tuple[Module, Group]]()
     for module in checkpoint.linears:
-        found = groups.of(module)
-        if found is not None:
-            place, group = found
+        placed = groups.of(module)
+        if placed is not None:
+            place, group = placed
             # experts have classes of their own, all other layers of a group share a scheme
             first.setdefault((place, bool(module.experts)), (module, group))
     for (place, _), (module, group) in first.items():
@@ -375,15 +375,15 @@ def _expert_findings(checkpoint: Checkpoint, groups: Groups) -> Iterator[Finding
     """Yield experts whose layers differ in their groups, or are ignored in part."""
     for name, modules in fused(checkpoint.modules).items():
         # ``get_moe_method`` in compressed_tensors_moe.py compares the three layers of an expert
-        found = list[list[object]]()
+        distinct = list[list[object]]()
         for module in modules if modules[0].experts else ():
             group = groups.group(module)
             scheme: list[object] = [arguments_of(group.get(key)) for key in _TENSORS]
             scheme.append(form_of(checkpoint.quantization, group))
-            if scheme not in found:
-                found.append(scheme)
-        if len(found) > 1:
-            text = f"its layers have {len(found)} schemes"
+            if scheme not in distinct:
+                distinct.append(scheme)
+        if len(distinct) > 1:
+            text = f"its layers have {len(distinct)} schemes"
             yield broken("ct-scheme", name, text)
 
 
@@ -419,12 +419,12 @@ def layer_findings(
     """
     groups = groups_in(checkpoint)
     for module in checkpoint.layers:
-        found = groups.of(module)
-        if found is None:
+        placed = groups.of(module)
+        if placed is None:
             text = f"no group is for it, and its weight is {module.weight}"
             yield from excluded_findings(module, text)
             continue
-        _, group = found
+        _, group = placed
         if module.is_quantized:
             yield from _tensor_findings(checkpoint, module, group)
             continue
@@ -462,9 +462,9 @@ def schemes(
     """Yield the number formats of every quantized layer; layers without a group are left out."""
     groups = groups_in(checkpoint)
     for module in checkpoint.quantized_linears:
-        found = groups.of(module)
-        if found is not None:
-            yield describe(found[1])
+        placed = groups.of(module)
+        if placed is not None:
+            yield describe(placed[1])
 
 
 def unread_outputs_in_vllm(checkpoint: Checkpoint) -> list[str]:

@@ -83,22 +83,22 @@ _SWITCHES = frozenset(
 )
 
 
-def arguments_of(found: Any) -> Group | None:
+def arguments_of(entries: Any) -> Group | None:
     """Return the arguments of a tensor with defaults.
 
     Values that the class converts are converted: whole floats to integers, names to small letters,
     0 and 1 to booleans.
 
     Args:
-        found: the arguments as they stand in the file.
+        entries: the arguments as they stand in the file.
 
     Returns:
         A new dict; None if the tensor is not quantized, or if the value is no object.
     """
     # null, or a malformed value, which ``config_findings`` reports
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         return None
-    arguments = {**_DEFAULTS, **found}
+    arguments = {**_DEFAULTS, **entries}
     arguments["num_bits"] = _integer(arguments["num_bits"], text=True)
     arguments["group_size"] = _integer(arguments["group_size"])
     arguments["block_structure"] = _block_structure(arguments["block_structure"])
@@ -128,8 +128,8 @@ def _block_structure(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    parts = map(str.strip, value.split("x"))
-    return [int(part) if part.isdecimal() else 0 for part in parts]
+    sizes = [size.strip() for size in value.split("x")]
+    return [int(size) if size.isdecimal() else 0 for size in sizes]
 
 
 def _switch(value: Any) -> Any:
@@ -230,18 +230,18 @@ def _requirements(arguments: Group) -> list[tuple[str, bool, str]]:
     ]
 
 
-def argument_findings(place: str, found: Group) -> Iterator[Finding]:
+def argument_findings(place: str, entries: Group) -> Iterator[Finding]:
     """Yield the first unmet requirement of a tensor's arguments.
 
     Args:
         place: place of the arguments for the finding.
-        found: the arguments as they stand in the file.
+        entries: the arguments as they stand in the file.
     """
-    unknown = [value for value in found if value not in _DEFAULTS]
+    unknown = [value for value in entries if value not in _DEFAULTS]
     if unknown:
         yield broken("ct-arguments", f"{place}.{unknown[0]}", "no such argument")
         return
-    for argument, holds, text in _requirements(arguments_of(found) or {}):
+    for argument, holds, text in _requirements(arguments_of(entries) or {}):
         if not holds:
             where = f"{place}.{argument}" if argument else place
             yield broken("ct-arguments", where, text)

@@ -39,7 +39,7 @@ def objects_in(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def strings_of(value: Any) -> list[str]:
-    """Return the strings of a JSON array; none for any other value.
+    """Return the strings of a JSON array; another value has none.
 
     >>> strings_of(["lm_head", 3]), strings_of("lm_head")
     (['lm_head'], [])
@@ -53,7 +53,7 @@ def strings_of(value: Any) -> list[str]:
 
 
 def one_of(*allowed: Any) -> Callable[[Any], bool]:
-    """Return a predicate: the value equals one of those allowed.
+    """Return a predicate for the allowed values.
 
     >>> one_of(4, 8)(8)
     True
@@ -184,7 +184,7 @@ def missing_key_findings(
 
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
     """Yield an entry of the quantization_config that is neither null nor a list of names."""
-    found = entries.get(key)
-    if found is not None and not is_names(found):
-        text = f"{found!r}, and not a list of names"
+    names = entries.get(key)
+    if names is not None and not is_names(names):
+        text = f"{names!r}, and not a list of names"
         yield broken("malformed", f"{QUANTIZATION}.{key}", text)

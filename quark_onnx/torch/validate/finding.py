@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.page.blocks import Block, Text
+from quark_onnx.common.containers import grouped_by
+from quark_onnx.page.blocks import Block, Facts, Judgement, Notes, Problem, Problems
 from quark_onnx.page.reported import Reported
+from quark_onnx.page.terminal import render_lines
 
 #: A verdict follows from reading files; the text says so, since only the client itself can prove
 #: it.
 _RULES_ONLY = "(the client was not run)"
-#: Maximum number of places of a rule in a text.
-_SHOWN = 3
 
 #: Consequences of a broken rule, the worst first: the client refuses the checkpoint, loads wrong
 #: values, or loads correctly with a detail that deserves attention.
@@ -153,12 +152,31 @@ class Validation(Reported):
         }
 
     def blocks(self) -> list[Block]:
-        """Return the verdict as a text, which names the client's rules line by line."""
-        return [Text("Result", self.text())]
-
-    def lines(self) -> list[str]:
-        """Return the verdict as lines of text."""
-        return self.text().split("\n")
+        """Return the broken rules with their places, the worst first, and the verdict as blocks."""
+        by_rule = grouped_by(
+            self.findings, lambda finding: (finding.rule, finding.severity)
+        )
+        problems = list[Problem]()
+        for (name, severity), findings in by_rule.items():
+            rule = findings[0].broken
+            places = [(finding.place, finding.found) for finding in findings]
+            problems.append(
+                Problem(severity, name, rule.title, places, rule.mend, [rule.source])
+            )
+        counts = [
+            (severity.capitalize(), str(self.count(severity)), "places")
+            for severity in SEVERITIES
+        ]
+        facts = [("Layout", self.layout, _counted(self.schemes)), *counts]
+        lines = {"model": [f"{self.place}: {self._checkpoint}"], "needs": self.needs}
+        header = ("severity", "rule", "what it demands", "what to do", "known from")
+        band = "risky" if self.findings else "good"
+        return [
+            Judgement(band if self.right else "poor", self.sentence),
+            Facts(facts, lines),
+            Notes("Needed packages", self.needs),
+            Problems("Broken rules", header, problems),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain values."""
@@ -167,32 +185,14 @@ class Validation(Reported):
     def text(self, complete: bool = False) -> str:
         """Return the verdict as text.
 
-        A rule that is broken at many places is shown three times, unless ``complete``.
-
         Args:
-            complete: whether to list every finding.
+            complete: whether to name every place; otherwise three places stand for more.
 
         Returns:
-            Lines: the verdict, the required packages, then the findings, the worst first.
+            Lines: the checkpoint, the required packages, the broken rules, the worst first, and
+            the verdict.
         """
-        # for example "14 × fp8, 2 × mxfp4"
-        lines = [f"{self.place}: {self._checkpoint}: {self.sentence}"]
-        lines += map("needs {}".format, self.needs)
-        if complete:
-            return "\n".join([*lines, *map(str, self.findings)])
-        # a wrong config.json breaks one rule at every layer; hundreds of equal lines would hide the
-        # others
-        seen = Counter[str]()
-        for finding in self.findings:
-            seen[finding.rule] += 1
-            if seen[finding.rule] <= _SHOWN:
-                lines.append(str(finding))
-        # the difference of counters keeps positive counts alone: the rules with findings beyond the
-        # limit
-        hidden = seen - Counter(dict.fromkeys(seen, _SHOWN))
-        if hidden:
-            lines.append(f"and {_counted(hidden)}")
-        return "\n".join(lines)
+        return "\n".join(render_lines(self.blocks(), complete))
 
     @property
     def _checkpoint(self) -> str:
@@ -201,9 +201,6 @@ class Validation(Reported):
         if self.schemes:
             text += f" ({_counted(self.schemes)})"
         return text
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of a folder for onnxruntime-genai: its configuration and the files that it names."""
+"""Checks of a folder for onnxruntime-genai: the configuration and the named files."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def _values(config: Any, key: str) -> list[str]:
     level = [config]
     # The depth is limited by ``parse_json``.
     while level:
-        objects = [each for each in level if isinstance(each, dict)]
-        values += strings_of([each.get(key) for each in objects])
-        lists = [each for each in level if isinstance(each, list)]
-        level = [inner for each in lists for inner in each]
-        level += [inner for each in objects for inner in each.values()]
+        objects = [value for value in level if isinstance(value, dict)]
+        values += strings_of([value.get(key) for value in objects])
+        lists = [value for value in level if isinstance(value, list)]
+        level = [inner for value in lists for inner in value]
+        level += [inner for value in objects for inner in value.values()]
     return values
 
 

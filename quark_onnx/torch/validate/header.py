@@ -208,7 +208,7 @@ def integers_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def single_value(tensor: Tensor) -> float | None:
-    """Return the value of a float tensor with one element; None for other tensors."""
+    """Return the value of a float tensor, if it has one element."""
     if tensor.count != 1 or tensor.dtype not in FLOATS:
         return None
     return float(values_of(tensor)[0])

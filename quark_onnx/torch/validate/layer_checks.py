@@ -123,11 +123,11 @@ def quantized_findings(
 
 
 def size_findings(
-    module: Module, found: Shape, demanded: Shape | None
+    module: Module, shape: Shape, demanded: Shape | None
 ) -> Iterator[Finding]:
     """Yield a layer whose (out, in) differs from that of the configuration, if that is known."""
-    if demanded is not None and found != demanded:
-        text = f"the layer has (out, in) = {found}; config.json says {demanded}"
+    if demanded is not None and shape != demanded:
+        text = f"the layer has (out, in) = {shape}; config.json says {demanded}"
         yield broken("weight-shape", module.name, text, REFUSED)
 
 

@@ -85,8 +85,8 @@ class GGUFHeader:
         """The alignment of values in bytes."""
         # 32 is the specification's default; 0 stands for a value that is no integer, and is
         # reported
-        found = self.metadata.get("general.alignment", 32)
-        return found if isinstance(found, int) else 0
+        alignment = self.metadata.get("general.alignment", 32)
+        return alignment if isinstance(alignment, int) else 0
 
     @property
     def architecture(self) -> str:
@@ -265,7 +265,7 @@ def read_models(place: Path) -> list[GGUFModel]:
     files = sorted(place.glob("*.gguf")) if place.is_dir() else [place]
     # sorted, so that the first part comes first
     parts_of = grouped_by(files, lambda file: _PART.sub("", file.name))
-    return list(map(_read, parts_of.values()))
+    return [_read(parts) for parts in parts_of.values()]
 
 
 def findings(model: GGUFModel) -> Iterator[Finding]:
@@ -414,12 +414,12 @@ def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
     # gguf has the names by number
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     tensors = gguf.MODEL_TENSORS[families[model.first.architecture]]
-    known = {gguf.TENSOR_NAMES[tensor] for tensor in tensors}
+    expected = {gguf.TENSOR_NAMES[tensor] for tensor in tensors}
     for name in model.tensors:
         # "blk.3.attn_q.weight" is "blk.{bid}.attn_q" there: only the first number is that of a
         # block
         base = name.rpartition(".")[0]
-        if re.sub(r"\.\d+\.", ".{bid}.", base, count=1) not in known:
+        if re.sub(r"\.\d+\.", ".{bid}.", base, count=1) not in expected:
             text = f"{model.first.architecture} has no such tensor"
             yield broken("gguf-tensor-unknown", name, text)
 

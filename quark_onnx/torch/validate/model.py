@@ -109,7 +109,7 @@ def _index_findings(
 
 
 def settings_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield settings of other files that differ from those of config.json.
+    """Yield settings in which other files contradict config.json.
 
     vLLM and transformers read config.json alone. ``QuantizeConfig.from_pretrained`` of GPTQModel
     reads the first file that is there: ``QUANT_CONFIG_FILENAME_COMPAT`` has config.json last.
@@ -224,17 +224,17 @@ def code_findings_in_vllm(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def code_findings(
-    checkpoint: Checkpoint, own: Collection[str] = ()
+    checkpoint: Checkpoint, client_types: Collection[str] = ()
 ) -> Iterator[Finding]:
     """Yield a finding for a model type that is known to the files of the checkpoint alone.
 
     Args:
         checkpoint: configuration and headers.
-        own: types that the client knows in addition to those of transformers.
+        client_types: types that the client knows in addition to those of transformers.
     """
     kind = checkpoint.config.get("model_type")
     # with a class of its own, a client leaves the files of the checkpoint alone
-    if not checkpoint.config.get("auto_map") or kind in own:
+    if not checkpoint.config.get("auto_map") or kind in client_types:
         return
     place = f"{CONFIG}, auto_map"
     if find_spec("transformers") is None:
@@ -333,9 +333,9 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     # names of layers with weights, without that of their block
     inside = set[str]()
     for name, module in checkpoint.modules.items():
-        found = _BLOCK.fullmatch(name)
-        if found and module.weight is not None and _holds(checkpoint, name):
-            inside.add(found[2])
+        match = _BLOCK.fullmatch(name)
+        if match and module.weight is not None and _holds(checkpoint, name):
+            inside.add(match[2])
     if alike is None or not inside:
         return []
     blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
@@ -370,11 +370,7 @@ def _holds(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def _has_attention_biases(config: dict[str, Any]) -> bool:
-    """Return whether queries, keys and values have biases.
-
-    Qwen2's have biases unless the configuration says otherwise, those of other families only if it
-    says so.
-    """
+    """Return whether queries, keys and values have biases; those of Qwen2 have by default."""
     if config.get("attention_bias") is True:
         return True
     is_qwen2 = config.get("model_type") in ("qwen2", "qwen2_moe")

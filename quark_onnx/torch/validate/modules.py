@@ -91,8 +91,8 @@ class Module:
     def experts(self) -> str:
         """Name of the module of experts around the layer, or an empty string."""
         # the dot lets the module of one expert match as well, not only layers below it
-        found = _EXPERT.match(f"{self.name}.")
-        return found["experts"] if found else ""
+        match = _EXPERT.match(f"{self.name}.")
+        return match["experts"] if match else ""
 
     @property
     def has_bare_integers(self) -> bool:
@@ -127,12 +127,12 @@ def today(name: str) -> str:
 
 def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
     """Return modules by name, with their tensors."""
-    found = dict[str, dict[str, Tensor]]()
+    tensors_by_module = dict[str, dict[str, Tensor]]()
     for name, tensor in tensors.items():
         # a tensor without a dot in its name belongs to the module ""
         module, _, what = today(name).rpartition(".")
-        found.setdefault(module, {})[what] = tensor
-    return {name: Module(name, parts) for name, parts in found.items()}
+        tensors_by_module.setdefault(module, {})[what] = tensor
+    return {name: Module(name, parts) for name, parts in tensors_by_module.items()}
 
 
 def fused(modules: Mapping[str, Module]) -> dict[str, list[Module]]:

@@ -64,7 +64,7 @@ class ShellPatterns:
                 self._patterns.append((place, pattern))
 
     def first(self, name: str) -> str | None:
-        """Return the first entry that equals or matches a name; None without such an entry."""
+        """Return the first entry that equals or matches a name, if any does."""
         exact = self._places.get(name, len(self._places))
         for place, pattern in self._patterns:
             if place > exact:
@@ -109,7 +109,7 @@ class Expressions:
             self._literals.setdefault(form, {}).setdefault(form.key(text), place)
 
     def first(self, name: str) -> str | None:
-        """Return the entry of the first expression that matches a name; None if none does."""
+        """Return the entry of the first expression that matches a name, if any does."""
         if "\n" in name:
             # dots match no line break, and "$" matches before the last one
             for entry, text in zip(self._entries, self._texts, strict=True):
@@ -173,7 +173,7 @@ class _Form:
 
 
 class LongerTexts:
-    """Texts, of which the first that contains a name counts.
+    """Texts that contain names; the first match counts.
 
     Args:
         texts: the texts in their order, without line breaks.
@@ -187,7 +187,7 @@ class LongerTexts:
         self._starts = list(accumulate(lengths, initial=0))
 
     def first(self, name: str) -> int | None:
-        """Return the number of the first text that contains a name; None if there is none."""
+        """Return the index of the first text that contains a name, if any does."""
         place = self._joined.find(name)
         if place < 0 or not self._texts:
             return None
@@ -203,7 +203,7 @@ class NameParts:
 
     def __init__(self, parts: Iterable[str]) -> None:
         self._parts = frozenset(parts)
-        self._lengths = sorted(set(map(len, self._parts)))
+        self._lengths = sorted({len(part) for part in self._parts})
 
     def match(self, name: str) -> bool:
         """Return whether one of the texts is a part of a name."""

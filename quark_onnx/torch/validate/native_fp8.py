@@ -45,7 +45,11 @@ def _is_block(block: Any) -> bool:
     """Return whether a block has two positive sizes, such as [128, 128]; null stands for none."""
     if block is None:
         return True
-    return isinstance(block, list) and len(block) == 2 and all(map(is_positive, block))
+    return (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(is_positive(size) for size in block)
+    )
 
 
 def vllm_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -89,7 +93,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     block = checkpoint.quantization.get("weight_block_size")
     excluded = ExcludedInVllm(checkpoint)
     for name, modules in shards(checkpoint.modules):
-        out = list(map(excluded.match, modules))
+        out = [excluded.match(module) for module in modules]
         yield from partial_findings(name, out, "in ignored_layers")
     yield from block_findings(checkpoint, lambda _: block and block[0])
     # vLLM creates the parameter under one of the two names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from quark_onnx.torch.models.names import NamesInTransformers
@@ -191,13 +190,15 @@ class SkippedInVllm:
 
     def match(self, module: Module) -> bool:
         """Return whether vLLM keeps a layer float."""
-        return any(map(self._parts.match, self._checkpoint.names_in_vllm(module)))
+        return any(
+            self._parts.match(name) for name in self._checkpoint.names_in_vllm(module)
+        )
 
 
 def _skipped(checkpoint: Checkpoint) -> list[str]:
     """Return the names of float layers in a configuration of AutoAWQ."""
     names = checkpoint.quantization.get("modules_to_not_convert") or []
-    return [*map(str, names)]
+    return [str(name) for name in names]
 
 
 def vllm_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -229,7 +230,7 @@ def _skipped_findings(
 
 
 def _awq_outputs(module: Module) -> PackedOutputs | None:
-    """Return the packed outputs of a layer of AutoAWQ; None for any other layer."""
+    """Return the packed outputs of a layer, if AutoAWQ wrote the layer."""
     packed = module.matrix
     if not packed.name.endswith(".qweight"):
         return None
@@ -293,7 +294,7 @@ def _list_findings(
             ``GPTQQuantizer.convert_model`` of optimum joins them by ``sum(..., [])``.
     """
     given = entries.get(_LISTED)
-    is_right = isinstance(given, list) and all(map(is_names, given))
+    is_right = isinstance(given, list) and all(is_names(entry) for entry in given)
     wanted = "lists of names"
     if not is_nested_alone:
         is_right = is_right or is_names(given)
@@ -405,15 +406,13 @@ def _listed(entries: Mapping[str, Any]) -> list[str]:
     """Return the names in the list of quantized layers, which may be nested; empty without one."""
     names = entries.get(_LISTED) or []
     nested = (name if isinstance(name, list) else [name] for name in names)
-    return [
-        value for value in list(chain.from_iterable(nested)) if isinstance(value, str)
-    ]
+    return [value for values in nested for value in values if isinstance(value, str)]
 
 
 def _listed_findings(
     checkpoint: Checkpoint, settings: SettingsInVllm
 ) -> Iterator[Finding]:
-    """Yield layers that are quantized though the list lacks them, or float though it has them.
+    """Yield quantized layers that the list lacks, and float layers that it names.
 
     ``is_layer_gptq_quantized`` of gptq_utils.py takes entries for parts of names. vLLM does not ask
     for experts, and goes by the files where there is no list.
@@ -425,9 +424,9 @@ def _listed_findings(
     torn = set[str]()
     for name, modules in shards(checkpoint.modules):
         flags = [parts.match(module.name) for module in modules]
-        found = [*partial_findings(name, flags, f"in {_LISTED}")]
-        yield from found
-        if found:
+        findings = [*partial_findings(name, flags, f"in {_LISTED}")]
+        yield from findings
+        if findings:
             torn |= {module.name for module in modules}
     for module in checkpoint.linears:
         # a fused layer that is listed in part is a finding of its own

@@ -34,7 +34,7 @@ def stages(spec: Any) -> list[dict[str, Any]]:
 
 
 def listed(spec: Any) -> list[Any]:
-    """Return a list as it is, and any other value as a list of one."""
+    """Return a list unchanged, and another value as the single entry of a list."""
     return spec if isinstance(spec, list) else [spec]
 
 

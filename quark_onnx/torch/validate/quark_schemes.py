@@ -77,7 +77,7 @@ _MX_TYPES = ("fp4", *_FP6, "fp8_e4m3")
 
 @dataclass(frozen=True)
 class QuarkScheme:
-    """Scheme of vLLM: what its class takes.
+    """Weights and activations that a scheme class of vLLM accepts.
 
     Attributes:
         name: name in verdicts.

@@ -225,8 +225,11 @@ def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
     checks = list[FieldCheck]()
     # per_block has no list of observers
     if qscheme in OBSERVERS:
-        known, text = one_of(*OBSERVERS[qscheme]), "{observer_cls!r}, with {qscheme}"
-        checks.append(FieldCheck("quark-observer", "observer_cls", known, text))
+        observers, text = (
+            one_of(*OBSERVERS[qscheme]),
+            "{observer_cls!r}, with {qscheme}",
+        )
+        checks.append(FieldCheck("quark-observer", "observer_cls", observers, text))
     if spec["dtype"] in INTEGERS:
         checks += _INTEGER_CHECKS
     checks += _SIZE_CHECKS.get(qscheme, ())

@@ -238,7 +238,7 @@ def _fused_findings(
     """
     # by the shell patterns of amd-quark or the regular expressions of vLLM
     names = [module.name for module in modules]
-    excluded = list(filter(config.excludes, names))
+    excluded = [name for name in names if config.excludes(name)]
     if excluded:
         if len(excluded) < len(modules):
             text = f"only {', '.join(excluded)} is excluded"
@@ -257,12 +257,12 @@ def _fused_findings(
             yield broken("quark-experts-differ", common_name, text)
         return
     for other in others:
-        found = config.layer_in_vllm(other)
-        if not same(found, layer):
-            text = f"{first.last}: {describe(layer)}; {other.last}: {describe(found)}"
+        other_layer = config.layer_in_vllm(other)
+        if not same(other_layer, layer):
+            text = f"{first.last}: {describe(layer)}; {other.last}: {describe(other_layer)}"
             # equal in a few words: the difference is in another key, such as the observer
-            if describe(layer) == describe(found):
-                keys = ", ".join(_differing_keys(layer, found))
+            if describe(layer) == describe(other_layer):
+                keys = ", ".join(_differing_keys(layer, other_layer))
                 text = f"the configurations differ in {keys}"
             yield broken("quark-shards-differ", common_name, text)
 
@@ -292,12 +292,12 @@ def _packed_outputs(config: QuarkConfig, module: Module) -> PackedOutputs | None
     layer, weight = config.layer_in_vllm(module), module.matrix
     if not group_of(layer) or weight.dtype != "I32":
         return None
-    found = slots_of(layer, weight, module.tensors.get("weight_scale"))
+    placed = slots_of(layer, weight, module.tensors.get("weight_scale"))
     # experts with int4 in groups have no scheme, which is another finding
-    if found is None or module.experts:
+    if placed is None or module.experts:
         return None
     # codes and zero points are both packed along the outputs
-    (outputs, _), _ = found
+    (outputs, _), _ = placed
     return PackedOutputs(outputs, 4, "outputs")
 
 
@@ -360,10 +360,10 @@ def tensor_findings(
         layer: configuration of the layer, of which the weight and the inputs are read.
         extra: slots in addition to those of the number formats, such as scales of the KV cache.
     """
-    found = slots_of(layer, module.matrix, module.tensors.get("weight_scale"))
+    placed = slots_of(layer, module.matrix, module.tensors.get("weight_scale"))
     # a number format without a layout is a finding of the scheme
-    if found is not None:
-        size, slots = found
+    if placed is not None:
+        size, slots = placed
         yield from quantized_findings(
             checkpoint, module, size, {**slots, **extra}, group_of(layer)
         )

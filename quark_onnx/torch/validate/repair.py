@@ -13,6 +13,8 @@ from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.page.reported import Reported
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
@@ -42,7 +44,7 @@ _UNMENDED = {
 
 
 @dataclass(frozen=True)
-class Mended:
+class Mended(Reported):
     """Result of a repair.
 
     Attributes:
@@ -55,13 +57,26 @@ class Mended:
     notes: tuple[str, ...]
     verdict: Validation
 
-    def __str__(self) -> str:
-        written = "nothing could be mended, nothing is written"
+    def blocks(self) -> list[Block]:
+        """Return the changes and the verdict as blocks."""
+        written = "nothing can be repaired; nothing is written"
         if self.folder is not None:
-            written = f"written: {self.folder}"
-        return "\n".join(
-            [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)]
-        )
+            written = str(self.folder)
+        lines = {"repaired": self.notes, "written": [written]}
+        return [
+            *self.verdict.blocks(),
+            Facts((), lines),
+            Notes("Repaired", self.notes),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changes and the verdict as plain values."""
+        # "mended" is a key of the JSON document, which programs read.
+        return {
+            "output": self.folder,
+            "mended": list(self.notes),
+            **self.verdict.to_dict(),
+        }
 
 
 def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
@@ -179,8 +194,8 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
         for name, layer in QuarkConfig(entries).overrides.items()
         if name.endswith(("k_proj", "v_proj")) and stages(layer.get("output_tensors"))
     ]
-    found = entries.get("export")
-    export = object_of(found)
+    stored = entries.get("export")
+    export = object_of(stored)
     # null counts as missing: vLLM fails for a kv_cache_group of null as for none
     given = {
         key: value
@@ -190,7 +205,7 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
         if value is not None
     }
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
-    if whole == found:
+    if whole == stored:
         return []
     entries["export"] = whole
     changes = {
@@ -207,7 +222,7 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
 
 
 def _mend_layers(entries: dict[str, Any]) -> list[str]:
-    """Add the keys that the configurations of layers lack; return one note for all layers."""
+    """Add missing keys to the configurations of layers, and return one note for all layers."""
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
@@ -261,7 +276,7 @@ def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     Returns a note on each kind of change.
     """
     config, notes = QuarkConfig(entries), list[str]()
-    patterns = list(filter(is_glob, config.exclude))
+    patterns = [pattern for pattern in config.exclude if is_glob(pattern)]
     names = [value for value in config.exclude if value not in patterns]
     matrices = checkpoint.matrices
     if patterns:
@@ -292,16 +307,19 @@ def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     None also if files are missing or damaged, since the index of the complete checkpoint is
     unknown, and has to come with the files.
     """
-    found = checkpoint.file_names
+    file_names = checkpoint.file_names
     rules = {finding.rule for finding in checkpoint.damage}
     missing = {*object_of(checkpoint.index).values()} - {*checkpoint.headers}
     if missing or "file-damaged" in rules:
         return None
-    if "index-json" not in rules and checkpoint.index in (None, found):
+    if "index-json" not in rules and checkpoint.index in (None, file_names):
         return None
     # total_size counts the bytes of values, without headers
     size = sum(tensor.size for tensor in checkpoint.tensors.values())
-    return {"metadata": {"total_size": size}, "weight_map": dict(sorted(found.items()))}
+    return {
+        "metadata": {"total_size": size},
+        "weight_map": dict(sorted(file_names.items())),
+    }
 
 
 def _write(

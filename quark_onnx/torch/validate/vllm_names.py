@@ -73,12 +73,14 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if pattern is None or not checkpoint.architecture.endswith("ForCausalLM"):
         return
     # loaders skip the tensors of rotary embeddings, which old files hold
-    known = re.compile(rf"{pattern}|.*rotary_emb")
+    expected = re.compile(rf"{pattern}|.*rotary_emb")
     unknown = list[str]()
     for module in checkpoint.modules.values():
         # loaders skip a bias without a parameter, as GPTQ files have for every layer
         is_bias = set(module.tensors) == {"bias"}
-        is_known = known.fullmatch(module.name) and not _is_beyond(checkpoint, module)
+        is_known = expected.fullmatch(module.name) and not _is_beyond(
+            checkpoint, module
+        )
         if not is_bias and not is_known:
             unknown.append(module.name)
         elif module.last in _OF_ATTENTION:

@@ -60,11 +60,31 @@ def test_it_says_what_was_found(found: SearchResult) -> None:
     assert "Raise --budget: 1 configuration did not fit" in text
     # A16W8 is 7 % smaller than the best; XINT8 is as large as A8W8, and slower.
     assert text.count(">front</td>") == 3
-    assert "1.10 ×" in text
+    assert '<th class="number">runtime, × float</th>' in text and ">1.10</td>" in text
     assert "ended early, after 8 samples" in text
     assert "1 configuration: out of &lt;luck&gt;" in text and "<cle>" not in text
     assert "activation: " in text
     check_alone(text)
+
+
+def test_the_text_says_what_the_page_says(found: SearchResult) -> None:
+    lines = str(found).splitlines()
+    rows = [line for line in lines if line.startswith("  ") and line[2].isdigit()]
+    assert len(rows) == 6 and sum(row.endswith("front") for row in rows) == 3
+    assert "failed    BAD: out of <luck>" in lines
+    assert "not tried A8W8 adaquant: did not fit into --budget" in lines
+    start = "verdict   unknown: A16W8 cle is best: 41.50 dB SQNR in 1.4 MB"
+    assert lines[-3:] == [
+        start,
+        "try       take a smaller model: A16W8 (1.3 MB, 0.6 dB less)",
+        "try       raise --budget: 1 configuration did not fit",
+    ]
+
+
+def test_a_long_search_says_where_its_candidates_are(found: SearchResult) -> None:
+    many = [candidate(f"A8W8 {place}", 20.0, 9, 1.0) for place in range(50)]
+    text = str(replace(found, candidates=many))
+    assert "  and 10 more; the page and the JSON document have them all\n" in text
 
 
 def test_a_missed_target_is_poor(found: SearchResult) -> None:

@@ -4,6 +4,8 @@ is.
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,22 +36,28 @@ def test_ranking(cli: Any) -> None:
     finished = cli(*ANALYZE)
     assert (finished.code, finished.err) == (0, "")
     lines = finished.out.splitlines()
-    assert "on 20 samples; output scores " in finished.out
-    assert any(
-        line.startswith("in units  scores steps of ") and ", errors up to " in line
-        for line in lines
-    )
-    header = next(line for line in lines if line.startswith("  #"))
-    assert header.split() == [
-        "#",
-        "tensor",
-        "operator",
-        "SQNR",
-        "dB",
-        "inputs",
-        "alone",
-        "format",
+    assert "error     on 20 samples:" in lines
+    header = next(line for line in lines if line.startswith("  output"))
+    assert re.split(" {2,}", header.strip()) == [
+        "output",
+        "SQNR, dB",
+        "min / median / max of a sample",
+        "cosine",
+        "largest error",
+        "step",
+        "float values",
     ]
+    cells = re.split(" {2,}", lines[lines.index(header) + 1].strip())
+    assert cells[0] == "scores" and float(cells[1]) > 10
+    # The steps of XINT8 are powers of two.
+    assert math.log2(float(cells[5])) == pytest.approx(
+        round(math.log2(float(cells[5]))), abs=0.01
+    )
+    assert " to " in cells[6]
+    header = next(line for line in lines if line.startswith("  #"))
+    assert header.split() == ["#", "tensor", "SQNR", "inputs", "alone"]
+    assert any(line.endswith(" Gemm head, int8") for line in lines)
+    assert any(line.endswith(" input of the model, int8") for line in lines)
     ranks = [line.split()[0] for line in lines if line[:3].strip().isdigit()]
     assert ranks == [str(place) for place in range(1, len(ranks) + 1)]
     assert any("-> " in line for line in lines)

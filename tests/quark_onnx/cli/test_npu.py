@@ -16,16 +16,16 @@ from tests.models import depthwise_layers, normal, parse
 def test_a_model_with_errors(cli: Any) -> None:
     finished = cli("npu", "check", "model.onnx", "--target", "stx")
     assert finished.code == 1 and finished.error.endswith("rules of stx")
-    first, *rest = finished.out.splitlines()
-    assert first.startswith("float model for stx: ")
-    assert any(
-        line.startswith("error G3 at first: ") and "strides" in line for line in rest
+    lines = finished.out.splitlines()
+    assert lines[-1].startswith("verdict   poor: float model for stx: 2 errors, 0 ")
+    place = lines.index("error     G3: attributes of convolutions are written out")
+    assert (
+        lines[place + 1].strip().startswith("first: ") and "strides" in lines[place + 1]
     )
-    assert any(
-        "error G1: input 'image' has the shape ['N', 3, 8, 8] (shapes are static)"
-        in line
-        for line in rest
-    )
+    assert lines[place + 2] == "          fix: quark-onnx npu legalize"
+    assert lines[place + 3].startswith("          from: onnxsim")
+    place = lines.index("error     G1: shapes are static")
+    assert lines[place + 1].strip() == "input 'image' has the shape ['N', 3, 8, 8]"
 
 
 def test_json(cli: Any) -> None:
@@ -66,7 +66,7 @@ def test_what_quantize_makes_for_a_target_passes(cli: Any) -> None:
     )
     assert made.code == 0, made.err
     finished = cli("npu", "check", "out.onnx", "--target", "stx")
-    assert finished.out == "XINT8 model for stx: 0 errors, 0 warnings\n"
+    assert finished.out == "verdict   good: XINT8 model for stx: 0 errors, 0 warnings\n"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_model_that_passes(cli: Any) -> None:
     assert (finished.code, finished.err, finished.out) == (
         0,
         "",
-        "float model for npu: 0 errors, 0 warnings\n",
+        "verdict   good: float model for npu: 0 errors, 0 warnings\n",
     )
 
 
@@ -138,7 +138,7 @@ def test_check_mends_what_it_can(cli: Any) -> None:
     finished = cli(
         "npu", "check", "model.onnx", "--target", "stx", "--fix", "mended.onnx"
     )
-    assert finished.code == 0 and "repaired: write_attributes" in finished.out
+    assert finished.code == 0 and "          write_attributes: 1" in finished.out
     assert (
         Path("model.onnx").read_bytes() == before
         and cli("npu", "check", "mended.onnx").code == 0
@@ -158,9 +158,8 @@ def test_preflight(cli: Any) -> None:
         "--html",
         "page.html",
     )
-    assert finished.code == 0 and finished.out.startswith(
-        "forecast for stx (A8W8, Ryzen AI 1.8): "
-    )
+    assert finished.code == 0
+    assert "verdict   good: forecast for stx (A8W8, Ryzen AI 1.8): " in finished.out
     assert "What the NPU will run" in Path("page.html").read_text(encoding="utf-8")
     document = cli("npu", "preflight", "legal.onnx", "--target", "stx", "--json").json
     assert document["subgraphs"] >= 1 and 0 < document["share"] <= 1
@@ -222,7 +221,7 @@ def test_deploy(cli: Any) -> None:
     )
     assert finished.code == 0, finished.err
     assert (
-        finished.out.startswith("XINT8 model for stx in ")
+        finished.out.startswith("bundle    XINT8 model for stx in ")
         and Path("bundle/model.onnx").is_file()
     )
     chosen = cli(

@@ -62,7 +62,9 @@ def rules(found: Check) -> set[str]:
 def test_nothing_is_found_in_our_own_models(target: str, search: int) -> None:
     found = check(xint8(search=search, target=target), target)
     assert (found.kind, found.findings) == ("XINT8", ())
-    assert str(found) == f"XINT8 model for {target}: 0 errors, 0 warnings"
+    assert (
+        str(found) == f"verdict   good: XINT8 model for {target}: 0 errors, 0 warnings"
+    )
 
 
 def test_without_a_target_scales_go_their_own_ways() -> None:

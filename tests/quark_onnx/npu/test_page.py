@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quark_onnx import npu
-from quark_onnx.npu.page import forecast_blocks, write_page
+from quark_onnx.npu.page import heading, write_page
 from quark_onnx.page.browser import render_page
 from tests.browser import measured
 from tests.models import parse, weight
@@ -15,7 +15,7 @@ from tests.quark_onnx.npu.networks import NETWORKS
 
 
 def render(found: npu.Preflight, name: str = "model") -> str:
-    return render_page("forecast", forecast_blocks(found, name))
+    return render_page("forecast", [heading(found, name), *found.blocks()])
 
 
 @pytest.fixture(scope="module")

@@ -522,7 +522,7 @@ def test_the_table_of_operators() -> None:
 def test_text_names_what_is_not_there() -> None:
     text = str(found("y = Sigmoid (b)"))
     assert (
-        text.startswith("forecast for stx (XINT8, Ryzen AI 1.8): ")
+        ": forecast for stx (XINT8, Ryzen AI 1.8): " in text
         and "CPU       1 node (1 Sigmoid): a gate with power-of-two scales" in text
         and "\n          fix: quantize to A8W8 or A16W8" in text
     )
@@ -545,7 +545,7 @@ def test_nodes_with_the_same_reason_are_one_group() -> None:
     (group,) = forecast.groups
     assert group.cause == "a tensor has a dynamic shape: the batch is dynamic"
     assert group.kinds == "2 Relu, 1 Sigmoid"
-    assert len(str(forecast).splitlines()) == 4
+    assert str(forecast).count("a tensor has a dynamic shape") == 1
 
 
 def test_the_forecast_of_deploy_is_that_of_the_legalized_model() -> None:
@@ -554,9 +554,9 @@ def test_the_forecast_of_deploy_is_that_of_the_legalized_model() -> None:
     assert both.legalized is not None and both.best is both.legalized
     assert (both.legalized.share, both.legalized.band) == (1.0, "good")
     assert both.best.counts == preflight(legalize(chain(4), "stx").model, "stx").counts
-    first, *_, last = str(both).splitlines()
-    assert first == "with 'quark-onnx npu deploy', which legalizes the model:"
-    assert last.startswith("the file as it is: the compiler would crash at 4 nodes")
+    (line,) = [line for line in str(both).splitlines() if line.startswith("legalized ")]
+    assert "'quark-onnx npu deploy', which legalizes the model" in line
+    assert "the file as it is: the compiler would crash at 4 nodes" in line
 
 
 def test_a_model_that_cannot_be_legalized_has_its_own_forecast() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from quark_onnx.page.blocks import (
     Names,
     Notes,
     Picture,
+    Problem,
+    Problems,
     Ranking,
     Reasons,
     Share,
@@ -177,7 +180,7 @@ BLOCKS = [
     Heading("Title <1>", "a.onnx → b.onnx"),
     Judgement("risky", "outputs <x>", (Action("try:", "--preset A16W8"),)),
     Facts([("Size", "1 <MB>", "less")]),
-    Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note", "error", ["<y>: 20 dB"]),
+    Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note", "error"),
     Grid(
         "Layers",
         ("name", "other format", "names", "error"),
@@ -200,8 +203,13 @@ BLOCKS = [
             )
         ],
         "none",
+        "tensor",
         "noise",
-        ["<E>: <C>"],
+    ),
+    Problems(
+        "Rules",
+        ("severity", "rule", "what", "fix", "from"),
+        [Problem("wrong", "R1", "<R>", [("<P>", "<V>")], "<H>", ["<Z>"])],
     ),
     Terms("Terms", [("<T>", "a term")]),
     Text("Settings", "a: <set>\n  c: 1"),
@@ -211,14 +219,21 @@ BLOCKS = [
 
 def test_every_block_escapes_names() -> None:
     text = render_page("page", BLOCKS)
-    names = [f"<{name}>" for name in "1xyNsBLKIJWQDEOCMAFGT"]
+    names = [f"<{name}>" for name in "1xyNsBLKIJWQDEOCMAFGTRPVHZ"]
     for name in (*names, "<MB>", "<two>", "<set>"):
         assert (
             name not in text and name.replace("<", "&lt;").replace(">", "&gt;") in text
         )
     check_alone(text)
-    for empty in (Grid("a", (), []), Reasons("a", {}, "", ""), Notes("a", [])):
+    no_problem = Problems("a", ("", "", "", "", ""), [])
+    for empty in (
+        Grid("a", (), []),
+        Reasons("a", {}, "", ""),
+        Notes("a", []),
+        no_problem,
+    ):
         assert html_of(empty) == ""
+    assert "none" in html_of(replace(no_problem, nothing="none"))
     assert html_of(Gallery("a", "", [])) == html_of(Drawing("a", "", tuple)) == ""
     assert "none" in html_of(Ranking("a", "", [], "none"))
     with pytest.raises(TypeError, match="int is no block"):
@@ -239,21 +254,104 @@ def test_lines_have_short_titles_and_end_with_the_verdict() -> None:
     """Blocks without a short title are for the page alone."""
     assert render_lines(BLOCKS) == [
         "error     a note:",
-        "  <y>: 20 dB",
+        "  name  dB",
+        "  <y>   20",
         "notes     one <two>",
-        "noise     <E>: <C>",
+        "noise     most first:",
+        "  #  tensor  SQNR",
+        "  1  <E>     20 dB  <O>",
+        "       <C>",
+        "         -> <M>: --a <A>",
+        "wrong     R1: <R>",
+        "            <P>: <V>",
+        "          fix: <H>",
+        "          from: <Z>",
         "warning   <W>",
         "verdict   risky: outputs <x>",
         "try       --preset A16W8: try:",
     ]
     many = Notes("Notes", [str(number) for number in range(20)], "notes")
-    assert render_lines([many])[-2:] == ["          11", "          and 8 more"]
-    command = Judgement("good", "fine", (Action("run", "quark-onnx x"),), "2 samples")
+    more = "          and 8 more; the page and the JSON document have them all"
+    assert render_lines([many])[-2:] == ["          11", more]
+    assert render_lines([many], complete=True)[-1] == "          19"
+    run = Action("run", "quark-onnx x", "1 node")
+    command = Judgement("good", "fine", (run,), "2 samples")
     assert render_lines([command])[1:] == [
         "          on 2 samples",
-        "try       run",
+        "try       run (1 node)",
         "          quark-onnx x",
     ]
+
+
+def test_odd_names_do_not_break_a_table() -> None:
+    """A line break is escaped, and columns make no room for a very long name."""
+    name = "n" * 200
+    rows = [
+        ("a\nb: 99 dB", "20", "x"),
+        (name, "", "y"),
+        ("c", name, ""),
+        ("d", "3", "z"),
+    ]
+    lines = render_lines([Grid("", ("output", "dB", "cosine"), rows, "", "error")])
+    assert lines[1:] == [
+        "  output       dB  cosine",
+        r"  a\nb: 99 dB  20  x",
+        f"  {name}",
+        "                   y",
+        f"  c            {name}",
+        "  d            3   z",
+    ]
+
+
+def test_a_long_name_breaks_in_its_cell() -> None:
+    """On a page, too, the columns beside it stay where they are."""
+    shown = html_of(Grid("", ("output", "dB"), [("<" * 61, "20"), ("x" * 60, "1")]))
+    assert f'<span class="long">{"&lt;" * 61}</span>' in shown
+    assert shown.count('class="long"') == 1
+
+
+def test_long_tables_are_cut() -> None:
+    grid = Grid("", ("name", "dB"), [(str(row), "2") for row in range(50)], "", "error")
+    lines = render_lines([grid])
+    assert len(lines) == 1 + 1 + 40 + 1
+    assert lines[-1].strip().startswith("and 10 more; the page and the JSON document")
+    assert len(render_lines([grid], complete=True)) == 1 + 1 + 50
+
+
+def test_rows_of_a_table_in_a_terminal() -> None:
+    """A row of a single cell is a title; names of a cell are in brackets."""
+    rows = [("group",), (Names("2 Conv", ("a", "b")), "−3.5", "")]
+    grid = Grid("Nodes", ("nodes", "dB", "note"), rows, "all", "nodes")
+    assert render_lines([grid.without_empty_columns()]) == [
+        "nodes     all:",
+        "  nodes          dB    note",
+        "  group",
+        "  2 Conv (a, b)  -3.5",
+    ]
+    rows = [("a", "", "1"), ("b", "", "2")]
+    grid = Grid("", ("name", "no", "dB"), rows).without_empty_columns()
+    assert (grid.header, grid.rows) == (["name", "dB"], [["a", "1"], ["b", "2"]])
+
+
+def test_places_of_a_problem_are_grouped() -> None:
+    """Three names stand for more of one kind, and three kinds for more of them."""
+    same = [(f"n{place}", "gone") for place in range(5)]
+    other = [(f"m{place}", f"has {place}") for place in range(4)]
+    problem = Problem("error", "G1", "is static", [*same, *other])
+    block = Problems("", ("", "", "", "", ""), [problem])
+    assert render_lines([block]) == [
+        "error     G1: is static",
+        "            n0, n1, n2 and 2 more: gone",
+        "            m0: has 0",
+        "            m1: has 1",
+        "            and 2 more; the page and the JSON document have them all",
+    ]
+    lines = render_lines([block], complete=True)
+    assert lines[1:3] == ["            n0: gone", "            n1: gone"]
+    assert len(lines) == 1 + 5 + 4
+    reasons = Reasons("Float", dict.fromkeys("abcd", "why"), "node", "nodes", "float")
+    assert render_lines([reasons]) == ["float     a, b, c and 1 more: why"]
+    assert len(render_lines([reasons], complete=True)) == 4
 
 
 @pytest.mark.parametrize("width", [1280, 390])

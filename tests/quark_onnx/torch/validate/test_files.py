@@ -390,12 +390,17 @@ def test_verdict_as_text_and_document(tmp_path: Path) -> None:
         and not verdict.right
     )
     lines = verdict.text().splitlines()
-    assert lines[0].endswith(
-        "quark checkpoint (14 × fp8): loads but wrong by the rules of vLLM 0.33.0"
-        " (the client was not run)"
+    assert lines[0].endswith(": quark checkpoint (14 × fp8)")
+    assert lines[1] == "wrong     scale-missing: each quantized weight has its scales"
+    assert lines[2].endswith(" and 11 more: there is no such tensor")
+    assert lines[-1] == (
+        "verdict   poor: loads but wrong by the rules of vLLM 0.33.0 (the client was not"
+        " run)"
     )
-    assert len(lines) == 5 and lines[-1] == "and 11 × scale-missing"
-    assert len(verdict.text(complete=True).splitlines()) == 1 + math.prod((2, 7))
+    assert len(lines) == 6 and str(verdict) == verdict.text()
+    lines = verdict.text(complete=True).splitlines()
+    places = [line for line in lines if line.endswith(": there is no such tensor")]
+    assert len(places) == math.prod((2, 7))
     finding = verdict.document["findings"][0]
     assert finding.keys() == {
         "rule",

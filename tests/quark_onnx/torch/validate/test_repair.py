@@ -161,7 +161,7 @@ def test_nothing_to_mend(tmp_path: Path) -> None:
     mended = repair(drafts.quark().write(tmp_path / "model"), "vllm")
     assert mended.folder is None and mended.notes == () and mended.verdict.right
     assert not (tmp_path / "model-fixed").exists()
-    assert "nothing could be mended" in str(mended)
+    assert "nothing can be repaired" in str(mended)
 
 
 def test_what_cannot_be_mended_is_said(tmp_path: Path) -> None:
