@@ -169,11 +169,7 @@ def targets(
     """
     import gguf
 
-    arch = next(
-        arch
-        for arch, name in gguf.MODEL_ARCH_NAMES.items()
-        if name == architecture.name
-    )
+    arch = gguf.MODEL_ARCH[architecture.name.upper()]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     parts_by_name: dict[str, list[tuple[int, StoredTensor]]] = {}
     # In natural order, so that expert 10 follows expert 9 in a stack.
