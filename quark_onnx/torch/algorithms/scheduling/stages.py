@@ -145,7 +145,7 @@ class _Trace:
         self._layers = layers
         self._hooks: list[RemovableHandle] = []
         self._inputs: dict[str, Node | None] = {}
-        self._layer_of: dict[Node, str] = {}
+        self._layer_of: dict[Node | None, str] = {}
         # addresses are keys: no tensor may be freed
         self._alive: list[torch.Tensor] = []
         # address and shape of the input, for each run of a layer
@@ -178,7 +178,6 @@ class _Trace:
                 output = output.detach().requires_grad_()
             # clone() adds a node to the graph that belongs to this layer alone
             output = output.clone()
-            assert output.grad_fn is not None
             self._layer_of[output.grad_fn] = name
             return output
 
