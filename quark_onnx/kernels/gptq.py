@@ -32,54 +32,54 @@ class Compensation:
     """The error compensation of GPTQ for a Hessian."""
 
     def __init__(
-        self, gram: Doubles, *, damping: float = 0.01, act_order: bool = True
+        self, H: Doubles, *, damping: float = 0.01, act_order: bool = True
     ) -> None:
         """Compute Hinv.
 
         Args:
-            gram: the Hessian H = X X^T, (groups, inputs, inputs).
+            H: the Hessian X X^T, (groups, inputs, inputs).
             damping: added to the diagonal, as a share of its mean; increased if it does not
                 suffice.
             act_order: quantize columns in order of decreasing diagonal of H.
         """
-        diagonal = np.diagonal(gram, axis1=1, axis2=2)
+        diagonal = np.diagonal(H, axis1=1, axis2=2)
         if act_order:
             self._order = np.argsort(-diagonal, axis=1, kind="stable")
         else:
             self._order = np.zeros(diagonal.shape, int) + np.arange(diagonal.shape[1])
-        self._inverse = _inverse_root(gram, self._order, damping)
-        self._gram = gram
+        self._Hinv = _inverse_factor(H, self._order, damping)
+        self._H = H
 
-    def rounded(self, weight: Doubles, lattice: Levels) -> tuple[Floats, Doubles]:
+    def rounded(self, weight: Doubles, levels: Levels) -> tuple[Floats, Doubles]:
         """Round a weight, and return the squared error per output, never above RTN.
 
         Args:
             weight: (groups, outputs, inputs).
-            lattice: possible values of the weight.
+            levels: possible values of the weight.
 
         Returns:
             The rounded weight, and the error of each output, (groups, outputs).
         """
-        nearest = lattice.nearest(weight)
+        nearest = levels.nearest(weight)
         order = self._order[:, None, :]
         W = np.take_along_axis(weight, np.broadcast_to(order, weight.shape), 2)
         fields = [
             np.take_along_axis(field, np.broadcast_to(order, field.shape), 2)
-            for field in _fields(lattice)
+            for field in _fields(levels)
         ]
         Q = np.empty(W.shape, np.float32)
 
         def sweep(part: slice) -> None:
             scale, least, greatest = (field[:, part] for field in fields)
-            levels = Levels(scale, lattice.levels, least, greatest)
-            Q[:, part] = _sweep(W[:, part], self._inverse, levels)
+            part_levels = Levels(scale, levels.levels, least, greatest)
+            Q[:, part] = _sweep(W[:, part], self._Hinv, part_levels)
 
         for _ in side_by_side(sweep, slabs(W.shape[1], _ROWS)):
             pass
         result = np.empty_like(nearest)
         np.put_along_axis(result, np.broadcast_to(order, result.shape), Q, 2)
-        error = error_of(weight, result, self._gram)
-        nearest_error = error_of(weight, nearest, self._gram)
+        error = error_of(weight, result, self._H)
+        nearest_error = error_of(weight, nearest, self._H)
         # An output for which the compensation does not pay keeps RTN.
         better = error < nearest_error
         return (
@@ -90,8 +90,8 @@ class Compensation:
 
 def gptq(
     weight: Doubles,
-    gram: Doubles,
-    lattice: Levels,
+    H: Doubles,
+    levels: Levels,
     *,
     damping: float = 0.01,
     act_order: bool = True,
@@ -100,54 +100,53 @@ def gptq(
 
     Args:
         weight: (groups, outputs, inputs).
-        gram: the Hessian H = X X^T, (groups, inputs, inputs).
-        lattice: possible values of the weight.
+        H: the Hessian X X^T, (groups, inputs, inputs).
+        levels: possible values of the weight.
         damping: see ``Compensation``.
         act_order: see ``Compensation``.
     """
-    compensation = Compensation(gram, damping=damping, act_order=act_order)
-    return compensation.rounded(weight, lattice)[0]
+    compensation = Compensation(H, damping=damping, act_order=act_order)
+    return compensation.rounded(weight, levels)[0]
 
 
-def error_of(weight: Doubles, rounded: Floats, gram: Doubles) -> Doubles:
+def error_of(weight: Doubles, rounded: Floats, H: Doubles) -> Doubles:
     """Return the squared errors of the outputs, summed over rows, (groups, outputs)."""
     difference = rounded - weight
-    error: Doubles = ((difference @ gram) * difference).sum(axis=2)
+    error: Doubles = ((difference @ H) * difference).sum(axis=2)
     return np.maximum(error, 0.0)
 
 
-def _fields(lattice: Levels) -> tuple[Floats, Floats, Floats]:
-    return lattice.scale, lattice.least, lattice.greatest
+def _fields(levels: Levels) -> tuple[Floats, Floats, Floats]:
+    return levels.scale, levels.least, levels.greatest
 
 
-def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
-    """Round the columns in order; ``W`` is overwritten."""
+def _sweep(W: Doubles, Hinv: Doubles, levels: Levels) -> Floats:
+    """Round the columns in order, by Algorithm 1 of the paper; ``W`` is overwritten."""
     count = W.shape[2]
     Q = np.empty(W.shape, np.float32)
     for start in range(0, count, _BATCH):
         stop = min(count, start + _BATCH)
         Err = np.empty((*W.shape[:2], stop - start))
         for j in range(start, stop):
-            scale, least, greatest = (field[:, :, j] for field in _fields(lattice))
-            levels = Levels(scale, lattice.levels, least, greatest)
-            column = levels.nearest(W[:, :, j])
-            Q[:, :, j] = column
-            # GPTQ, algorithm 1: an error spreads to the rest of its batch at once, and to later
-            # columns by a single product after the batch.
-            error = (W[:, :, j] - column) / Hinv[:, None, j, j]
-            W[:, :, j:stop] -= error[:, :, None] * Hinv[:, None, j, j:stop]
+            scale, least, greatest = (field[:, :, j] for field in _fields(levels))
+            column_levels = Levels(scale, levels.levels, least, greatest)
+            Q[:, :, j] = column_levels.nearest(W[:, :, j])
+            error = (W[:, :, j] - Q[:, :, j]) / Hinv[:, None, j, j]
             Err[:, :, j - start] = error
+            # An error spreads to the rest of its batch at once, and to later columns by a single
+            # product after the batch.
+            W[:, :, j:stop] -= error[:, :, None] * Hinv[:, None, j, j:stop]
         W[:, :, stop:] -= Err @ Hinv[:, start:stop, stop:]
     return Q
 
 
-def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
+def _inverse_factor(H: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
     """Return the upper Cholesky factors of the inverse damped Hessians, with columns in order.
 
     Inputs that are always zero get a one on the diagonal: their weights have no effect.
     """
     permuted = np.take_along_axis(
-        np.take_along_axis(gram, order[:, :, None], 1), order[:, None, :], 2
+        np.take_along_axis(H, order[:, :, None], 1), order[:, None, :], 2
     )
     index = np.arange(permuted.shape[1])
     diagonal = permuted[:, index, index]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from quark_onnx.torch.calibration.block_stream import Call
@@ -80,16 +81,16 @@ class BlockJob:
     """
 
     name: str
-    block: Any
+    block: nn.Module
     layers: Layers
     floats: Sequence[Call]
     calls: Sequence[Call]
-    targets: Sequence[Any] = ()
+    targets: Sequence[torch.Tensor] = ()
     scales: Scales = field(default_factory=Scales)
     known: dict[Any, Any] = field(default_factory=dict)
     replay: Any = None
 
-    def weights(self) -> Iterator[tuple[str, Any, LayerSpec]]:
+    def weights(self) -> Iterator[tuple[str, torch.Tensor, LayerSpec]]:
         """Yield name, float weight (outputs, inputs) and spec of layers with quantized weights."""
         for name, (module, spec) in self.layers.items():
             if spec.weight is not None:
@@ -128,10 +129,10 @@ class BlockJob:
         return layers
 
     @contextlib.contextmanager
-    def put(self, layers: Mapping[str, Any]) -> Iterator[None]:
+    def put(self, layers: Mapping[str, nn.Module]) -> Iterator[None]:
         """Replace layers of the block, by their names in the model, inside the context."""
-        originals = dict[str, Any]()
-        replacements = dict[str, Any]()
+        originals = dict[str, nn.Module]()
+        replacements = dict[str, nn.Module]()
         for name, layer in layers.items():
             local = self.local(name)
             # Read before anything is replaced: put_modules finds places by the identity of modules.

@@ -139,7 +139,7 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     # The solver is that of the ONNX flow, in NumPy.
     values = matrix.cpu().numpy()
     # Columns of full groups.
-    whole = values.shape[1] // size * size
+    full_columns = values.shape[1] // size * size
     # (rows, groups)
     scale = np.ones((len(values), -(-values.shape[1] // size)), np.float32)
     zero = np.ones_like(scale)
@@ -149,8 +149,8 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
         # the last group may be shorter: padding would take part in the solution
         # part: (rows, columns) becomes (rows * groups, size), one problem for each row.
         for groups, part in (
-            (slice(0, whole // size), values[chunk, :whole]),
-            (slice(-1, None), values[chunk, whole:]),
+            (slice(0, full_columns // size), values[chunk, :full_columns]),
+            (slice(-1, None), values[chunk, full_columns:]),
         ):
             if part.size:
                 problems = part.reshape(-1, min(size, part.shape[1]))

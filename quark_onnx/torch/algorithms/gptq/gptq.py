@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -158,11 +158,13 @@ class GPTQ:
             (1 + passes) * columns,
         )
 
-    def damping_for(self, H: Any) -> float:
+    def damping_for(self, H: torch.Tensor) -> float:
         """Return the damping in means of the diagonal."""
         return self.damping
 
-    def _first_column(self, W: Any, pull: Any, diagonal: Any) -> Any:
+    def _first_column(
+        self, W: torch.Tensor, pull: torch.Tensor, diagonal: torch.Tensor
+    ) -> torch.Tensor | None:
         """Return values to round in the first column, (rows, inputs); None for the target."""
         return None
 
@@ -219,7 +221,7 @@ class GPTQ:
     def quantize_group(
         self,
         group: Sequence[str],
-        weights: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
         stats: HessianStats,
         result: dict[str, Quantized],
     ) -> list[Outcome]:
@@ -253,6 +255,7 @@ class GPTQ:
     def _factor(self, name: str, stats: HessianStats) -> GroupInputs:
         """Factor the Hessian in place, and remove it from ``stats``."""
         H = stats.xx
+        assert H is not None
         # The solver overwrites H: a Hessian of 16,384 inputs takes 1 GiB, and there is no second
         # one.
         stats.xx = None
@@ -268,7 +271,7 @@ class GPTQ:
         return GroupInputs(stats, diagonal, solver)
 
     def layer_search(
-        self, name: str, W: Any, start: Quantized, inputs: GroupInputs
+        self, name: str, W: torch.Tensor, start: Quantized, inputs: GroupInputs
     ) -> _LayerSearch:
         """Return the target of a layer with the codes so far.
 
@@ -286,7 +289,7 @@ class GPTQ:
         loss = Loss(W, solver.losses, pull)
         return _LayerSearch(name, loss, target, first, start, solver)
 
-    def _candidates(self, search: _LayerSearch, diagonal: Any) -> _Candidates:
+    def _candidates(self, search: _LayerSearch, diagonal: torch.Tensor) -> _Candidates:
         """Return the scales to sweep with: the present ones, and the result of a search."""
         start = search.best
         # Block formats have scales that follow from the elements, and per-tensor scales concern all
@@ -336,7 +339,7 @@ class GroupInputs(NamedTuple):
     """
 
     stats: HessianStats
-    diagonal: Any
+    diagonal: torch.Tensor
     solver: Solver
 
 
@@ -357,8 +360,8 @@ class _LayerSearch:
         self,
         name: str,
         loss: Loss,
-        target: Any,
-        first: Any,
+        target: torch.Tensor,
+        first: torch.Tensor | None,
         start: Quantized,
         solver: Solver,
     ) -> None:
@@ -500,7 +503,7 @@ class Qronos(GPTQ):
     def _correction(self) -> float:
         return 1.0
 
-    def damping_for(self, H: Any) -> float:
+    def damping_for(self, H: torch.Tensor) -> float:
         """Return the damping in means of the diagonal, from the chosen unit."""
         if self.relative_to == "mean":
             return self.damping
@@ -516,6 +519,8 @@ class Qronos(GPTQ):
             vector.norm() / H.diagonal().mean().clamp(min=1e-300),
         )
 
-    def _first_column(self, W: Any, pull: Any, diagonal: Any) -> Any:
+    def _first_column(
+        self, W: torch.Tensor, pull: torch.Tensor, diagonal: torch.Tensor
+    ) -> torch.Tensor | None:
         # The minimum of the loss in one column while the others keep their float values.
         return W + (pull / diagonal.clamp(min=1e-30)[:, None]).t()

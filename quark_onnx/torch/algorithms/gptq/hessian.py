@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +38,9 @@ class HessianStats:
         count: tokens.
     """
 
-    xx: Any = None
-    xd: Any = None
-    dd: Any = None
+    xx: torch.Tensor | None = None
+    xd: torch.Tensor | None = None
+    dd: torch.Tensor | None = None
     count: int = 0
 
     def add(self, x: torch.Tensor, exact: torch.Tensor | None = None) -> None:
@@ -58,7 +58,7 @@ class HessianStats:
         self.count += len(x)
         if exact is None:
             return
-        if self.xd is None:
+        if self.xd is None or self.dd is None:
             self.xd = x.new_zeros(shape)
             self.dd = x.new_zeros(shape)
         # X^T D is not symmetric, and needs the full product.
@@ -91,19 +91,19 @@ class _InputReader:
         inputs: the recorded inputs of the current run, by layer.
     """
 
-    block: Any
-    layers: Mapping[str, Any]
+    block: nn.Module
+    layers: Mapping[str, nn.Module]
     last: str | None
-    inputs: dict[str, list[Any]] = field(default_factory=dict)
+    inputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
-    def run(self, call: Call) -> dict[str, list[Any]]:
+    def run(self, call: Call) -> dict[str, list[torch.Tensor]]:
         """Run the block, and return the inputs of each layer within reach."""
         self.inputs = {}
         with input_hooks(self.layers, self._hook), contextlib.suppress(_AllRead):
             call.run(self.block)
         return self.inputs
 
-    def _hook(self, name: str) -> Any:
+    def _hook(self, name: str) -> Callable[..., None]:
         def hook(
             module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
         ) -> None:
@@ -119,7 +119,7 @@ class _InputReader:
 def collect_hessians(
     job: BlockJob,
     stage: Stage,
-    before: Mapping[str, Any] | Replay,
+    before: Mapping[str, nn.Module] | Replay,
     *,
     exact: bool,
 ) -> dict[str, HessianStats]:
@@ -147,7 +147,7 @@ def collect_hessians(
     reader = _InputReader(job.block, leaders, stage.last)
     stats = {name: HessianStats() for name in leaders}
     samples = _inputs(job, reader, before, roundings, exact=exact)
-    device = next(iter(leaders.values())).weight.device
+    device = job.layers[names[0]][0].weight.device
     for sample in distributed.in_order(samples, device):
         for name, tensors in sample.items():
             stats[name].add(*tensors)
@@ -164,7 +164,7 @@ def collect_hessians(
 def _inputs(
     job: BlockJob,
     reader: _InputReader,
-    before: Mapping[str, Any] | Replay,
+    before: Mapping[str, nn.Module] | Replay,
     roundings: Mapping[str, Any],
     *,
     exact: bool,
@@ -193,9 +193,10 @@ def _inputs(
         yield arguments
 
 
-def _rows(tensors: Iterable[Any]) -> Any:
+def _rows(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the inputs of all runs of a layer as rows, (tokens, inputs) float32."""
-    return joined([x.reshape(-1, x.shape[-1]).float() for x in tensors])
+    rows: torch.Tensor = joined([x.reshape(-1, x.shape[-1]).float() for x in tensors])
+    return rows
 
 
 def largest_stage(shapes: Shapes) -> int:

@@ -2,11 +2,13 @@
 
 For a weight W and inputs X, the rounded weight Q minimizes |(Q - W) X|^2 = tr(E H E^T), with
 E = Q - W and H = X^T X (X holds tokens as rows here). The letters are those of Frantar et al. 2023,
-"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", with two
-differences:
+"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". ``_sweep`` and
+``round_block`` are the two loops of its Algorithm 1, with three differences:
 
 - T takes the place of Hinv. The paper's Hinv is the upper Cholesky factor U of the inverse, H^-1 =
   U^T U. T = U^-T is lower triangular with H = T^T T, and is computed without an inverse.
+- A column is updated by the errors of all earlier columns when its turn comes, instead of after
+  each of them: target_i = w_i - sum_(j < i) T_ij / T_ii e_j.
 - Err = T E, the paper's Err with the opposite sign. The loss is the sum of squares of Err, and the
   sweep minimizes the squares one after the other: Babai's nearest plane algorithm (Chen et al.
   2025, "The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm").
@@ -22,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import frexp
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from quark_onnx.torch.algorithms.gptq.columns import BLOCK, ColumnLevels, ColumnRounder
+from quark_onnx.torch.algorithms.gptq.columns import BLOCK, ColumnLevels, round_block
 from quark_onnx.torch.algorithms.gptq.triangular import (
     factor_flipped,
     flip,
@@ -61,9 +63,9 @@ class Rounded(NamedTuple):
         cost: (rows,) float32, the squared error of each output with the damped Hessian.
     """
 
-    Q: Any
-    choice: Any
-    cost: Any
+    Q: torch.Tensor
+    choice: torch.Tensor
+    cost: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ class Solver:
         unit: a power of two.
     """
 
-    HT: Any
-    diagonal: Any
-    order: Any
+    HT: torch.Tensor
+    diagonal: torch.Tensor
+    order: torch.Tensor
     damping: float
-    ridge: Any
+    ridge: torch.Tensor
     unit: float
 
     @classmethod
@@ -231,11 +233,11 @@ class Solver:
 
     def _quantize_rows(
         self,
-        W: Any,
+        W: torch.Tensor,
         candidates: Sequence[TensorLevels],
         descent_passes: int,
-        first: Any,
-    ) -> tuple[Any, Any, Any]:
+        first: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Round some rows.
 
         Returns:
@@ -260,7 +262,7 @@ class Solver:
             cost = cost + self._descend(W, E, Err, columns)
         return E, choice, cost
 
-    def _ordered(self, W: Any, start: int, stop: int) -> Any:
+    def _ordered(self, W: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Return some columns in the order of rounding, (columns, rows).
 
         A copy of all columns would double the memory.
@@ -269,14 +271,14 @@ class Solver:
 
     def _sweep(
         self,
-        W: Any,
+        W: torch.Tensor,
         count: int,
         columns: ColumnLevels,
-        first: Any,
+        first: torch.Tensor | None,
         *,
         keep_err: bool,
-    ) -> tuple[Any, Any, Any]:
-        """Round all columns once, in order.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Round all columns once, in order, by Algorithm 1 of the paper.
 
         Args:
             W: (rows, inputs).
@@ -292,37 +294,35 @@ class Solver:
         # An empty view, so that _choose handles both cases alike.
         Err = torch.empty_like(E) if keep_err else E[:0]
         cost = E.new_zeros(E.shape[1])
-        rounder = ColumnRounder(columns, E)
         for start, stop in panels(len(E), BLOCK):
             W_block = self._ordered(W, start, stop)
             if count > 1:
                 # (columns, count * rows): the candidates lie side by side.
                 W_block = W_block.repeat(1, count)
             diagonal = self.HT.diagonal()[start:stop, None]
-            # Err_i = T_ii (q_i - target_i), with target_i = w_i - sum_(j < i) T_ij / T_ii e_j
             feedback = self.HT[start:stop, :stop] / diagonal
-            target = rounder.target(stop - start)
+            # The errors of all earlier blocks in one product ("lazy batch updates").
             if start:
-                torch.addmm(
-                    W_block, feedback[:, :start], E[:start], alpha=-1, out=target
-                )
+                target = torch.addmm(W_block, feedback[:, :start], E[:start], alpha=-1)
             else:
-                target.copy_(W_block)
-            rounder.round_block(
+                target = W_block.clone()
+            round_block(
+                columns,
                 start,
                 W_block,
+                target,
                 feedback[:, start:],
                 E[start:stop],
                 None if start else first,
             )
-            # target - W - E is target - Q; times -T_ii, that is Err.
+            # Err_i = T_ii (q_i - target_i), and target - W - E is target - Q.
             Err_block = target.sub_(W_block).sub_(E[start:stop]).mul_(-diagonal)
             if keep_err:
                 Err[start:stop] = Err_block
             cost += Err_block.square_().sum(0)
         return E, Err, cost
 
-    def _project(self, E: Any) -> Any:
+    def _project(self, E: torch.Tensor) -> torch.Tensor:
         """Return Err = T E, (inputs, rows)."""
         Err = torch.empty_like(E)
         for start, stop in panels(len(E)):
@@ -331,7 +331,9 @@ class Solver:
             Err[start:stop].addmm_(self.HT[start:stop, :start], E[:start])
         return Err
 
-    def _descend(self, W: Any, E: Any, Err: Any, columns: ColumnLevels) -> Any:
+    def _descend(
+        self, W: torch.Tensor, E: torch.Tensor, Err: torch.Tensor, columns: ColumnLevels
+    ) -> torch.Tensor:
         """Move each column to the best level for fixed other columns.
 
         Args:
@@ -343,18 +345,16 @@ class Solver:
             The change of the cost, (rows,), at most 0.
         """
         change = E.new_zeros(E.shape[1])
-        rounder = ColumnRounder(columns, E)
         # The curvature of a column: the diagonal of (H + ridge) / unit.
         damped = self.diagonal + self.ridge[self.order] / self.unit
         for start, stop in panels(len(E), BLOCK):
             diagonal = damped[start:stop, None]
-            target = rounder.target(stop - start)
             Err_block = Err[start:stop]
             Q_block = self._ordered(W, start, stop).add_(E[start:stop])
             # the gradient T^T Err of the block; rows before the block hold the moves of columns
             # that have changed since Err was computed, and enter by H
             T_block = self.HT[start:stop, start:stop].tril()
-            torch.mm(T_block.t(), Err_block, out=target)
+            target = T_block.t() @ Err_block
             target.addmm_(self.HT[stop:, start:stop].t(), Err[stop:])
             target.addmm_(self.HT[:start, start:stop].t(), Err[:start])
             # the minimum of a parabola: q - gradient / curvature
@@ -362,7 +362,7 @@ class Solver:
             feedback = self.HT[start:stop, start:stop].triu(1).t() / diagonal
             # the moves of the block take the place of its Err
             moves = Err_block
-            rounder.round_block(start, Q_block, feedback, moves)
+            round_block(columns, start, Q_block, target, feedback, moves)
             E[start:stop] += moves
             # the parabola at q + move less at q: diagonal * move * (2 (q - target) + move)
             change += (
@@ -377,8 +377,11 @@ class Solver:
 
 
 def _choose(
-    E: Any, Err: Any, cost: Any, candidates: Sequence[TensorLevels]
-) -> tuple[Any, Any, Any, TensorLevels, Any]:
+    E: torch.Tensor,
+    Err: torch.Tensor,
+    cost: torch.Tensor,
+    candidates: Sequence[TensorLevels],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, TensorLevels, torch.Tensor]:
     """Select the candidate with the least cost for each row.
 
     Args:
@@ -417,7 +420,7 @@ def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
     return share
 
 
-def _factor(flipped: Any, H: Any, diagonal: Any) -> bool:
+def _factor(flipped: torch.Tensor, H: torch.Tensor, diagonal: torch.Tensor) -> bool:
     """Factor H with another diagonal into ``flipped``; return whether H is positive definite."""
     flip(H, flipped)
     flipped.diagonal().copy_(diagonal.flip(0))

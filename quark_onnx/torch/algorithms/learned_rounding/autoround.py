@@ -102,7 +102,7 @@ class SignedRounding:
         )
 
     def __call__(
-        self, job: BlockJob, made: Mapping[str, Quantized]
+        self, job: BlockJob, quantized_weights: Mapping[str, Quantized]
     ) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose codes; the error of the block on the data does not grow.
 
@@ -112,16 +112,16 @@ class SignedRounding:
         trained = dict[str, TrainableWeight]()
         outcomes = list[Outcome]()
         for name, weight, _ in job.weights():
-            if (steps := TensorLevels.of(made[name])) is not None:
-                trained[name] = TrainableWeight(weight, made[name], steps)
+            if (steps := TensorLevels.of(quantized_weights[name])) is not None:
+                trained[name] = TrainableWeight(weight, quantized_weights[name], steps)
             else:
-                outcomes.append(untrainable(name, self.name, made[name]))
+                outcomes.append(untrainable(name, self.name, quantized_weights[name]))
         if not trained or not job.calls:
-            return dict(made), outcomes
+            return dict(quantized_weights), outcomes
         # Layers that are not trained run with their codes: their errors are part of the block's.
         layers = {
             name: Training(layer, trained.get(name))
-            for name, layer in job.quantized(made).items()
+            for name, layer in job.quantized(quantized_weights).items()
         }
         block = _Block(job, list(layers.values()))
         # Before training: no error would be finite, and every state as good as any other.
@@ -139,7 +139,7 @@ class SignedRounding:
         note = f"{self.steps} steps"
         outcome = Outcome(job.name, self.name, before / power, after / power, note)
         codes = {name: weight.made() for name, weight in trained.items()}
-        return dict(made) | codes, [*outcomes, outcome]
+        return dict(quantized_weights) | codes, [*outcomes, outcome]
 
     def _train(
         self, block: _Block, trained: Sequence[TrainableWeight]
@@ -192,7 +192,7 @@ class Training(nn.Module):
         super().__init__()
         self.layer = layer
         self.trained = trained
-        self.current: Any = None
+        self.current: torch.Tensor | None = None
 
     @property
     def weight(self) -> Any:
@@ -240,16 +240,18 @@ def renew(layers: Iterable[Training]) -> None:
 
 
 def descend(
-    layers: Sequence[Training], losses: Iterator[Any], leaves: Sequence[Any]
+    layers: Sequence[Training],
+    losses: Iterator[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
 ) -> None:
     """Add the gradients of a sum of losses to the leaves, one loss at a time to save memory."""
     with torch.enable_grad():
         weights = _weights(layers)
-        for layer, weight in zip(layers, weights, strict=True):
-            # The graph is cut at the weights: every sample adds to their gradients, and the
-            # gradients of roundings and ranges follow from these only once.
-            layer.current = weight.detach().requires_grad_(True)
-        ends = [layer.current for layer in layers]
+        # The graph is cut at the weights: every sample adds to their gradients, and the gradients
+        # of roundings and ranges follow from these only once.
+        ends = [weight.detach().requires_grad_(True) for weight in weights]
+        for layer, end in zip(layers, ends, strict=True):
+            layer.current = end
         for loss in losses:
             # A loss requires no gradient if the block runs none of the trained layers.
             if loss.requires_grad:
@@ -264,7 +266,7 @@ def descend(
         torch.autograd.backward(weights, gradients, inputs=list(leaves))
 
 
-def _weights(layers: Iterable[Training]) -> list[Any]:
+def _weights(layers: Iterable[Training]) -> list[torch.Tensor]:
     return [
         outputs_first(layer.trained.weight(), layer.layer.kind)
         for layer in layers
@@ -293,8 +295,8 @@ class _Block:
         count: int = sum(call.hidden.shape[0] for call in self._job.calls)
         return max(1, round(samples * len(self) / max(1, count)))
 
-    def _squares(self, index: int) -> Any:
-        output = self._job.calls[index].run(self._job.block)
+    def _squares(self, index: int) -> torch.Tensor:
+        output: torch.Tensor = self._job.calls[index].run(self._job.block)
         return (output.float() - self._job.targets[index].float()).square()
 
     def error(self) -> float:
@@ -310,7 +312,7 @@ class _Block:
         # NaN would compare as no worse than anything.
         return error if error == error else float("inf")
 
-    def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
+    def descend(self, chosen: Sequence[int], leaves: Sequence[torch.Tensor]) -> None:
         """Add the gradients of some samples to the leaves."""
         losses = (self._squares(index).mean() for index in chosen)
         descend(self._layers, losses, leaves)

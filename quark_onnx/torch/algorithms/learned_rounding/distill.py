@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from quark_onnx.common.errors import DataError, ModelError
@@ -162,7 +163,7 @@ class Distillation:
         return [*outcomes, Outcome("", self.name, before, after, note)]
 
     def _train(
-        self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State
+        self, pair: _Pair, rows: Sequence[torch.Tensor], bar: Progress, state: State
     ) -> tuple[float, float]:
         """Train the leaves, restore the best state, and return the divergence before and after."""
         weights = [
@@ -218,7 +219,10 @@ class _Pair:
     """
 
     def __init__(
-        self, model: Any, floats: Mapping[str, Any], trained: Mapping[str, Training]
+        self,
+        model: Any,
+        floats: Mapping[str, nn.Module],
+        trained: Mapping[str, Training],
     ) -> None:
         self.model = model
         self._floats = floats
@@ -231,7 +235,7 @@ class _Pair:
             yield
 
     @contextlib.contextmanager
-    def _put(self, layers: Mapping[str, Any]) -> Iterator[None]:
+    def _put(self, layers: Mapping[str, nn.Module]) -> Iterator[None]:
         put_modules(self.model, layers)
         try:
             yield
@@ -239,9 +243,9 @@ class _Pair:
             quantized = {name: layer.layer for name, layer in self.trained.items()}
             put_modules(self.model, quantized)
 
-    def divergence(self, rows: Sequence[Any]) -> float:
+    def divergence(self, rows: Sequence[torch.Tensor]) -> float:
         """Return the mean divergence over all tokens in nats; infinite for NaN."""
-        sums = list[Any]()
+        sums = list[torch.Tensor]()
         counts = list[int]()
         with torch.no_grad():
             renew(self.trained.values())
@@ -252,13 +256,15 @@ class _Pair:
         # NaN would compare as no worse than anything.
         return divergence if divergence == divergence else float("inf")
 
-    def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:
+    def descend(
+        self, rows: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+    ) -> None:
         """Add the gradients of some sequences to the leaves."""
         count = sum(row.numel() for row in rows)
         losses = (self._sum(part) / count for part in self._parts(rows))
         descend(list(self.trained.values()), losses, leaves)
 
-    def _sum(self, ids: Any) -> Any:
+    def _sum(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the summed divergence over all tokens of ids, (samples, tokens)."""
         with torch.no_grad(), self.teacher():
             # (samples, tokens, vocabulary), of the float model.
@@ -268,9 +274,9 @@ class _Pair:
         # KL(float || quantized), summed over vocabulary and tokens, in nats.
         return total(F.kl_div(predicted, wanted, log_target=True, reduction="none"))
 
-    def _parts(self, rows: Sequence[Any]) -> Iterator[Any]:
+    def _parts(self, rows: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield batches of sequences of equal length, (samples, tokens)."""
-        by_length = dict[int, list[Any]]()
+        by_length = dict[int, list[torch.Tensor]]()
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
         # As many sequences as their logits fit into _LOGITS numbers, at least one.
@@ -279,11 +285,12 @@ class _Pair:
             yield from torch.stack(alike).split(count)
 
 
-def _logits(model: Any, ids: Any) -> Any:
-    return call(model, {"input_ids": ids}).logits.float()
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = call(model, {"input_ids": ids}).logits
+    return logits.float()
 
 
-def _ids(batch: Any) -> Any:
+def _ids(batch: Any) -> torch.Tensor:
     """Return the token ids of a batch, (samples, tokens)."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
@@ -295,7 +302,7 @@ def _ids(batch: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _frozen(model: Any) -> Iterator[None]:
+def _frozen(model: nn.Module) -> Iterator[None]:
     """Disable the gradients of parameters inside the context."""
     # Gradients of parameters would take as much memory as the model, and nobody reads them.
     parameters = [tensor for tensor in model.parameters() if tensor.requires_grad]
@@ -308,7 +315,9 @@ def _frozen(model: Any) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
+def _written(
+    model: Any, rows: Sequence[torch.Tensor], how: Distillation
+) -> list[torch.Tensor]:
     """Sample sequences of token ids, (tokens,), from the model's own predictions."""
     if not hasattr(model, "generate"):
         raise ModelError(
@@ -331,7 +340,7 @@ def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
         min_length=length,
         pad_token_id=0,
     )
-    sequences = list[Any]()
+    sequences = list[torch.Tensor]()
     # The seed holds in here alone: the caller's random state is restored.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)

@@ -74,7 +74,9 @@ class TrainableWeight:
         low: the factor of the lower end; None where the format is symmetric.
     """
 
-    def __init__(self, weight: Any, start: Quantized, steps: TensorLevels) -> None:
+    def __init__(
+        self, weight: torch.Tensor, start: Quantized, steps: TensorLevels
+    ) -> None:
         self._start = start
         self._spec = start.spec
         self._element = steps.element
@@ -82,7 +84,7 @@ class TrainableWeight:
         self._qmax = steps.greatest
         self._reals = self._matrix(weight.detach().float())
         scale = start.scale.float()
-        self._unit: Any = 1.0
+        self._unit: float | torch.Tensor = 1.0
         if isinstance(self._spec.dtype, TwoLevel):
             # Scales of blocks are relative to the global scale, which is not trained.
             self._unit = start.whole.float()
@@ -91,7 +93,7 @@ class TrainableWeight:
             self._unit = 1.0 if self._element else 2.0**-6  # MXINT8 has 1/64
         # Broadcastable against the values: (rows, blocks, 1), (rows, 1) or ().
         self._scale = self._spread(scale)
-        self._zero: Any = None
+        self._zero: torch.Tensor | None = None
         if start.zero is not None:
             self._zero = self._spread(start.zero.float())
         # A factor for each scale; symmetric formats have one end, others two.
@@ -104,21 +106,21 @@ class TrainableWeight:
         for leaf in self.leaves():
             leaf.requires_grad_(True)
 
-    def _matrix(self, weight: Any) -> Any:
+    def _matrix(self, weight: torch.Tensor) -> torch.Tensor:
         matrix = weight.reshape(len(weight), -1)
         # (rows, blocks, size); otherwise (rows, columns).
         if self._spec.group:
             return in_blocks(matrix, self._spec.group)
         return matrix
 
-    def _spread(self, parameter: Any) -> Any:
+    def _spread(self, parameter: torch.Tensor) -> torch.Tensor:
         """Broadcast a parameter of each scale to the values."""
         if not parameter.ndim:
             return parameter
         missing = self._reals.ndim - parameter.ndim
         return parameter.reshape(*parameter.shape, *[1] * missing)
 
-    def _reproduce(self) -> Any:
+    def _reproduce(self) -> torch.Tensor:
         """Initialize the shifts of values whose codes are not the nearest; return the shift limits.
 
         Such a value starts close to the end of the interval that is rounded to the code, on its own
@@ -139,7 +141,7 @@ class TrainableWeight:
         self.shift = torch.where(differs, middle, self.shift)
         return self.shift.abs().clamp(min=_REACH)
 
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[torch.Tensor]:
         """Return the tensors that gradient descent changes."""
         leaves = (self.shift, self.high, self.low)
         return [leaf for leaf in leaves if leaf is not None]
@@ -150,7 +152,7 @@ class TrainableWeight:
 
         A finer grid has more codes that a change of the range moves.
         """
-        # as large a step beside the greatest value as 4 bits have, or a larger one
+        # as large a step, compared with the greatest value, as 4 bits have, or a larger one
         if self._element is not None:
             return 1.0
         return min(15 / (self._qmax - self._qmin), 1.0)
@@ -163,7 +165,7 @@ class TrainableWeight:
             for leaf in self.leaves()[1:]:
                 leaf.clamp_(*_SHARES)
 
-    def weight(self) -> Any:
+    def weight(self) -> torch.Tensor:
         """Return the dequantized weight, of the weight's shape and type, with gradients."""
         scale, zero = self._grid()
         values = self._values(self._reals / scale, zero) * scale
@@ -197,20 +199,22 @@ class TrainableWeight:
             zero = zero.reshape(start.scale.shape).to(start.zero.dtype)
         return replace(start, codes=codes, scale=kept, zero=zero)
 
-    def _grid(self) -> tuple[Any, Any]:
+    def _grid(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return scales and zero points."""
         kept = self._kept()
         if self.low is None:
             return kept * self._unit, self._zero
+        assert self._zero is not None  # asymmetric formats have zero points
         # The zero point is as many new steps from qmin as the range reaches below 0.
         below = (self._zero - self._qmin) * self.low * self._scale / kept
         zero = self._qmin + through(below, torch.round(below.detach()))
         return kept, zero.clamp(self._qmin, self._qmax)
 
-    def _kept(self) -> Any:
+    def _kept(self) -> torch.Tensor:
         """Return scales in their storage type."""
         share = self.high
         if self.low is not None:
+            assert self._zero is not None  # asymmetric formats have zero points
             above = self._qmax - self._zero
             below = self._zero - self._qmin
             # The width of the new range, relative to the old one of qmax - qmin steps.
@@ -231,7 +235,7 @@ class TrainableWeight:
         least = max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)
         return scale.clamp(min=least).to(kept).float()
 
-    def _values(self, units: Any, zero: Any) -> Any:
+    def _values(self, units: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
         """Round values in units of the scale, with gradients."""
         # Shifts are in steps, which differ in length for small floats.
         moved = units + self.shift * self._spacing(units.detach())
@@ -244,14 +248,14 @@ class TrainableWeight:
             return steps.clamp(self._qmin, self._qmax)
         return (steps + zero).clamp(self._qmin, self._qmax) - zero
 
-    def _spacing(self, units: Any) -> Any:
+    def _spacing(self, units: torch.Tensor) -> float | torch.Tensor:
         """Return the distance between neighbouring codes, in units of the scale."""
         if self._element is None:
             return 1.0
         return _spacing_of(units, self._element)
 
 
-def _spacing_of(x: Any, format: MiniFloat) -> Any:
+def _spacing_of(x: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     """Return the distance between neighbouring values of a small float at ``x``."""
     # The exponent bits alone: the power of two below |x|. Below 2^emin, subnormal codes have equal
     # distances.

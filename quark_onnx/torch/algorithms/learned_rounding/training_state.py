@@ -55,7 +55,7 @@ class Descent:
         self._rates = [lr]
         # One parameter group for all shifts, and one for the ranges of each weight, whose rates
         # differ.
-        groups: list[list[Any]] = [[weight.shift for weight in weights]]
+        groups: list[list[torch.Tensor]] = [[weight.shift for weight in weights]]
         if range_lr is not None:
             for weight in weights:
                 self._rates.append(range_lr * weight.fineness)
@@ -83,6 +83,7 @@ class Descent:
         # Signed gradient descent is SGD on the signs.
         if self._sign:
             for leaf in self.leaves:
+                assert leaf.grad is not None
                 leaf.grad.sign_()
         self._optimizer.step()
         # Into the allowed ranges before the mean is taken.
@@ -116,7 +117,7 @@ class Descent:
                 leaf.copy_(mean)
                 mean.copy_(copy)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, torch.Tensor]:
         """Return the present and the best state as tensors by name."""
         state = {"best": torch.tensor(self.best, dtype=torch.float64)}
         for kind, leaves in self._stored().items():
@@ -129,18 +130,18 @@ class Descent:
                 state[f"{name}.{index}"] = moment
         return state
 
-    def _stored(self) -> dict[str, list[Any]]:
+    def _stored(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors of a state, apart from the optimizer's moments, by kind."""
         return {"leaf": self.leaves, "kept": self._kept, "mean": self._means}
 
-    def fits(self, state: Mapping[str, Any]) -> bool:
+    def fits(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Return whether a state has the moments that Adam needs after the first step."""
         kinds = ("leaf", "kept", "mean", "step", "exp_avg", "exp_avg_sq")
         indices = range(len(self.leaves))
         names = (f"{kind}.{index}" for kind, index in product(kinds, indices))
         return state.keys() >= {"best", *names}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore a state."""
         by_kind = dict[str, dict[int, Any]]()
         for name, tensor in state.items():
@@ -170,7 +171,7 @@ class Descent:
         return self.best
 
 
-def _copied(leaves: Iterable[torch.Tensor]) -> list[Any]:
+def _copied(leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies of trained tensors that further steps leave unchanged."""
     return [leaf.detach().clone() for leaf in leaves]
 

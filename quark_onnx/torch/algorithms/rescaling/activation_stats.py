@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,11 @@ class ActivationStats:
         tokens: (tokens, inputs), evenly spread samples; None if products were collected.
     """
 
-    mean: Any
-    lo: Any
-    hi: Any
-    second: Any = None
-    tokens: Any = None
+    mean: torch.Tensor
+    lo: torch.Tensor
+    hi: torch.Tensor
+    second: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
 
     @property
     def largest(self) -> torch.Tensor:
@@ -62,6 +62,7 @@ class ActivationStats:
         if self.second is not None:
             powers = quadratic_form(weight, self.second, self.second.diagonal())
             return float(total(powers).clamp(min=0))
+        assert self.tokens is not None
         # The mean over the kept tokens, which stand for all.
         return float(total((weight @ self.tokens.t()).square()) / len(self.tokens))
 
@@ -78,10 +79,10 @@ class _Collector:
         self._share = share
         self._products = products
         self.count = 0
-        self._sum: Any = None
-        self._ends: list[Any] = []
-        self._second: Any = None
-        self._tokens = list[Any]()
+        self._sum: torch.Tensor | None = None
+        self._ends: list[torch.Tensor] = []
+        self._second: torch.Tensor | None = None
+        self._tokens = list[torch.Tensor]()
 
     def observe(self, x: torch.Tensor) -> None:
         """Add inputs, (tokens, inputs) float32."""
@@ -111,6 +112,7 @@ class _Collector:
 
     def moments(self, name: str) -> ActivationStats:
         """Return the statistics; raise DataError for numbers that are infinite or none."""
+        assert self._sum is not None
         # A sum of absolute values is finite only if each of them is.
         mean, (lo, hi) = self._sum / self.count, self._ends
         if not torch.isfinite(mean).all():
@@ -172,7 +174,9 @@ def _inputs(
         yield inputs
 
 
-def _input_hook(inputs: dict[str, list[torch.Tensor]], name: str) -> Any:
+def _input_hook(
+    inputs: dict[str, list[torch.Tensor]], name: str
+) -> Callable[..., None]:
     def hook(
         module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:

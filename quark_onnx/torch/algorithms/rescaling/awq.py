@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -78,7 +78,7 @@ class AWQ:
         ones = torch.ones(readers.channels, device=readers.columns.device)
         return best_of(ones, self._candidates(readers), errors)
 
-    def _candidates(self, readers: Readers) -> Iterator[Any]:
+    def _candidates(self, readers: Readers) -> Iterator[torch.Tensor]:
         # (channels,): with grouped queries, a channel of v_proj is several inputs of o_proj.
         size = _floored(readers.channel(readers.moments.mean))
         weight = _floored(readers.channel(_mean_share(readers.weights)))
@@ -91,7 +91,7 @@ class AWQ:
                 yield centred(scale / weight)
 
 
-def _losses(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
+def _losses(readers: Readers, scale: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the rounding error of each weight with input scales, (inputs,)."""
     layers = zip(readers.names, readers.weights, readers.specs, strict=True)
     for name, weight, spec in layers:
@@ -100,13 +100,13 @@ def _losses(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
         yield quantize(weight * scale, spec.weight, name).dequantize() / scale - weight
 
 
-def _floored(size: Any) -> Any:
+def _floored(size: torch.Tensor) -> torch.Tensor:
     """Raise the magnitudes of dead channels to a small number."""
     # A dead channel would get a scale of 0, by which its input is divided.
     return size.clamp(min=max(1e-4 * float(size.mean()), 1e-12))
 
 
-def _mean_share(weights: tuple[Any, ...]) -> Any:
+def _mean_share(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return the mean magnitude of weights relative to the greatest of the output, (inputs,)."""
     # All layers of the pair together: (sum of outputs, inputs), averaged over outputs.
     shares = [

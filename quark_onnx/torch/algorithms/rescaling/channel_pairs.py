@@ -38,8 +38,8 @@ class Pair:
 
     source: str
     readers: tuple[str, ...]
-    rows: Any
-    columns: Any
+    rows: torch.Tensor
+    columns: torch.Tensor
     gain: str = "weight"
     unit: float = 0.0
 
@@ -57,7 +57,7 @@ class Pair:
         """Undo ``apply``, up to rounding."""
         self._rescale(block, 1 / scale.float(), scale.float())
 
-    def _rescale(self, block: Any, up: Any, down: Any) -> None:
+    def _rescale(self, block: nn.Module, up: torch.Tensor, down: torch.Tensor) -> None:
         source = block.get_submodule(self.source)
         for name, parameter in source.named_parameters(recurse=False):
             # Bias and gain are both divided; only the gain may count from 1.
@@ -67,7 +67,9 @@ class Pair:
         for name in self.readers:
             _multiply(inputs_last(block.get_submodule(name)), up[self.columns])
 
-    def _spread(self, source: Any, parameter: Any, values: Any) -> Any:
+    def _spread(
+        self, source: nn.Module, parameter: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         """Spread factors of channels over all outputs of the source, in a parameter's shape."""
         weight = _outputs_first(source, parameter)
         # Outputs of the source that are no channels of the pair (queries and keys beside values)
@@ -82,12 +84,12 @@ class Pair:
         return source + [matrix_of(block.get_submodule(name)) for name in self.readers]
 
 
-def _multiply(tensor: Any, factors: Any, unit: float = 0.0) -> None:
+def _multiply(tensor: torch.Tensor, factors: torch.Tensor, unit: float = 0.0) -> None:
     # In float32: bfloat16 has 8 bits, and adding the 1 of Gemma's gains would lose most of them.
     tensor.copy_((tensor.float() + unit) * factors - unit)
 
 
-def _outputs_first(module: Any, parameter: Any) -> Any:
+def _outputs_first(module: nn.Module, parameter: torch.Tensor) -> torch.Tensor:
     if parameter.ndim > 1:
         return outputs_first(parameter.detach(), kind_of(module))
     return parameter.detach()
@@ -117,11 +119,11 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
         call: its arguments for one sample.
     """
     probe = BlockProbe(block, call)
-    # Norms first: a layer behind a norm cannot have a linear layer as its source, too.
+    # Norms first: a layer after a norm cannot have a linear layer as its source, too.
     pairs = find_norms(probe)
-    behind_norms = {reader for pair in pairs for reader in pair.readers}
-    pairs += _find_linears(probe, behind_norms)
-    order = {name: index for index, name in enumerate(probe.base.read)}
+    after_norms = {reader for pair in pairs for reader in pair.readers}
+    pairs += _find_linears(probe, after_norms)
+    order = {name: index for index, name in enumerate(probe.base.inputs)}
     return sorted(
         pairs,
         key=lambda pair: min(order.get(name, len(order)) for name in pair.readers),
@@ -141,12 +143,12 @@ def norms_to_linears(block: nn.Module, call: Call) -> list[Pair]:
 def find_norms(probe: BlockProbe) -> list[Pair]:
     """Find the pairs with a source that has a gain per channel."""
     pairs = []
-    for name, output in probe.base.made.items():
+    for name, output in probe.base.outputs.items():
         parameters = list(probe.parts[name].parameters(recurse=False))
         size = output.shape[-1]
         # Gain and bias have an entry for each channel; a linear layer has a matrix.
         per_channel = all(parameter.shape == (size,) for parameter in parameters)
-        if not per_channel or name not in probe.base.read:
+        if not per_channel or name not in probe.base.inputs:
             continue
         readers = _readers(probe, name, size)
         gain = _gain(probe, name, probe.factors(size)) if readers else None
@@ -161,7 +163,7 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
     factors = probe.factors(size)
     readers = list[str]()
     while True:
-        # Each round takes back the factors at all known readers: behind a router that reads its
+        # Each round takes back the factors at all known readers: after a router that reads its
         # usual input, the same experts run, and show up as readers.
         trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
         others = [name for name in probe.parts if name not in readers]
@@ -176,7 +178,7 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
     return tuple(_with_unreached(probe, readers))
 
 
-def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
+def _linear(probe: BlockProbe, name: str, factors: torch.Tensor) -> bool:
     """Return whether factors of a part's input can move into its weight."""
     module = probe.parts[name]
     weight = matrix_of(module)
@@ -188,7 +190,7 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     if weight.shape[-1] != len(factors):
         return False
     (key,) = (key for key, value in module.named_parameters() if value is weight)
-    x = probe.base.read[name]
+    x = probe.base.inputs[name]
     # A router is no Linear, and its class is unknown: scaling its input and its weight must cancel.
     factors = factors.to(weight.dtype)
     try:
@@ -199,12 +201,12 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     return _close(before, after)
 
 
-def _find_linears(probe: BlockProbe, behind_norms: set[str]) -> list[Pair]:
+def _find_linears(probe: BlockProbe, after_norms: set[str]) -> list[Pair]:
     """Find the pairs whose source is a linear layer, for readers without a norm."""
     groups = _groups(probe)
     pairs = list[Pair]()
     for index, readers in enumerate(groups):
-        if not behind_norms.isdisjoint(readers.values()):
+        if not after_norms.isdisjoint(readers.values()):
             continue
         # The nearest source first.
         for sources in reversed(groups[max(0, index - _BEFORE) : index]):
@@ -223,7 +225,7 @@ def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
     """Return the linear layers in the order of execution, a layer of all experts in one group."""
     # Keys: the pattern and the shape; then the numbers in a name, which pair the experts' layers.
     groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
-    for name in {**probe.base.read, **probe.parts}:
+    for name in {**probe.base.inputs, **probe.parts}:
         if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
             shape = tuple(inputs_last(probe.parts[name]).shape)
             numbers = tuple(part for part in name.split(".") if part.isdigit())
@@ -232,7 +234,9 @@ def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
 
 
 def _matched(
-    probe: BlockProbe, sources: Mapping[Any, str], readers: Mapping[Any, str]
+    probe: BlockProbe,
+    sources: Mapping[tuple[str, ...], str],
+    readers: Mapping[tuple[str, ...], str],
 ) -> list[Pair]:
     """Return the pairs of two groups of layers that belong together."""
     if len(sources) == len(readers) == 1:
@@ -252,7 +256,9 @@ def _matched(
     return []
 
 
-def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
+def _layouts(
+    probe: BlockProbe, names: Mapping[str, str]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield candidates for the rows of a source: all, or a half of a gated layer."""
     source, reader = next(iter(names.items()))
     device = inputs_last(probe.parts[source]).device
@@ -273,46 +279,51 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
             yield torch.unique(indices, return_inverse=True)
 
 
-def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any:
+def _values_of(
+    probe: BlockProbe, source: str, reader: str, outputs: int
+) -> torch.Tensor | None:
     """Return the index of the source output for each input of a reader at the first token.
 
     The outputs are told apart by powers of two that stand for the digits of their indices. A reader
     that the call does not reach follows none: cross attention without an encoder, and a layer whose
     weight the block multiplies itself.
     """
-    if reader not in probe.base.read or source not in probe.base.made:
+    if reader not in probe.base.inputs or source not in probe.base.outputs:
         return None
     # (inputs,) of the first token, which attends to itself alone.
-    before = probe.base.read[reader][0].float()
+    before = probe.base.inputs[reader][0].float()
     every = torch.arange(outputs, device=before.device)
     indices = torch.zeros_like(before)
     step = 1
     while step < outputs:
         # Powers of two scale floats exactly, so that two bits of the index are read off per run.
         trace = probe.run({source: 2.0 ** -(every // step % 4)})
-        digits = torch.log2(trace.read[reader][0].float() / before)
-        whole = digits.round()
-        are_digits = ((digits - whole).abs() < 0.01) & (whole >= 0) & (whole <= 3)
-        if not are_digits.all() or not whole.any():
+        digits = torch.log2(trace.inputs[reader][0].float() / before)
+        rounded = digits.round()
+        are_digits = ((digits - rounded).abs() < 0.01) & (rounded >= 0) & (rounded <= 3)
+        if not are_digits.all() or not rounded.any():
             return None
-        indices = indices + whole * step
+        indices = indices + rounded * step
         step = 4 * step
     return indices.long() if indices.max() < outputs else None
 
 
 def _confirmed(
-    probe: BlockProbe, names: Mapping[str, str], rows: Any, columns: Any
+    probe: BlockProbe,
+    names: Mapping[str, str],
+    rows: torch.Tensor,
+    columns: torch.Tensor,
 ) -> bool:
     """Return whether factors pass from sources to readers without a change of the block."""
     factors = probe.factors(len(rows))
-    divide = dict[str, Any]()
-    multiply = dict[str, Any]()
+    divide = dict[str, torch.Tensor]()
+    multiply = dict[str, torch.Tensor]()
     for source, reader in names.items():
         # Experts without tokens are taken to be like those with tokens.
-        if reader not in probe.base.read:
+        if reader not in probe.base.inputs:
             continue
         # (outputs of the source,): 1 but for the rows of the pair.
-        outputs = probe.base.made[source].shape[-1]
+        outputs = probe.base.outputs[source].shape[-1]
         ones = torch.ones(outputs, device=factors.device)
         divide[source] = ones.index_copy_(0, rows, factors)
         multiply[reader] = factors[columns]
@@ -337,7 +348,7 @@ def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Add experts without tokens to the readers of the experts with tokens."""
     # The short call reaches a few experts; all of them read what their router reads.
     patterns = {pattern_of(name) for name in readers}
-    unreached = [name for name in probe.parts if name not in probe.base.read]
+    unreached = [name for name in probe.parts if name not in probe.base.inputs]
     return [*readers, *(name for name in unreached if pattern_of(name) in patterns)]
 
 
@@ -350,10 +361,12 @@ def pattern_of(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
+def _gain(
+    probe: BlockProbe, name: str, factors: torch.Tensor
+) -> tuple[str, float] | None:
     """Return the gain parameter of a norm, and the summand of the gain."""
     module = probe.parts[name]
-    x = probe.base.read[name].float()
+    x = probe.base.inputs[name].float()
     parameters = {
         key: parameter.detach().float()
         for key, parameter in module.named_parameters(recurse=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -23,13 +23,13 @@ class Trace:
 
     Attributes:
         output: the hidden states after the block.
-        read: the inputs of parts, (tokens, features); runs of a part are concatenated.
-        made: the outputs of parts, likewise.
+        inputs: the inputs of parts, (tokens, features); runs of a part are concatenated.
+        outputs: the outputs of parts, likewise.
     """
 
-    output: Any
-    read: dict[str, Any] = field(default_factory=dict)
-    made: dict[str, Any] = field(default_factory=dict)
+    output: torch.Tensor
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class BlockProbe:
@@ -48,7 +48,7 @@ class BlockProbe:
         base: the record of a run without factors.
     """
 
-    def __init__(self, block: Any, call: Call) -> None:
+    def __init__(self, block: nn.Module, call: Call) -> None:
         self._block = block
         self.parts = dict(_parts(block))
         self._call = short(block, call)
@@ -57,10 +57,10 @@ class BlockProbe:
         # times larger, and would hide any difference.
         self._least = 1e-3 * self._change().float().abs().median()
 
-    def _change(self) -> Any:
+    def _change(self) -> torch.Tensor:
         """Return the block's addition to the residual stream; the output if widths differ."""
         output = self.base.output
-        hidden = self._call.hidden
+        hidden: torch.Tensor = self._call.hidden
         # Blocks add to their input; one that changes the width cannot.
         if output.shape == hidden.shape:
             return output - hidden
@@ -68,8 +68,8 @@ class BlockProbe:
 
     def run(
         self,
-        divide: Mapping[str, Any] = MappingProxyType({}),
-        multiply: Mapping[str, Any] = MappingProxyType({}),
+        divide: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        multiply: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> Trace:
         """Run the block with factors on parts.
 
@@ -77,12 +77,12 @@ class BlockProbe:
             divide: the divisors of each output channel, by part.
             multiply: the factors of each input channel, by part; inputs are recorded before.
         """
-        read = dict[str, list[Any]]()
-        made = dict[str, list[Any]]()
+        inputs = dict[str, list[torch.Tensor]]()
+        outputs = dict[str, list[torch.Tensor]]()
         hooks = []
         for name, part in self.parts.items():
-            pre_hook = _input_hook(read, name, multiply.get(name))
-            hook = _output_hook(made, name, divide.get(name))
+            pre_hook = _input_hook(inputs, name, multiply.get(name))
+            hook = _output_hook(outputs, name, divide.get(name))
             hooks.append(part.register_forward_pre_hook(pre_hook, with_kwargs=True))
             hooks.append(part.register_forward_hook(hook))
         try:
@@ -91,7 +91,7 @@ class BlockProbe:
         finally:
             for handle in hooks:
                 handle.remove()
-        return Trace(output, _concatenated(read), _concatenated(made))
+        return Trace(output, _concatenated(inputs), _concatenated(outputs))
 
     def same(self, trace: Trace) -> bool:
         """Return whether a run has the output of the run without factors."""
@@ -103,8 +103,8 @@ class BlockProbe:
 
     def unscaled(self, trace: Trace, name: str, factors: torch.Tensor) -> bool:
         """Return whether a part reads its input of the run without factors, divided by them."""
-        before = self.base.read.get(name)
-        now = trace.read.get(name)
+        before = self.base.inputs.get(name)
+        now = trace.inputs.get(name)
         if (
             before is None
             or now is None
@@ -130,7 +130,7 @@ class BlockProbe:
         return (4.0**bits / 2).to(device)
 
 
-def _concatenated(runs: Mapping[str, list[Any]]) -> dict[str, Any]:
+def _concatenated(runs: Mapping[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.cat(tensors) for name, tensors in runs.items()}
 
 
@@ -143,15 +143,15 @@ def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
     kwargs = _first(call.kwargs, length, tokens)
     cut = Call(call.hidden[:, :tokens], args, kwargs)
     with torch.no_grad():
-        whole = call.run(block)[:, :tokens].float()
+        expected = call.run(block)[:, :tokens].float()
         try:
             output = cut.run(block).float()
         except RuntimeError:  # something else is as long as the sample
             return call
-    if output.shape != whole.shape:
+    if output.shape != expected.shape:
         return call
     # Causal attention gives the first tokens the same outputs; other blocks mix in later tokens.
-    is_close = (output - whole).norm() <= 1e-2 * whole.norm()
+    is_close = (output - expected).norm() <= 1e-2 * expected.norm()
     return cut if is_close else call
 
 
@@ -173,7 +173,7 @@ def _first(value: Any, length: int, tokens: int) -> Any:
     return value
 
 
-def _parts(block: Any) -> Iterator[tuple[str, Any]]:
+def _parts(block: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     parameters = dict(block.named_parameters(remove_duplicate=False))
     # A parameter with two owners cannot be rescaled for one of them.
     owners = Counter(id(parameter) for parameter in parameters.values())
@@ -185,7 +185,9 @@ def _parts(block: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _input_hook(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
+def _input_hook(
+    record: dict[str, list[torch.Tensor]], name: str, factors: torch.Tensor | None
+) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         tensors = (key for key in named if isinstance(named[key], torch.Tensor))
         key = next(tensors, "")
@@ -204,7 +206,9 @@ def _input_hook(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
     return hook
 
 
-def _output_hook(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
+def _output_hook(
+    record: dict[str, list[torch.Tensor]], name: str, factors: torch.Tensor | None
+) -> Callable[..., Any]:
     def hook(
         module: nn.Module,
         args: tuple[Any, ...],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 
@@ -45,9 +44,9 @@ class Readers:
     """
 
     names: tuple[str, ...]
-    weights: tuple[Any, ...]
+    weights: tuple[torch.Tensor, ...]
     specs: tuple[LayerSpec, ...]
-    columns: Any
+    columns: torch.Tensor
     channels: int
     moments: ActivationStats
 
@@ -71,14 +70,14 @@ class TriedScale:
         errors: the squared error of each layer.
     """
 
-    scale: Any
+    scale: torch.Tensor | None
     errors: tuple[float, ...]
 
 
 def best_of(
     first: torch.Tensor,
-    candidates: Iterable[Any],
-    errors: Callable[[Any], Iterable[float]],
+    candidates: Iterable[torch.Tensor],
+    errors: Callable[[torch.Tensor], Iterable[float]],
 ) -> tuple[TriedScale, TriedScale]:
     """Return the trial without scales, and the best of all trials.
 

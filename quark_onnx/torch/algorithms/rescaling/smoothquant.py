@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -134,6 +134,7 @@ def _best(
     # (inputs,) to (channels,): the greatest weight of any layer that reads the channel.
     reach = readers.channel(torch.cat(readers.weights).abs().amax(0))
     x = readers.moments.tokens
+    assert x is not None
     # (tokens, outputs) of each layer, in float.
     exact = [x @ weight.t() for weight in readers.weights]
 
@@ -148,9 +149,10 @@ def _best(
     return best_of(torch.ones_like(largest), candidates, errors)
 
 
-def _products(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
+def _products(readers: Readers, scale: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the outputs of layers with rounded activations and weights for factors, (inputs,)."""
     moments = readers.moments
+    assert moments.tokens is not None
     layers = zip(readers.names, readers.weights, readers.specs, strict=True)
     for name, weight, spec in layers:
         assert spec.weight is not None
@@ -164,7 +166,7 @@ def _products(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
 
 def _rounded(
     x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec
-) -> Any:
+) -> torch.Tensor:
     """Round activations; a calibrated scale follows from the extremes over all tokens."""
     # Dynamic scales follow from the input itself, here as in the quantized model.
     if not spec.measured or not isinstance(spec.dtype, Scaled):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.common.errors import ModelError
@@ -26,16 +27,16 @@ class EmbeddingsAndHead:
         form: the output of the first block: a tensor, or a tuple that starts with one.
     """
 
-    model: Any
-    blocks: Mapping[str, Any]
+    model: nn.Module
+    blocks: Mapping[str, nn.Module]
     batch: Any
     form: Any
 
     def run(
         self,
         hidden: torch.Tensor | None,
-        changed: Mapping[str, Any] | None = None,
-    ) -> tuple[Any, Any]:
+        changed: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the hidden states before the blocks, and the output of the model.
 
         Args:
@@ -44,7 +45,7 @@ class EmbeddingsAndHead:
         """
         # The blocks are called one after the other: the first entry is the input of the first
         # block.
-        front = list[Any]()
+        front = list[torch.Tensor]()
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             front.append(args[0] if args else kwargs["hidden_states"])
@@ -68,7 +69,7 @@ class EmbeddingsAndHead:
         output = getattr(output, "logits", output)
         return front[0], output if isinstance(output, torch.Tensor) else output[0]
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers outside of blocks, floats as float32."""
         # A tied weight appears under each of its names.
         return {
@@ -99,5 +100,5 @@ class EmbeddingsAndHead:
                     " stream is unknown, so that the model cannot be rotated",
                 )
 
-    def _modules(self) -> dict[str, Any]:
+    def _modules(self) -> dict[str, nn.Module]:
         return outside_of(dict(self.model.named_modules()), self.blocks)

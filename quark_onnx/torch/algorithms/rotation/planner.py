@@ -6,7 +6,7 @@ the mean, the rotation is one that keeps the vector of ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -109,9 +109,9 @@ class Rotator:
         back = self._outside.back()
         # The last norm and the head read the stream, and cannot write to it.
         readings = [(reading.norm, *reading.readers) for reading in self._back]
-        behind = [name for names in readings for name in names if name]
-        writers = front.written(None, self._size, behind)
-        if not behind or not writers:
+        reading_names = [name for names in readings for name in names if name]
+        writers = front.written(None, self._size, reading_names)
+        if not reading_names or not writers:
             raise ModelError(
                 f"nothing {'reads' if writers else 'writes'} the residual stream"
                 " outside of the blocks",
@@ -128,7 +128,7 @@ class Rotator:
 
     def block(
         self, name: str, hidden: torch.Tensor
-    ) -> tuple[WeightRewrites, float, Any]:
+    ) -> tuple[WeightRewrites, float, torch.Tensor]:
         """Return the rewrites of a block whose weights are loaded.
 
         Args:
@@ -170,7 +170,7 @@ class Rotator:
 
     def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
-        # Layers behind a norm of the stream read it, and do not add to it.
+        # Layers after a norm of the stream read it, and do not add to it.
         skipped = {reader for reading in readings for reader in reading.readers}
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
         plan = WeightRewrites()
@@ -210,14 +210,16 @@ class Rotator:
             self.rotations[name] = OrthogonalMatrix.of(rotation)
         return self.rotations[name]
 
-    def _changed(self, plan: WeightRewrites, get: Any) -> dict[str, Any]:
+    def _changed(
+        self, plan: WeightRewrites, get: Callable[[str], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         # Rotations are made when they are first asked for, each from the same seed.
         for name in plan.sizes:
             self.rotation(name, plan)
         return {name: plan.tensor(name, get, self.rotations) for name in plan.rewrites}
 
 
-def stream_blocks(model: nn.Module) -> dict[str, Any]:
+def stream_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks of a model by name.
 
     Raises:
@@ -236,7 +238,7 @@ def apply(
 ) -> None:
     """Rewrite the parameters of a model in place, and insert online rotations."""
 
-    def get(name: str) -> Any:
+    def get(name: str) -> torch.Tensor:
         return model.get_parameter(name).detach()
 
     # All new parameters first: a rewrite may read another parameter as it was (gains, biases).
@@ -254,7 +256,7 @@ def _part(
     name: str,
     block: nn.Module,
     call: Call,
-    changed: Mapping[str, Any] | None = None,
+    changed: Mapping[str, torch.Tensor] | None = None,
 ) -> Part:
     """Return a block in float32, with shared parameters by their names in the model."""
     tensors = floats_of(block)
@@ -263,22 +265,28 @@ def _part(
         tensors[key.removeprefix(f"{name}.")] = tensor
     modules = dict(block.named_modules(prefix=name))
 
-    def run(hidden: torch.Tensor) -> Any:
+    def run(hidden: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             output = _raw(block, tensors, call, hidden)
-        return output if isinstance(output, torch.Tensor) else output[0]
+        written: torch.Tensor = (
+            output if isinstance(output, torch.Tensor) else output[0]
+        )
+        return written
 
     return Part(modules, run)
 
 
 def _raw(
-    block: nn.Module, tensors: Mapping[str, Any], call: Call, hidden: torch.Tensor
+    block: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    call: Call,
+    hidden: torch.Tensor,
 ) -> Any:
     args = (hidden, *call.args)
     return functional_call(block, dict(tensors), args, dict(call.kwargs))
 
 
-def _error(wanted: Any, output: Any) -> float:
+def _error(wanted: torch.Tensor, output: torch.Tensor) -> float:
     return float((output - wanted).norm() / wanted.norm())
 
 
@@ -292,9 +300,9 @@ def _checked(name: str, error: float, hint: str = "") -> float:
     return error
 
 
-def _turning(turning: OrthogonalMatrix) -> Any:
+def _turning(turning: OrthogonalMatrix) -> Callable[..., Any]:
     return lambda module, args, named: ((turning.turn(args[0]), *args[1:]), named)
 
 
-def _same(x: torch.Tensor) -> Any:
+def _same(x: torch.Tensor) -> torch.Tensor:
     return x

@@ -81,9 +81,9 @@ class Stream:
 class Seen:
     """The record of a run: the result, and the inputs and outputs of modules, call by call."""
 
-    result: Any
-    inputs: dict[str, list[Any]] = field(default_factory=dict)
-    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    result: torch.Tensor
+    inputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,19 @@ class Part:
         run: computes what the part writes to the stream (or the logits) of what it reads.
     """
 
-    modules: Mapping[str, Any]
-    run: Callable[[Any], Any]
+    modules: Mapping[str, nn.Module]
+    run: Callable[[Any], torch.Tensor]
 
     def seen(
         self,
         hidden: torch.Tensor | None,
-        replaced: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+        replaced: Mapping[
+            str, Callable[[torch.Tensor], torch.Tensor]
+        ] = MappingProxyType({}),
     ) -> Seen:
         """Run the part on hidden states, (..., features), with outputs of modules replaced."""
-        inputs = dict[str, list[Any]]()
-        outputs = dict[str, list[Any]]()
+        inputs = dict[str, list[torch.Tensor]]()
+        outputs = dict[str, list[torch.Tensor]]()
         handles = []
         for name, module in self.modules.items():
             change = replaced.get(name)
@@ -122,7 +124,7 @@ class Part:
                 handle.remove()
         return Seen(result, inputs, outputs)
 
-    def weighted(self) -> Iterator[tuple[str, Any]]:
+    def weighted(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the modules with a matrix, and the matrix as (outputs, inputs)."""
         for name, module in self.modules.items():
             weight = module._parameters.get("weight")
@@ -163,13 +165,13 @@ class Part:
                 plain.append(name)
             # A norm with the far input: it must not depend on the scale of a large input.
             elif reads and _is_norm(module, reads[0]):
-                readings.append(self._behind(name, module, hidden, before))
+                readings.append(self._readers_of_norm(name, module, hidden, before))
         if plain:
             readings.append(Reading(tuple(plain)))
         return tuple(readings)
 
-    def _behind(
-        self, name: str, norm: Any, hidden: torch.Tensor, before: Seen
+    def _readers_of_norm(
+        self, name: str, norm: nn.Module, hidden: torch.Tensor, before: Seen
     ) -> Reading:
         """Return the readers of a norm, by an equal vector for every token."""
         x = before.inputs[name][0]
@@ -225,7 +227,7 @@ class Part:
             if follows(base.result, seen.result, far):
                 writers += names
                 continue
-            norm = self._norm_behind(base, seen, far)
+            norm = self._norm_after(base, seen, far)
             if norm and not normed:
                 raise ModelError(
                     f"{norm} normalizes what {names[0]} computes before it is added to"
@@ -236,7 +238,7 @@ class Part:
                 writers += names
         return tuple(writers)
 
-    def _norm_behind(self, base: Seen, seen: Seen, far: torch.Tensor) -> str:
+    def _norm_after(self, base: Seen, seen: Seen, far: torch.Tensor) -> str:
         """Return the norm that reads a changed tensor; empty without a norm."""
         for name, module in self.modules.items():
             reads = _moved_along(base.inputs, seen.inputs, name, far)
@@ -264,8 +266,8 @@ class Part:
             size = _head_size(self.modules.get(parent))
             if not size or matrices[reader].shape[1] % size:
                 continue
-            siblings = (name for name in sources if name.rpartition(".")[0] == parent)
-            for source in siblings:
+            candidates = (name for name in sources if name.rpartition(".")[0] == parent)
+            for source in candidates:
                 starts = self._starts(hidden, base, source, reader, size)
                 if starts:
                     all_heads.append(Heads(source, reader, starts, size))
@@ -321,7 +323,7 @@ class Part:
         return ()
 
 
-def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
+def follows(before: torch.Tensor, after: torch.Tensor, far: torch.Tensor) -> bool:
     """Return whether a difference is along a vector, up to rounding."""
     if before.shape != after.shape or before.shape[-1:] != far.shape:
         return False
@@ -334,7 +336,7 @@ def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
     return bool((moved - along).norm() <= _SMALL * along.norm())
 
 
-def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
+def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, torch.Tensor]:
     """Return parameters and buffers of a module by name, floats as float32."""
     # Duplicates under all of their names, as functional_call replaces tensors by name.
     named = (
@@ -378,7 +380,7 @@ def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
     return bool((output - scaled).norm() <= 1e-3 * output.norm())
 
 
-def _is_centered(norm: Any, x: torch.Tensor) -> bool:
+def _is_centered(norm: nn.Module, x: torch.Tensor) -> bool:
     x = x.float()
     # Adding one number to all channels changes nothing if the mean is subtracted.
     output = _output(norm, x)
@@ -391,7 +393,7 @@ def _output(module: nn.Module, x: torch.Tensor) -> Any:
     return functional_call(module, floats_of(module), (x,))
 
 
-def _neutral(norm: Any, x: torch.Tensor) -> float | None:
+def _neutral(norm: nn.Module, x: torch.Tensor) -> float | None:
     """Return the value of a norm's weight that means a gain of 1."""
     tensors = floats_of(norm)
     # A norm without a gain (OLMo) has nothing to fold.
@@ -406,26 +408,26 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
     return 0.0 if bool(output.any()) else 1.0
 
 
-def _head_size(attention: Any) -> int:
+def _head_size(attention: nn.Module | None) -> int:
     # Values have a width of their own in DeepSeek's attention (v_head_dim).
     sizes = (getattr(attention, name, None) for name in ("v_head_dim", "head_dim"))
     return next((size for size in sizes if isinstance(size, int)), 0)
 
 
-def _is_constant(x: Any, constant: Any) -> bool:
+def _is_constant(x: torch.Tensor, constant: torch.Tensor) -> bool:
     if x.shape[-1:] != constant.shape:
         return False
     # The vector itself, which nothing has scaled or mixed.
     return bool((x.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
 
 
-def _direction(size: int, like: torch.Tensor, seed: int = 0) -> Any:
+def _direction(size: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
     """Return random numbers from a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator).to(like.device)
 
 
-def _magnitude(x: torch.Tensor) -> Any:
+def _magnitude(x: torch.Tensor) -> torch.Tensor:
     """Return the root mean square; 1 for zero."""
     magnitude = x.float().square().mean().sqrt()
     # 1 in place of 0, by which a vector could not be scaled.
@@ -433,26 +435,28 @@ def _magnitude(x: torch.Tensor) -> Any:
 
 
 def _moved_along(
-    before: Mapping[str, list[Any]],
-    after: Mapping[str, list[Any]],
+    before: Mapping[str, list[torch.Tensor]],
+    after: Mapping[str, list[torch.Tensor]],
     name: str,
-    far: Any,
-) -> list[Any]:
+    far: torch.Tensor,
+) -> list[torch.Tensor]:
     """Return the second values of a module that differ from the first along a vector."""
     pairs = zip(before.get(name, ()), after.get(name, ()), strict=False)
     return [moved for value, moved in pairs if follows(value, moved, far)]
 
 
-def _constantly(value: Any) -> Callable[[Any], Any]:
+def _constantly(value: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     # A copy, as blocks may work in place on what modules return.
     return lambda output: value.to(output).expand_as(output).clone()
 
 
-def _plus(far: torch.Tensor) -> Callable[[Any], Any]:
+def _plus(far: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda output: output + far.to(output)
 
 
-def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
+def _keep_input(
+    record: dict[str, list[torch.Tensor]], name: str
+) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         values = (*args, *named.values())
         # The first tensor is the input; masks and positions follow.
@@ -464,9 +468,9 @@ def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
 
 
 def _keep_output(
-    record: dict[str, list[Any]],
+    record: dict[str, list[torch.Tensor]],
     name: str,
-    change: Callable[[Any], Any] | None,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> Callable[..., Any]:
     def hook(
         module: nn.Module,

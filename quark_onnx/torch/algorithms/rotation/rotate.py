@@ -96,7 +96,7 @@ class _Planned:
     error: float
 
     @property
-    def whole(self) -> WeightRewrites:
+    def rewrites(self) -> WeightRewrites:
         rewrites = WeightRewrites()
         for part in self.parts:
             rewrites.update(part)
@@ -145,14 +145,14 @@ def rotate(
         planned = _planned(rotator, lambda name: contextlib.nullcontext())
         learned = None
         if settings.trained:
-            fixed, starts = _starts(rotator, planned.whole)
+            fixed, starts = _starts(rotator, planned.rewrites)
             how = Training(
                 settings.steps,
                 seed=settings.seed,
                 centered=rotator.centered,
                 progress=progress,
             )
-            trainee = Trainee(model, planned.whole, layers or {}, fixed)
+            trainee = Trainee(model, planned.rewrites, layers or {}, fixed)
             best = learn(trainee, starts, samples, how)
             # Learned matrices have no Hadamard factors: each is a single dense one.
             for name, matrix in best.matrices.items():
@@ -161,11 +161,11 @@ def rotate(
         # Parameters change only here, after every part has passed its check.
         for part in planned.parts:
             apply(part, model, rotator.rotations)
-    whole = planned.whole
+    rewrites = planned.rewrites
     return Rotated(
-        len(whole.rewrites),
-        whole.heads,
-        tuple(whole.online),
+        len(rewrites.rewrites),
+        rewrites.heads,
+        tuple(rewrites.online),
         planned.error,
         untied,
         learned,
@@ -229,13 +229,21 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         planned = _planned(rotator, filled)
         for module in outside.values():
             empty(module)
-    whole = planned.whole
+    rewrites = planned.rewrites
     rotations = rotator.rotations
     # Tensors are rewritten when they are read, one at a time.
-    sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
+    sources.change(
+        rewrites.rewrites, lambda name, get: rewrites.tensor(name, get, rotations)
+    )
     tie(model, sources.tied)
     return Rotated(
-        len(whole.rewrites), whole.heads, (), planned.error, untied, None, settings
+        len(rewrites.rewrites),
+        rewrites.heads,
+        (),
+        planned.error,
+        untied,
+        None,
+        settings,
     )
 
 
@@ -257,7 +265,7 @@ def _planned(
 
 def _starts(
     rotator: Rotator, plan: WeightRewrites
-) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
+) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, torch.Tensor], ...]]:
     """Return the online rotations, which are not learned, and the starts of learning."""
     fixed = {
         name: rotator.rotations[name]
@@ -312,7 +320,7 @@ def _set_tied(model: Any, tied: bool) -> None:
     text_config.tie_word_embeddings = tied
 
 
-def _sample(model: Any) -> Any:
+def _sample(model: nn.Module) -> torch.Tensor:
     size = vocabulary_of(model)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, size, (1, _TOKENS), generator=generator)

@@ -7,7 +7,7 @@ unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +63,7 @@ class Learned:
             ``matrices``.
     """
 
-    matrices: dict[str, Any]
+    matrices: dict[str, torch.Tensor]
     before: float
     after: float
 
@@ -96,7 +96,9 @@ class Trainee:
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
 
-    def loss(self, matrices: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, matrices: Mapping[str, torch.Tensor], ids: torch.Tensor
+    ) -> torch.Tensor:
         """Return the mean negative log likelihood of tokens, (samples, length), without the first.
 
         Args:
@@ -150,7 +152,7 @@ class Trainee:
 
 def learn(
     trainee: Trainee,
-    starts: Sequence[Mapping[str, Any]],
+    starts: Sequence[Mapping[str, torch.Tensor]],
     data: Sequence[Any],
     how: Training,
 ) -> Learned:
@@ -201,7 +203,7 @@ def cayley_step(
     direction: torch.Tensor,
     angle: float,
     centered: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Step on the orthogonal matrices; return the matrix and the tangent part of the direction.
 
     Args:
@@ -229,8 +231,8 @@ def cayley_step(
 
 
 def _gradients(
-    trainee: Trainee, matrices: Mapping[str, Any], rows: Any
-) -> dict[str, Any]:
+    trainee: Trainee, matrices: Mapping[str, torch.Tensor], rows: torch.Tensor
+) -> dict[str, torch.Tensor]:
     leaves = {
         name: matrix.clone().requires_grad_() for name, matrix in matrices.items()
     }
@@ -241,7 +243,10 @@ def _gradients(
 
 
 def _mean_loss(
-    trainee: Trainee, matrices: Mapping[str, Any], rows: Any, batch: int
+    trainee: Trainee,
+    matrices: Mapping[str, torch.Tensor],
+    rows: torch.Tensor,
+    batch: int,
 ) -> float:
     with torch.no_grad():
         # Weighted by samples: the last part may be smaller.
@@ -252,7 +257,7 @@ def _mean_loss(
     return sum(losses) / len(rows)
 
 
-def _rows(data: Sequence[Any]) -> Any:
+def _rows(data: Sequence[Any]) -> torch.Tensor:
     """Return the token ids of all samples, (samples, length)."""
     ids = [
         batch["input_ids"] if isinstance(batch, Mapping) else batch for batch in data
@@ -267,9 +272,9 @@ def _rows(data: Sequence[Any]) -> Any:
     return torch.cat(tensors)
 
 
-def _rounded(spec: TensorSpec) -> Any:
+def _rounded(spec: TensorSpec) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: through(x, fake_quantize(x.detach(), spec))
 
 
-def _changing(change: Any) -> Any:
+def _changing(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     return lambda module, args: (change(args[0]), *args[1:])

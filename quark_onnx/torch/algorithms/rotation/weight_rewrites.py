@@ -40,7 +40,7 @@ class Turn:
     rotation: str
     starts: tuple[int, ...] | None = None
 
-    def __call__(self, x: torch.Tensor, turning: OrthogonalMatrix) -> Any:
+    def __call__(self, x: torch.Tensor, turning: OrthogonalMatrix) -> torch.Tensor:
         """Return the rotated parameter."""
         if self.starts is None:
             return turning.turn(x, self.axis)
@@ -67,7 +67,7 @@ class Gain:
     axis: int
     inverse: bool = False
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the parameter times the gain."""
         # Gemma's norms multiply by 1 + weight, and have neutral 0.
         gain = weight + (1 - self.neutral)
@@ -98,9 +98,9 @@ class Rewrite:
     def __call__(
         self,
         x: torch.Tensor,
-        get: Callable[[str], Any],
+        get: Callable[[str], torch.Tensor],
         rotations: Mapping[str, OrthogonalMatrix],
-    ) -> Any:
+    ) -> torch.Tensor:
         """Return the new parameter, in the type of ``x``.
 
         Args:
@@ -157,9 +157,9 @@ class WeightRewrites:
     def tensor(
         self,
         name: str,
-        get: Callable[[str], Any],
+        get: Callable[[str], torch.Tensor],
         rotations: Mapping[str, OrthogonalMatrix],
-    ) -> Any:
+    ) -> torch.Tensor:
         """Return a parameter of the rotated model, computed in float64, in its type in the model.
 
         Args:

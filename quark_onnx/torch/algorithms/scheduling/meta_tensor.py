@@ -56,7 +56,7 @@ class MetaTensor(torch.Tensor):
             isinstance(value, torch.Tensor) and not isinstance(value, MetaTensor)
             for value in _changed(func, args, kwargs)
         ):
-            raise MetaTensorError(f"{func.__name__} changes a tensor by a blank")
+            raise MetaTensorError(f"{func.__name__} writes a meta tensor into a tensor")
         if func == scaled_dot_product_attention:
             return cls.of(_attention(*args, **kwargs), device)
         # Without this context, the call would come back here.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.cost import Shapes
@@ -22,6 +23,7 @@ from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.names import replaced_forwards
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
 #: Bytes for the stored tensors of all samples; the size of the block, if that is greater.
 LEAST = 1 << 26
@@ -34,19 +36,19 @@ class _Kept:
     """The stored tensors of a sample.
 
     Attributes:
-        reads: the inputs of a stage, by the first layer of each group.
-        results: outputs that later stages read, by layer.
-        blanks: shapes and types of the other outputs, by layer, on the meta device.
+        inputs: the inputs of a stage, by the first layer of each group.
+        outputs: outputs that later stages read, by layer.
+        meta: shapes and types of the other outputs, by layer, on the meta device.
     """
 
-    reads: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
-    blanks: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    meta: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Memory in bytes."""
-        return _bytes_of((*self.reads.values(), *self.results.values()))
+        return _bytes_of((*self.inputs.values(), *self.outputs.values()))
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -89,7 +91,7 @@ class Replay:
     def rest(self) -> None:
         """Release the quantized layers until the next run."""
         # Dequantized weights of earlier stages are large, and needed during runs alone.
-        self.decoded = dict[str, Any]()
+        self.decoded = dict[str, QuantizedLayer]()
 
     def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
         """Run the block on a sample.
@@ -106,45 +108,50 @@ class Replay:
         if self._stage:
             kept = self._kept.pop(index, None)
         if kept is None:
-            return self._whole(call, run)
-        new = _Kept(blanks=dict(kept.blanks))
+            return self._run_fully(call, run)
+        new = _Kept(meta=dict(kept.meta))
         # torch counts in-place changes of a tensor: a block that changes a stored output makes it
         # useless.
-        versions = {name: result._version for name, result in kept.results.items()}
+        versions = {name: output._version for name, output in kept.outputs.items()}
         with self._replaced_layers(kept, new):
             try:
                 result = run(call)
             # A meta tensor was read; any other error comes again below.
             except Exception:
                 result = None
-        reads = {"": [result]} if isinstance(result, torch.Tensor | None) else result
-        tensors = [tensor for runs in reads.values() for tensor in runs]
+        inputs: Mapping[str, list[Any]] = result
+        if isinstance(result, torch.Tensor | None):
+            inputs = {"": [result]}
+        tensors = [tensor for runs in inputs.values() for tensor in runs]
         # None: the run has raised an error. A meta tensor has reached the result.
         if any(isinstance(tensor, MetaTensor | None) for tensor in tensors):
-            return self._whole(call, run)
+            return self._run_fully(call, run)
         unchanged = all(
-            result._version == versions.get(name, 0)
-            for name, result in new.results.items()
+            output._version == versions.get(name, 0)
+            for name, output in new.outputs.items()
         )
         # Nothing to store after the last stage. A sample that does not fit is run as a whole next
         # time.
         if self.limit and self._stage < len(self._stages) and unchanged:
-            new.reads = {name: runs[0] for name, runs in reads.items()}
+            new.inputs = {name: runs[0] for name, runs in inputs.items()}
             stored = sum(sample.size for sample in self._kept.values())
             if new.size + stored <= self.limit:
                 self._kept[index] = new
         return result
 
-    def result(self, index: int, call: Call) -> Any:
+    def result(self, index: int, call: Call) -> torch.Tensor:
         """Return the hidden states of a sample after the block, with all layers quantized."""
         # Layers that no stage covers, such as convolutions, run with their codes as well.
         groups = [group for stage in self._stages for group in stage.groups]
         staged = {name for group in groups for name in group}
         unstaged = [name for name in self._job.layers if name not in staged]
         with self._job.put(self._layers(unstaged)):
-            return self.run(index, call, lambda call: call.run(self._job.block))
+            hidden: torch.Tensor = self.run(
+                index, call, lambda call: call.run(self._job.block)
+            )
+        return hidden
 
-    def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
+    def _run_fully(self, call: Call, run: Callable[[Call], Any]) -> Any:
         names = [name for _, _, name in self._before()]
         with self._job.put(self._layers(names)):
             return run(call)
@@ -156,10 +163,10 @@ class Replay:
                 for name in group:
                     yield index, group[0], name
 
-    def _layers(self, names: Iterable[str]) -> dict[str, Any]:
+    def _layers(self, names: Iterable[str]) -> dict[str, QuantizedLayer]:
         return {name: self._layer(name) for name in names}
 
-    def _layer(self, name: str) -> Any:
+    def _layer(self, name: str) -> QuantizedLayer:
         # Decoded once for all samples of a stage.
         if name not in self.decoded:
             self.decoded |= self._job.quantized(self._quantized_weights, [name])
@@ -168,8 +175,8 @@ class Replay:
     @contextlib.contextmanager
     def _replaced_layers(self, kept: _Kept, new: _Kept) -> Iterator[None]:
         """Let layers return their stored outputs, or compute them from stored inputs."""
-        modules = dict[str, Any]()
-        forwards = dict[str, Any]()
+        modules = dict[str, nn.Module]()
+        forwards = dict[str, Callable[..., torch.Tensor]]()
         for index, leader, name in self._before():
             module = self._job.block.get_submodule(self._job.local(name))
             modules[name] = module
@@ -177,17 +184,17 @@ class Replay:
             until = self._stages[index].until[name]
             keep = until > self._stage
             if index == self._stage - 1:
-                x = kept.reads.get(leader)
+                x = kept.inputs.get(leader)
                 forwards[name] = self._computing(name, x, new, keep=keep)
-            elif name in kept.results:
-                forwards[name] = _returning(kept.results[name])
+            elif name in kept.outputs:
+                forwards[name] = _returning(kept.outputs[name])
                 if keep:
-                    new.results[name] = kept.results[name]
+                    new.outputs[name] = kept.outputs[name]
                 else:
-                    new.blanks[name] = kept.results[name].to("meta")
-            elif name in kept.blanks:
-                blank = MetaTensor.of(kept.blanks[name], module.weight.device)
-                forwards[name] = _returning(blank)
+                    new.meta[name] = kept.outputs[name].to("meta")
+            elif name in kept.meta:
+                device = self._job.layers[name][0].weight.device
+                forwards[name] = _returning(MetaTensor.of(kept.meta[name], device))
             else:
                 # earlier runs have stopped before this layer, although the layers of its stage do
                 # not depend on the layers between
@@ -195,7 +202,9 @@ class Replay:
         with replaced_forwards(modules, forwards):
             yield
 
-    def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
+    def _computing(
+        self, name: str, x: torch.Tensor | None, new: _Kept, *, keep: bool
+    ) -> Callable[..., torch.Tensor]:
         """Return a forward that computes with the codes of a layer, and stores the result.
 
         Args:
@@ -204,22 +213,22 @@ class Replay:
             keep: store the result; otherwise only its shape and type.
         """
 
-        def forward(*args: Any, **named: Any) -> Any:
+        def forward(*args: Any, **named: Any) -> torch.Tensor:
             layer = self._layer(name)
-            output = layer(*args, **named) if x is None else layer(x)
+            output: torch.Tensor = layer(*args, **named) if x is None else layer(x)
             # The layer's input was computed from meta tensors: nobody reads the output.
             if isinstance(output, MetaTensor):
                 return output
             if keep:
-                new.results[name] = output
+                new.outputs[name] = output
             else:
-                new.blanks[name] = output.to("meta")
+                new.meta[name] = output.to("meta")
             return output
 
         return forward
 
 
-def _returning(result: Any) -> Any:
+def _returning(result: torch.Tensor) -> Callable[..., torch.Tensor]:
     return lambda *args, **named: result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.calibration.block_stream import Call
@@ -73,7 +74,7 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
         # The level of the first twin that runs; the first stage if there is none.
         twins = (other for other in levels if _twins(name, other))
         levels[name] = levels.get(next(twins, name), 0)
-    groups_of_level: dict[int, dict[Any, list[str]]] = {}
+    groups_of_level: dict[int, dict[object, list[str]]] = {}
     for name in layers:
         # one group: the same tensor, rounded equally
         key = (trace.read.get(name, name), layers[name][1].input)
@@ -140,12 +141,13 @@ def _twins(name: str, other: str) -> bool:
 class _Trace:
     """Hooks that record the position of each layer in the autograd graph."""
 
-    def __init__(self, layers: Mapping[str, Any]) -> None:
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = layers
-        self._hooks: list[Any] = []
-        self._inputs: dict[str, Any] = {}
-        self._layer_of: dict[Any, str] = {}
-        self._alive: list[Any] = []  # addresses are keys: no tensor may be freed
+        self._hooks: list[RemovableHandle] = []
+        self._inputs: dict[str, Node | None] = {}
+        self._layer_of: dict[Node | None, str] = {}
+        # addresses are keys: no tensor may be freed
+        self._alive: list[torch.Tensor] = []
         # address and shape of the input, for each run of a layer
         self.read: dict[str, tuple[Any, ...]] = {}
 
@@ -159,7 +161,7 @@ class _Trace:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, name: str) -> Any:
+    def _hook(self, name: str) -> Callable[..., torch.Tensor]:
         def hook(
             module: nn.Module,
             args: tuple[Any, ...],
@@ -207,7 +209,7 @@ class _Trace:
                 until[name] = max(level, until.get(name, level))
         return until
 
-    def _nearest_layers(self, node: Any) -> Iterator[str]:
+    def _nearest_layers(self, node: Node | None) -> Iterator[str]:
         """Yield the nearest layers that a tensor depends on, along each path."""
         # Depth first, without recursion: the graph of a block may be deep.
         todo = [node]

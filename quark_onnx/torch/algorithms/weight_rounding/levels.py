@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import torch
 
@@ -141,9 +140,9 @@ class TensorLevels:
     def columns(self) -> list[TensorLevels]:
         """Return the levels of a column of each group."""
         scales = self.scale.t().contiguous()
-        zeros: Any = [None] * len(scales)
+        zeros: list[torch.Tensor | None] = [None] * len(scales)
         if self.zero is not None:
-            zeros = self.zero.t().contiguous()
+            zeros = [*self.zero.t().contiguous()]
         return [
             replace(self, scale=scale, zero=zero, size=1)
             for scale, zero in zip(scales, zeros, strict=True)
@@ -205,7 +204,9 @@ class TensorLevels:
             codes[start : start + count, : values.shape[1]] = part
         return replace(quantized, codes=codes.reshape(quantized.codes.shape))
 
-    def _codes(self, quantized: Quantized, values: torch.Tensor, start: int) -> Any:
+    def _codes(
+        self, quantized: Quantized, values: torch.Tensor, start: int
+    ) -> torch.Tensor:
         levels = self.part(slice(start, start + len(values))).levels(values)
         if self.element is None:
             # code_type knows scaled formats alone; MXINT8 is stored as int8, too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -92,7 +91,9 @@ class _RangeSearch:
         start: the weight, for spec and type.
     """
 
-    def __init__(self, view: Any, importance: Any, start: Quantized) -> None:
+    def __init__(
+        self, view: torch.Tensor, importance: torch.Tensor, start: Quantized
+    ) -> None:
         self._view = view
         self._importance = importance
         self._spec = start.spec
@@ -102,7 +103,7 @@ class _RangeSearch:
         self._lo = lo.squeeze(-1)
         self._hi = hi.squeeze(-1)
 
-    def _params(self, low: Any, high: Any) -> Params:
+    def _params(self, low: torch.Tensor, high: torch.Tensor) -> Params:
         """Return scales and zero points for shares of the two ends, (rows, groups)."""
         # In the type of the weight, which decides in what type scales are computed.
         params = affine.params_for(
@@ -112,7 +113,7 @@ class _RangeSearch:
         )
         return Params(params.scale.to(self._scale_type), params.zero)
 
-    def _error(self, low: Any, high: Any) -> Any:
+    def _error(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         """Return the weighted squared error of each group, (rows, groups)."""
         params = self._params(low, high).each(lambda tensor: tensor[..., None].float())
         error = affine.rounded(self._view, params, self._spec).sub_(self._view)
@@ -147,7 +148,7 @@ class _RangeSearch:
         return self._params(low, high)
 
 
-def _share_indices(best: Any, count: int) -> Iterator[Any]:
+def _share_indices(best: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
     """Iterate over the indices of shares to try, (rows, groups) each.
 
     Args:
@@ -163,7 +164,7 @@ def _share_indices(best: Any, count: int) -> Iterator[Any]:
             yield neighbour.clamp(0, count - 1)
 
 
-def _diagonal_blocks(power: torch.Tensor, size: int) -> Any:
+def _diagonal_blocks(power: torch.Tensor, size: int) -> torch.Tensor:
     """Split (inputs,) into (groups, size), and (inputs, inputs) into (groups, size, size)."""
     # The padding of the last group has no importance.
     if power.ndim == 1:

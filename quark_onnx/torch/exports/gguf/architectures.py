@@ -137,14 +137,14 @@ def architecture_of(model_type: object) -> Architecture:
     >>> architecture_of("mistral").name
     'llama'
     """
-    row = ARCHITECTURES.get(str(model_type))
-    if row is None:
+    architecture = ARCHITECTURES.get(str(model_type))
+    if architecture is None:
         hint = nearest(str(model_type), list(ARCHITECTURES))
         raise ModelError(
             f"models of type {model_type!r} cannot be written as GGUF{hint}; these can:"
             f" {', '.join(ARCHITECTURES)}",
         )
-    return row
+    return architecture
 
 
 def head_dim(config: PreTrainedConfig) -> int:
@@ -169,13 +169,9 @@ def targets(
     """
     import gguf
 
-    arch = next(
-        arch
-        for arch, name in gguf.MODEL_ARCH_NAMES.items()
-        if name == architecture.name
-    )
+    arch = gguf.MODEL_ARCH[architecture.name.upper()]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    parts_by_name: dict[str, list[tuple[int, StoredTensor]]] = {}
+    sources_by_name: dict[str, list[tuple[int, StoredTensor]]] = {}
     # In natural order, so that expert 10 follows expert 9 in a stack.
     for stored in sorted(tensors, key=lambda stored: _natural(stored.name)):
         # llama.cpp takes the embedding for a tied head.
@@ -200,18 +196,18 @@ def targets(
                 f"{stored.path}: the tensor {stored.name!r} is of type {stored.dtype}; the"
                 " floats of the model are needed",
             )
-        parts_by_name.setdefault(name, []).append(
+        sources_by_name.setdefault(name, []).append(
             (int(expert[1]) if expert else 0, stored)
         )
-    _check(parts_by_name, config)
+    _check(sources_by_name, config)
     return [
         Target(name, tuple(stored for _, stored in parts))
-        for name, parts in parts_by_name.items()
+        for name, parts in sources_by_name.items()
     ]
 
 
 def _check(
-    parts_by_name: dict[str, list[tuple[int, StoredTensor]]], config: PreTrainedConfig
+    sources_by_name: dict[str, list[tuple[int, StoredTensor]]], config: PreTrainedConfig
 ) -> None:
     """Raise ModelError for missing tensors.
 
@@ -219,20 +215,20 @@ def _check(
     embedding and the final norm.
     """
     # The first block tells which tensors a block of this architecture has.
-    matches = map(_BLOCK.fullmatch, parts_by_name)
+    matches = map(_BLOCK.fullmatch, sources_by_name)
     suffixes = {match[2] for match in matches if match and match[1] == "0"}
     needed = {"token_embd.weight", "output_norm.weight"}
     for block in range(config.num_hidden_layers):
         needed |= {f"blk.{block}.{suffix}" for suffix in suffixes}
     if not config.tie_word_embeddings:
         needed.add("output.weight")
-    if missing := sorted(needed - parts_by_name.keys(), key=_natural):
+    if missing := sorted(needed - sources_by_name.keys(), key=_natural):
         raise ModelError(
             f"the checkpoint lacks what becomes {missing[0]!r}; config.json asks"
             " for it",
         )
     experts = getattr(config, "num_local_experts", None) or 0
-    for name, parts in parts_by_name.items():
+    for name, parts in sources_by_name.items():
         # No index may be missing or repeated.
         if "_exps." in name and [index for index, _ in parts] != list(range(experts)):
             raise ModelError(

@@ -20,8 +20,8 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 
 #: Values per block.
 SIZE = 32
-#: Values that are rounded at once, which bounds the additional memory.
-CHUNK = 1 << 20
+#: Values that are rounded at once: the tensors of a fit stay in the caches.
+CHUNK = 1 << 18
 #: Rounds of the alternating fit of scales and codes; further rounds lower the error by 0.1 %.
 _ROUNDS = 6
 
@@ -156,52 +156,48 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
     )
 
 
-def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
+def _rounded(weight: torch.Tensor, form: Form, name: str) -> NDArray[np.uint8]:
     """Return rows in packed blocks, uint8 (rows, bytes); see ``round_blocks``."""
     # (blocks, 32).
     x = weight.to(torch.float32).reshape(-1, SIZE)
-    if not torch.isfinite(x).all():
+    if not torch.stack(x.aminmax()).isfinite().all():
         raise ModelError(
             f"the weight {name!r} holds numbers that are infinite or none; it cannot be"
             " quantized",
         )
-    scale, offset = _start(x, form)
-    scale, offset = _float16(scale, name), _float16(offset, name)
+    scale, offset = (_float16(start, name) for start in _start(x, form))
     # Codes are chosen for the scales as they are stored.
     codes = _nearest(x, scale, offset, form)
     error = _error(x, codes, scale, offset)
     # The blocks that still improve, by index.
     active = torch.arange(len(x))
     for _ in range(_ROUNDS):
-        values = x[active]
-        new_scale, new_offset = _least_squares(values, codes[active], form)
-        new_scale, new_offset = (
-            new_scale.to(torch.float16),
-            new_offset.to(torch.float16),
-        )
+        # index_select copies rows several times as fast as x[active].
+        values = x.index_select(0, active)
+        active_codes = codes.index_select(0, active)
         # Fitted in float32, and judged as rounded to float16.
+        new_scale, new_offset = (
+            fitted.to(torch.float16)
+            for fitted in _least_squares(values, active_codes, form)
+        )
         new_codes = _nearest(values, new_scale, new_offset, form)
         new_error = _error(values, new_codes, new_scale, new_offset)
-        better = (
-            new_error < error[active]
-        )  # false for NaN and infinity after an overflow
-        # a block without improvement would repeat the same scale, so that it is finished
-        active, improved = active[better], better.nonzero().squeeze(1)
-        scale[active], offset[active], codes[active], error[active] = (
-            new_scale[improved],
-            new_offset[improved],
-            new_codes[improved],
-            new_error[improved],
-        )
+        # False for NaN and infinity after an overflow.
+        improved = (new_error < error[active]).nonzero().squeeze(1)
+        # A block without improvement would repeat the same scale, so that it is finished.
+        active = active[improved]
+        scale[active] = new_scale[improved]
+        offset[active] = new_offset[improved]
+        codes.index_copy_(0, active, new_codes.index_select(0, improved))
+        error[active] = new_error[improved]
     # (blocks, ...) to (rows, blocks, ...).
-    rows = (len(weight), -1)
-    codes, scale = codes.unflatten(0, rows), scale.unflatten(0, rows)
-    if not form.offset:
-        return _packed(codes, scale, None, form)
-    return _packed(codes, scale, offset.unflatten(0, rows), form)
+    codes, scale, offset = (
+        tensor.unflatten(0, (len(weight), -1)) for tensor in (codes, scale, offset)
+    )
+    return _packed(codes, scale, offset if form.offset else None, form)
 
 
-def _start(x: torch.Tensor, form: Form) -> tuple[Any, Any]:
+def _start(x: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scale and offset (..., 1) of llama.cpp's own quantizer."""
     if form.offset:
         least, greatest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
@@ -216,46 +212,43 @@ def _start(x: torch.Tensor, form: Form) -> tuple[Any, Any]:
     return scale, torch.zeros_like(scale)
 
 
-def _least_squares(x: torch.Tensor, codes: torch.Tensor, form: Form) -> tuple[Any, Any]:
+def _least_squares(
+    x: torch.Tensor, codes: torch.Tensor, form: Form
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scale and offset (..., 1) of least squared error for given codes."""
     # Equal codes give 0 / 0, or a scale of NaN, whose error is never less: the caller drops it.
-    codes = codes.float()
-    # sum(x q) / sum(q^2).
     if not form.offset:
-        scale = (x * codes).sum(-1, keepdim=True) / (codes * codes).sum(
-            -1,
-            keepdim=True,
-        )
+        # sum(x q) / sum(q^2).
+        scale = _row_sum(x * codes) / _row_sum(codes.square())
         return scale, torch.zeros_like(scale)
     # Regression: the slope is cov(x, q) / var(q), and the offset mean(x) - slope * mean(q).
-    mean, middle = x.mean(-1, keepdim=True), codes.mean(-1, keepdim=True)
-    spread = codes - middle
-    scale = ((x - mean) * spread).sum(-1, keepdim=True) / (spread * spread).sum(
-        -1,
-        keepdim=True,
-    )
-    return scale, mean - scale * middle
+    x_mean, code_mean = x.mean(-1, keepdim=True), codes.mean(-1, keepdim=True)
+    deviation = codes - code_mean
+    covariance = _row_sum((x - x_mean).mul_(deviation))
+    scale = covariance / _row_sum(deviation.square_())
+    return scale, x_mean - scale * code_mean
 
 
-def _nearest(x: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form) -> Any:
-    """Return the nearest codes (blocks, 32) for scales and offsets (blocks, 1)."""
+def _row_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1, keepdim=True)
+
+
+def _nearest(
+    x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, form: Form
+) -> torch.Tensor:
+    """Return the nearest codes (blocks, 32), float32, for scales and offsets (blocks, 1)."""
+    steps = (x - offset.float()).div_(scale.float())
     # A block of zeros has scale 0: NaN and infinities take code 0.
-    steps = (x - offset.float()) / scale.float()
-    return (
-        torch.round(steps)
-        .nan_to_num_(0, 0, 0)
-        .clamp_(form.least, form.greatest)
-        .to(torch.int16)
-    )
+    return steps.round_().nan_to_num_(0, 0, 0).clamp_(form.least, form.greatest)
 
 
 def _error(
-    x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: Any
-) -> Any:
+    x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
     """Return the squared error of each block, (blocks,)."""
+    residual = x - (codes * scale.float()).add_(offset.float())
     # In float64, as squares of great float32 numbers overflow.
-    residual = x - (codes.float() * scale.float() + offset.float())
-    return (residual.double() ** 2).sum(-1)
+    return residual.double().square_().sum(-1)
 
 
 def _float16(x: torch.Tensor, name: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.common.errors import ModelError, system_reason
+from quark_onnx.torch.validate.llama_cpp import place_findings, read_gguf
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -108,17 +109,24 @@ def verify(path: Path, entries: Sequence[Entry]) -> None:
     import gguf
 
     try:
-        reader = gguf.GGUFReader(path)
-        tensors = {
-            # GGUF lists the fastest axis first.
-            tensor.name: (tensor.tensor_type.name, tuple(tensor.shape[::-1]))
-            for tensor in reader.tensors
-        }
-    except (ValueError, IndexError, KeyError) as error:
+        header = read_gguf(path)
+    except ModelError as error:
         raise ModelError(
             f"{path.name} reads back damaged: {error}; is the disk full?",
         ) from error
-    if tensors != {entry.name: (entry.type, entry.shape) for entry in entries}:
+    for finding in place_findings(path.name, header, gguf):
+        raise ModelError(
+            f"{path.name} reads back damaged: {finding.found}; is the disk full?"
+        )
+    # GGUF lists the fastest axis first.
+    stored = {
+        tensor.name: (tensor.kind, tensor.shape[::-1]) for tensor in header.tensors
+    }
+    written = {
+        entry.name: (gguf.GGMLQuantizationType[entry.type], entry.shape)
+        for entry in entries
+    }
+    if stored != written:
         raise ModelError(
             f"{path.name} reads back with other tensors than were written; is the disk full?",
         )

@@ -49,9 +49,8 @@ class Part:
         """Return the size of the tensor in the file."""
         import gguf
 
-        # Values and bytes of a block.
-        values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.type]]
-        return math.prod(self.target.shape) // int(values) * int(size)
+        kind = gguf.GGMLQuantizationType[self.type]
+        return math.prod(gguf.quant_shape_to_byte_shape(self.target.shape, kind))
 
     def data(self) -> Any:
         """Return the data to write: uint8, float16 or float32.

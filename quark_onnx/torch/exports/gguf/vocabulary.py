@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.common.errors import ModelError
+from quark_onnx.files.model_file import MALFORMED
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
-from quark_onnx.torch.exports.gguf import sentencepiece
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -45,8 +45,6 @@ _SPLITS = {
     ): "gpt-4o",
 }
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_SPACE = "▁"  # represents a space in sentencepiece tokens
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTES = range(1, 7)
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Vocabulary:
         model: "gpt2" for byte-level BPE, "llama" for sentencepiece.
         split: llama.cpp's name of the pre-tokenizer.
         tokens: the texts of the tokens.
-        types: GGUF's type numbers.
+        types: names of gguf.TokenType.
         scores: priority of merging two tokens into this one; empty if the tokenizer has merges.
         space: whether a space is prepended to the text.
     """
@@ -65,7 +63,7 @@ class Vocabulary:
     model: str
     split: str
     tokens: list[str]
-    types: list[int]
+    types: list[str]
     scores: list[float]
     space: bool
 
@@ -115,7 +113,8 @@ def add_vocabulary(
         vocabulary.tokens
         + [f"[PAD{rows - missing + index}]" for index in range(missing)],
     )
-    writer.add_token_types(vocabulary.types + [_UNUSED] * missing)
+    types = vocabulary.types + ["UNUSED"] * missing
+    writer.add_token_types([gguf.TokenType[name] for name in types])
     if vocabulary.scores:
         # Padding has the least score, so that no merge prefers it.
         writer.add_token_scores(vocabulary.scores + [min(vocabulary.scores)] * missing)
@@ -189,7 +188,7 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
     ids |= {text: token["id"] for text, token in added.items()}
     # Ids without a token are padding.
     tokens = [f"[PAD{index}]" for index in range(max(ids.values()) + 1)]
-    types = [_UNUSED] * len(tokens)
+    types = ["UNUSED"] * len(tokens)
     # Byte tokens such as <0x0A> belong to tokenizers of sentencepiece.
     pieces = bool(model.get("byte_fallback"))
     for text, index in ids.items():
@@ -212,18 +211,18 @@ def _merged(merge: str | list[str]) -> str:
     return "".join(merge.split(" ") if isinstance(merge, str) else merge)
 
 
-def _type_of(added: dict[str, Any] | None) -> int:
+def _type_of(added: dict[str, Any] | None) -> str:
     """Return llama.cpp's type of a token, normal unless it was added to the vocabulary."""
     if added is None:
-        return _NORMAL
-    return _CONTROL if added.get("special") else _USER_DEFINED
+        return "NORMAL"
+    return "CONTROL" if added.get("special") else "USER_DEFINED"
 
 
-def _type_of_piece(text: str, model: dict[str, Any], plain: int) -> int:
+def _type_of_piece(text: str, model: dict[str, Any], plain: str) -> str:
     """Return llama.cpp's type of a token of a sentencepiece-like tokenizer."""
     if text == model.get("unk_token"):
-        return _UNKNOWN
-    return _BYTES if _BYTE.fullmatch(text) else plain
+        return "UNKNOWN"
+    return "BYTE" if _BYTE.fullmatch(text) else plain
 
 
 _WITHOUT = (
@@ -302,10 +301,13 @@ def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
     """Return the vocabulary of a tokenizer.model, with the tokens of added_tokens.json.
 
     Raises:
-        ModelError: a file is damaged, or the ids of added tokens have gaps.
+        ModelError: a file is damaged, the model is not BPE, or the ids of added tokens have gaps.
     """
-    model = sentencepiece.read(path)
-    tokens, scores, types = map(list, zip(*model.pieces, strict=True))
+    model = _sentencepiece_model(path)
+    tokens = [piece.piece for piece in model.pieces]
+    scores = [piece.score for piece in model.pieces]
+    # gguf has the names of sentencepiece's enumeration.
+    types = [piece.Type.Name(piece.type) for piece in model.pieces]
     added_file = folder / "added_tokens.json"
     added = sorted(
         (index, text)
@@ -320,5 +322,36 @@ def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
             )
         tokens.append(text)
     scores += [min(scores)] * len(added)
-    types += [_USER_DEFINED] * len(added)
-    return Vocabulary("llama", "default", tokens, types, scores, model.space)
+    types += ["USER_DEFINED"] * len(added)
+    space = model.normalizer_spec.add_dummy_prefix
+    return Vocabulary("llama", "default", tokens, types, scores, space)
+
+
+def _sentencepiece_model(path: Path) -> Any:
+    """Read a tokenizer.model as a message of sentencepiece_model.proto.
+
+    transformers has the class of the message, so that the package sentencepiece is not needed.
+
+    Raises:
+        ModelError: the file is damaged, or the model is not BPE.
+    """
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    model = import_protobuf().ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except MALFORMED as error:
+        raise ModelError(
+            f"{path} is damaged or no model of sentencepiece: {error}",
+        ) from error
+    if not model.pieces:
+        raise ModelError(
+            f"{path} is damaged or no model of sentencepiece: it has no pieces",
+        )
+    if model.trainer_spec.model_type != model.trainer_spec.BPE:
+        raise ModelError(
+            f"{path} is a unigram model of sentencepiece; those of type BPE can be written",
+        )
+    return model

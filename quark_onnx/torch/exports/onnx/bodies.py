@@ -183,16 +183,19 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
     # (1, blocks).
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
     one, none = body.constant(1), body.constant(0)
-    whole = "whole"
+    global_scale = "whole"
     if not measured:
-        whole = body.op(
+        global_scale = body.op(
             # The maximum magnitude of the whole tensor.
             "Div",
             body.op("ReduceMax", top),
             body.constant(E2M1.largest * E4M3.largest),
         )
-        whole = body.op("Where", body.op("Greater", whole, none), whole, one)
-    scale = body.op("Div", top, body.op("Mul", whole, body.constant(E2M1.largest)))
+        is_positive = body.op("Greater", global_scale, none)
+        global_scale = body.op("Where", is_positive, global_scale, one)
+    scale = body.op(
+        "Div", top, body.op("Mul", global_scale, body.constant(E2M1.largest))
+    )
     # E4M3 ends at 448; a block beyond the calibrated maximum has a greater ratio.
     scale = body.op("Min", scale, body.constant(E4M3.largest))
     scale = body.op(
@@ -202,9 +205,9 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
     )
     scale = body.op(
         "Mul",
-        # A block may be so small beside the tensor that its E4M3 scale is 0.
+        # A block may be so small, compared with the tensor, that its E4M3 scale is 0.
         body.op("Where", body.op("Greater", scale, none), scale, one),
-        whole,
+        global_scale,
     )
     ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
     elements = to_minifloat(

@@ -137,7 +137,7 @@ class _Signature:
             return data
         if not isinstance(data, Iterable):
             return data  # a path, None, or a mistake that the quantizer reports
-        # A DataLoader, whose batches may have labels behind the inputs.
+        # A DataLoader, whose batches may have labels after the inputs.
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         name = partial(self._batch, labelled=labelled)
         # An iterator is consumed once, so batches are named one by one.

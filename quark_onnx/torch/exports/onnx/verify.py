@@ -94,7 +94,7 @@ def verify(  # noqa: PLR0913
 
 
 def distance(
-    found: NDArray[Any],
+    actual: NDArray[Any],
     expected: NDArray[Any],
     shown: NDArray[Any] | None = None,
 ) -> float:
@@ -103,28 +103,28 @@ def distance(
     The difference is infinite if shapes differ or values are not finite in both.
 
     Args:
-        found: the tensor to compare.
+        actual: the tensor to compare.
         expected: the reference.
         shown: bool (batch, sequence): positions of tokens; outputs at padding are ignored.
 
     >>> distance(np.float32([3, 4]), np.float32([3, 4.5]))
     0.0924...
     """
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    if shown is not None and found.shape[:2] == shown.shape:
-        found, expected = found[shown], expected[shown]
+    if shown is not None and actual.shape[:2] == shown.shape:
+        actual, expected = actual[shown], expected[shown]
     # Integers and bools have to be equal.
     if expected.dtype.kind != "f":
-        if np.array_equal(found, expected):
+        if np.array_equal(actual, expected):
             return 0.0
         return float("inf")
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     # Infinities and NaN stand at the same places in both, and are left out of the norm.
     same = np.isfinite(expected)
-    if not np.array_equal(found[~same], expected[~same], equal_nan=True):
+    if not np.array_equal(actual[~same], expected[~same], equal_nan=True):
         return float("inf")
-    error = float(np.linalg.norm(found[same] - expected[same]))
+    error = float(np.linalg.norm(actual[same] - expected[same]))
     if not error:
         return 0.0
     return error / max(

@@ -249,10 +249,11 @@ def _looked_up(
     scale = array_of(quantized.scale)[..., None]
     scales = graph.add_constant(f"{name}.weight_scale", scale)
     if isinstance(spec.dtype, TwoLevel):
-        global_scale = array_of(quantized.whole.float()).reshape(())
-        whole = graph.add_constant(f"{name}.weight_scale_2", global_scale)
+        value = array_of(quantized.whole.float()).reshape(())
+        global_scale = graph.add_constant(f"{name}.weight_scale_2", value)
         # E4M3 codes become float32 without a table.
-        scales = _result(graph, "Mul", _cast(graph, scales, _FLOAT, always=True), whole)
+        scales = _cast(graph, scales, _FLOAT, always=True)
+        scales = _result(graph, "Mul", scales, global_scale)
     elif isinstance(spec.dtype, FloatScaled):
         decoded = array_of(scale_values(torch.arange(256), spec.dtype))
         scales = _gathered(graph, scales, "e5m3_values", decoded)

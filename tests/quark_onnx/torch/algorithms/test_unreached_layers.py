@@ -154,7 +154,7 @@ def test_replays_are_whole_runs(
     """
     model, report = quantized(family, name)
     monkeypatch.setattr(
-        Replay, "run", lambda self, index, call, run: self._whole(call, run)
+        Replay, "run", lambda self, index, call, run: self._run_fully(call, run)
     )
     other, expected = quantized(family, name)
     assert report.outcomes == expected.outcomes and report.notes == expected.notes

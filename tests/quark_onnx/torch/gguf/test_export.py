@@ -29,7 +29,7 @@ from quark_onnx.common.errors import (
 )
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import TensorSpec
-from quark_onnx.torch.exports.gguf import write_gguf
+from quark_onnx.torch.exports.gguf import container, write_gguf
 from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from tests.answers import check_described
@@ -649,3 +649,23 @@ def test_a_place_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"model.gguf cannot be written"):
         write_gguf(folder, tmp_path / "file" / "model.gguf")
+
+
+@pytest.mark.parametrize("removed", [1, 20_000])
+def test_a_truncated_file_is_an_error(
+    removed: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may cut a file without an error on writing."""
+    written = container.write
+
+    def truncated(writer: Any, entries: Any) -> None:
+        path = writer.path
+        written(writer, entries)
+        path.write_bytes(path.read_bytes().rstrip(b"\0")[:-removed])
+
+    monkeypatch.setattr(container, "write", truncated)
+    with pytest.raises(
+        ModelError, match=r"model.gguf reads back damaged: .* is the disk full"
+    ):
+        write_gguf(folder, tmp_path / "model.gguf", "f32")
+    assert list(tmp_path.iterdir()) == []
