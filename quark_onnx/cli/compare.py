@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Any
 
 from quark_onnx import analysis
 from quark_onnx.analysis import Comparison
+from quark_onnx.cli.advice import add_advice_options, check_advice_options
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import add_threads_option, latency_lines
 from quark_onnx.cli.next_command import analysis_step
@@ -18,7 +20,11 @@ from quark_onnx.cli.parsing import (
     add_html_option,
     input_path,
 )
-from quark_onnx.cli.requantize import compared_with_commands
+from quark_onnx.cli.requantize import (
+    advised_on_file,
+    compared_with_commands,
+    requantize_options,
+)
 from quark_onnx.cli.settings import (
     add_gate_option,
     add_labels_option,
@@ -65,21 +71,27 @@ def add_arguments(parser: Parser) -> None:
     add_threads_option(parser)
     add_html_option(parser, "write a page with the samples that differ most")
     add_gate_option(parser, "an error names it")
+    add_advice_options(parser)
     add_common_options(parser)
 
 
 def run(options: Namespace) -> Answer:
+    check_advice_options(options)
+    start, data = perf_counter(), data_of(options)
     comparison = analysis.compare(
         options.reference,
         options.other,
-        data_of(options),
+        data,
         task=options.task,
         labels=options.labels,
         time=options.time,
         threads=options.threads,
     )
+    seconds = perf_counter() - start
+    again = requantize_options(options)
+    verdict = advised_on_file(comparison.verdict, options, again, data, seconds)
     # The verdict proposes changes in general terms; the commands repeat this model and this data.
-    verdict = compared_with_commands(comparison.verdict, options)
+    verdict = compared_with_commands(verdict, options, again)
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
         replace(comparison, verdict=verdict).write_page(

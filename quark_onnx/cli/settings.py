@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable
@@ -17,10 +18,11 @@ from quark_onnx.cli.parsing import (
     number,
 )
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.common.registry import OPTIMIZERS, PRESETS, TARGETS
+from quark_onnx.common.registry import OPTIMIZERS, PRESETS, RECIPES, TARGETS
 from quark_onnx.config import QConfig, TensorOverride
 from quark_onnx.config.tensors import tensor_calibrator
 from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.recipes import Choice, choose
 from quark_onnx.report.verdict import TASKS
 
 #: Value of --recipe for an automatic choice.
@@ -244,7 +246,7 @@ def add_task_option(parser: Parser) -> None:
     )
 
 
-def add_advice_option(parser: Parser) -> None:
+def add_advice_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--advice",
         choices=["none", "list", "try"],
@@ -359,3 +361,25 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
             "form": options.form or "operators",
         }
     return config.with_(**changes)
+
+
+def configured(options: Namespace) -> tuple[Choice | None, QConfig]:
+    """Return the requested recipe, and the configuration of a command with --recipe.
+
+    Args:
+        options: the options of the command.
+    """
+    choice = _choice(options)
+    return choice, config_of(options, None if choice is None else choice.config)
+
+
+def _choice(options: Namespace) -> Choice | None:
+    """Return the requested recipe; None without a recipe."""
+    if options.recipe is None:
+        return None
+    target = options.target or ""
+    if options.recipe == AUTO:
+        return choose(options.model, target)
+    recipe = RECIPES[options.recipe]
+    # No reason to print: the user chose.
+    return Choice(recipe, recipe.config_for(target), "")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quark_onnx.common.wording import byte_size, counted
-from quark_onnx.page.blocks import Grid, Judgement
+from quark_onnx.page.blocks import Gallery, Grid, Judgement
 from quark_onnx.page.terminal import text_of
 from quark_onnx.report.figures import decibels, percentage
 from quark_onnx.report.measure import OutputError
+from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.verdict import Verdict
 
 
@@ -23,6 +24,13 @@ def verdict_block(verdict: Verdict | None) -> Judgement:
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return a verdict with its next steps as lines of a report."""
     return text_of(verdict_block(verdict))
+
+
+def gallery_blocks(exhibits: Exhibits | None, verdict: Verdict | None) -> list[Gallery]:
+    """Return the samples that differ most; empty for random data, on which they say nothing."""
+    if exhibits is None or verdict is None or verdict.band == "unknown":
+        return []
+    return [exhibits.gallery]
 
 
 def size_fact(before: int, after: int) -> tuple[str, str, str]:

@@ -121,7 +121,7 @@ def test_an_interrupt_of_the_trials_leaves_the_report(
         raise KeyboardInterrupt
 
     listed = cli(*POOR, "--advice", "list").out.splitlines()
-    monkeypatch.setattr("quark_onnx.cli.quantize.advise", interrupted)
+    monkeypatch.setattr("quark_onnx.cli.quantize.advise_report", interrupted)
     finished = cli(*POOR, "--advice", "try")
     assert finished.code == 0
     assert "not tried to the end" in finished.err
