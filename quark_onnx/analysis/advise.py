@@ -532,7 +532,8 @@ class _Trials:
         """Return what a trial reaches, with its gain; None if it does not help."""
         found = Reached.of(result.report.outputs, result.report.verdict)
         before = self._reached(result.report.held_out)
-        if found is None or before is None:
+        # A model that is float throughout is exact, and no advice.
+        if found is None or before is None or not result.report.quantized:
             return None
         gate = self._run.config.min_sqnr if self._run.quantized is None else None
         gain = before.gain(found, gate)

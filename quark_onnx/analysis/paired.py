@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
-from quark_onnx.report.measure import OutputTotals
+from quark_onnx.report.measure import OutputTotals, least_sqnr
 from quark_onnx.report.verdict import THRESHOLDS
 from quark_onnx.report.verdict.boxes import arrays_of
 from quark_onnx.report.verdict.judges import judge_for
@@ -35,8 +35,9 @@ _MOST = 200.0
 class Paired:
     """Comparison of quantized models with a first one, on common samples.
 
-    The figure is that of the task, or the SQNR of the worst output in dB where the task has none.
-    Its difference is tested by the delete-a-group jackknife (Efron, The Jackknife, the Bootstrap
+    The figure is that of the task. Where the task has none, it is the mean over samples of the SQNR
+    of the worst output in dB, on which single samples with large errors weigh no more than others.
+    The difference is tested by the delete-a-group jackknife (Efron, The Jackknife, the Bootstrap
     and Other Resampling Plans, 1982), which holds for figures that are no mean over samples, too.
     """
 
@@ -62,11 +63,11 @@ class Paired:
 
     def is_clear_gain(self, other: ModelProto) -> bool:
         """Return whether another model is better than the first one by more than chance."""
-        return is_clear_gain(self._pseudo_values(other) - self._before)
+        return is_clear_gain(self.pseudo_values(other) - self._before)
 
     @cached_property
     def _before(self) -> Floats:
-        return self._pseudo_values(self._first)
+        return self.pseudo_values(self._first)
 
     @cached_property
     def _expected(self) -> Spool:
@@ -94,8 +95,11 @@ class Paired:
             outputs.append(arrays_of(dict(zip(names, values, strict=True))))
         return outputs
 
-    def _pseudo_values(self, model: ModelProto) -> Floats:
-        """Return the jackknife's pseudo-values of the figure, (groups,); greater is better."""
+    def pseudo_values(self, model: ModelProto) -> Floats:
+        """Return the jackknife's pseudo-values of a model's figure, (groups,).
+
+        Greater is better. Of a mean over samples they are the means of the groups.
+        """
         found = self._outputs(model)
         places = np.arange(len(self._samples))
         count = min(_GROUPS, len(places))
@@ -124,13 +128,14 @@ class Paired:
 
 
 def _decibels(expected: Spool, found: Spool, places: Iterable[int]) -> float:
-    """Return the SQNR of the worst output in dB; NaN if no output is float."""
+    """Return the mean SQNR of a sample's worst output in dB; NaN if no output is float."""
     names = list(expected[0])
-    totals = OutputTotals(names)
+    ratios = list[float]()
     for place in places:
+        totals = OutputTotals(names)
         totals.add(names, expected[place], found[place])
-    ratios = [error.sqnr for error in totals.results() if error.sqnr is not None]
-    return float(np.clip(min(ratios, default=np.nan), -_MOST, _MOST))
+        ratios.append(least_sqnr(totals.results(), np.nan))
+    return float(np.clip(ratios, -_MOST, _MOST).mean())
 
 
 def is_clear_gain(differences: Floats) -> bool:
