@@ -189,12 +189,10 @@ def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:
 def _more_time(result: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
     if result.left and options.budget is not None:
         # Later configurations take longer than those that filled the budget.
-        more = counted(
-            len(result.left), "more configuration is", "more configurations are"
-        )
+        more = counted(len(result.left), "configuration was", "configurations were")
         budget = f"{math.ceil(4 * options.budget)}s"
         yield NextStep(
             f"--budget {budget}",
-            f"{more} tried",
+            f"{more} not tried to the end",
             f"budget={budget.removesuffix('s')}",
         )

@@ -37,7 +37,11 @@ FOUR = "s = Shape (x) n = Size (x) k = Constant <value = int64 {4}> ()"
         ("float[4] x", "c = Constant <value = bool {1}> ()", False),
         ("float[4] x", "a = Constant <value = bool {1}> () c = Not (a)", False),
         # Another number each time the model runs.
-        ("float[4] x", "r = RandomUniform <shape = [1]> () c = Cast <to = 9> (r)", True),
+        (
+            "float[4] x",
+            "r = RandomUniform <shape = [1]> () c = Cast <to = 9> (r)",
+            True,
+        ),
     ],
 )
 def test_a_condition_that_cannot_change_leaves_nothing_unseen(
