@@ -179,6 +179,7 @@ class Trying:
         ranges: earlier ranges of the run; None to measure them.
         configure: function from a step to the configuration with its change, or None for a change
             of the data; ``changed`` unless given.
+        gate: minimum SQNR in dB that the run missed; None without one.
     """
 
     task: str = "auto"
@@ -187,6 +188,7 @@ class Trying:
     progress: bool | None = False
     ranges: Calibration | str | Path | None = None
     configure: Configure | None = None
+    gate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,7 @@ def advise_refused(
     run = Baseline(
         float_model, None, config, Reached.of(error.outputs, verdict), verdict.task
     )
+    trying = replace(trying, gate=config.min_sqnr)
     return _advised(run, (*kept, *steps), data, trying)
 
 
@@ -477,15 +480,15 @@ def tried(
     best = [step for _, step in helpful[:MOST]]
     finished = len(changes) - len(untried)
     if finished and not best:
-        best = [_none_of(finished, run)]
+        best = [_none_of(finished, trying.gate)]
     return (*best, *untried[: MOST - len(best)])
 
 
-def _none_of(count: int, run: Baseline) -> NextStep:
+def _none_of(count: int, gate: float | None) -> NextStep:
     """Return the step that says that no tried change helps."""
     changes = counted(count, "change that was tried", "changes that were tried")
     aim = "helps by more than chance"
-    if run.quantized is None:
+    if gate is not None:
         aim = f"meets the gate, or {aim}"
     return NextStep("", f"none of {changes} {aim}", "")
 
@@ -535,7 +538,7 @@ class _Trials:
         # A model that is float throughout is exact, and no advice.
         if found is None or before is None or not result.report.quantized:
             return None
-        gate = self._run.config.min_sqnr if self._run.quantized is None else None
+        gate = self._trying.gate
         gain = before.gain(found, gate)
         helps = before.is_worse_than(found)
         if helps and before.verdict.band == "good":

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
 from quark_onnx.cli.data import data_of
 from quark_onnx.cli.latency import latency_document, latency_lines, quantized_latency
-from quark_onnx.cli.next_command import analysis_step
+from quark_onnx.cli.next_command import analysis_step, with_commands
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
+from quark_onnx.cli.requantize import advised_on_file, requantize_options
 from quark_onnx.cli.settings import SWITCHES
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
@@ -141,7 +143,10 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "config": to_dict(result.best.config),
         "latency": latency_document(latency),
     }
-    return Answer("\n".join(lines), document, _missed(result, options))
+    failure = None
+    if not result.reached:
+        failure = _missed(result, options, _changes(result, options, data, seconds))
+    return Answer("\n".join(lines), document, failure)
 
 
 def _samples(result: AccuracyResult) -> str:
@@ -170,9 +175,29 @@ def _without_steps(report: Report) -> Report:
     return replace(report, verdict=replace(report.verdict, next_steps=()))
 
 
-def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:
-    if result.reached:
-        return None
+def _changes(
+    result: AccuracyResult, options: Namespace, data: Any, seconds: float
+) -> tuple[NextStep, ...]:
+    """Return changes of the model that was written, tried on the data; none for random data."""
+    verdict = result.result.report.verdict
+    if options.data is None or verdict is None:
+        return ()
+    written = {"reference": options.model, "other": options.output}
+    # --budget is that of the configurations, which are tried already.
+    compared = Namespace(
+        **{**vars(options), **written, "advice": "try", "budget": None}
+    )
+    again = requantize_options(compared)
+    if again is None:
+        return ()
+    gate = None if result.target.percent else result.target.value
+    steps = advised_on_file(verdict, compared, again, data, seconds, gate=gate)
+    return tuple(with_commands(steps, again))
+
+
+def _missed(
+    result: AccuracyResult, options: Namespace, changes: Sequence[NextStep]
+) -> AccuracyError:
     best = result.best
     reached = f"{best.sqnr:.2f} dB"
     # The unit of the target; a loss exists for figures that are shares.
@@ -182,7 +207,7 @@ def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:
     return AccuracyError(
         f"no configuration reaches {result.target}; the nearest, {best.name}, has"
         f" {reached} and was written",
-        [*_more_time(result, options), analysis],
+        [*_more_time(result, options), *changes, analysis],
     )
 
 

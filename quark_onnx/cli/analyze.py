@@ -86,11 +86,12 @@ def run(options: Namespace) -> Answer:
     start, data = perf_counter(), data_of(options)
     result = analysis.analyze(options.reference, options.other, data, task=options.task)
     seconds = perf_counter() - start
-    again = requantize_options(options)
-    verdict = advised_on_file(
-        result.verdict, options, again, data, seconds, fixes(result)
-    )
-    if verdict is not None:
+    if result.verdict is not None:
+        again = requantize_options(options)
+        steps = advised_on_file(
+            result.verdict, options, again, data, seconds, fixes(result)
+        )
+        verdict = replace(result.verdict, next_steps=steps)
         result = replace(result, verdict=requantized(verdict, options, again))
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"

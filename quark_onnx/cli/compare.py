@@ -88,10 +88,14 @@ def run(options: Namespace) -> Answer:
         threads=options.threads,
     )
     seconds = perf_counter() - start
-    again = requantize_options(options)
-    verdict = advised_on_file(comparison.verdict, options, again, data, seconds)
-    # The verdict proposes changes in general terms; the commands repeat this model and this data.
-    verdict = compared_with_commands(verdict, options, again)
+    verdict = comparison.verdict
+    if verdict is not None:
+        again = requantize_options(options)
+        steps = advised_on_file(verdict, options, again, data, seconds)
+        # The verdict proposes changes in general terms; the commands repeat this model and data.
+        verdict = compared_with_commands(
+            replace(verdict, next_steps=steps), options, again
+        )
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
         replace(comparison, verdict=verdict).write_page(

@@ -45,20 +45,18 @@ _PRESETS: dict[tuple[int | None, int | None], str] = {
 
 
 def compared_with_commands(
-    verdict: Verdict | None, options: Namespace, again: Namespace | None
-) -> Verdict | None:
+    verdict: Verdict, options: Namespace, again: Namespace | None
+) -> Verdict:
     """Return the verdict of a comparison with complete command lines.
 
     Changes of the data belong to ``compare``, changes of the quantization to ``quantize``. The last
     step is the analysis.
 
     Args:
-        verdict: the verdict; None for none.
+        verdict: the verdict.
         options: the options of ``compare``.
         again: the options of ``requantize_options``.
     """
-    if verdict is None:
-        return None
     steps = requantized(verdict, options, again).next_steps
     # Good figures need no analysis, also of an unclear verdict, and random data gives none.
     is_good = verdict.band in ("good", "unknown") or (
@@ -111,33 +109,32 @@ def requantize_options(options: Namespace) -> Namespace | None:
 
 
 def advised_on_file(  # noqa: PLR0913  a verdict, and the run that a trial repeats
-    verdict: Verdict | None,
+    verdict: Verdict,
     options: Namespace,
     again: Namespace | None,
     data: CalibrationData | None,
     seconds: float,
     further: Sequence[NextStep] = (),
-) -> Verdict | None:
-    """Return a verdict on a quantized file with the advice that --advice asks for.
+    gate: float | None = None,
+) -> tuple[NextStep, ...]:
+    """Return the advice that --advice asks for after a verdict on a quantized file.
 
     Args:
-        verdict: the verdict, with changes that were not tried; None for none.
+        verdict: the verdict, with changes that were not tried.
         options: the options of a command with a float and a quantized model.
         again: the options of ``requantize_options``.
         data: the data of the command; None for none, on which nothing is tried.
         seconds: runtime of the command so far.
         further: changes to try besides those that the settings of the model propose.
+        gate: minimum SQNR in dB that the model misses; None without one.
     """
-    if verdict is None:
-        return None
-    judged = verdict
 
     def attempt(trying: Trying) -> tuple[NextStep, ...]:
         return advise_file(
             options.reference,
             options.other,
             data,
-            judged,
+            verdict,
             # Without a command there is nothing to try.
             None if again is None else trying,
             further,
@@ -147,8 +144,7 @@ def advised_on_file(  # noqa: PLR0913  a verdict, and the run that a trial repea
     trying = trying_of(
         options, seconds, lambda run: configured(run)[1], again or options
     )
-    steps = advised(judged, options, trying, attempt)
-    return replace(judged, next_steps=steps)
+    return advised(verdict, options, replace(trying, gate=gate), attempt)
 
 
 def _quantize_steps(

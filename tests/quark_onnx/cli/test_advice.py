@@ -32,8 +32,13 @@ def outliers(folder: Path) -> None:
         v=weight(4, 6, 3, 3),
     )
     onnx.save(model, "conv.onnx")
+    save_images(8)
+
+
+def save_images(factor: float) -> None:
+    """Save 40 samples, of which one is greater than the others by a factor."""
     images = normal(40, 3, 8, 8, seed=5)
-    images[3] *= 8
+    images[3] *= factor
     np.savez("images.npz", image=images)
 
 
@@ -64,6 +69,7 @@ def reached(cli: Any, step: dict[str, Any], code: int = 0) -> float:
     "options", ["--calibrator minmax --per-tensor", "--preset S8S8 --exclude first"]
 )
 def test_after_a_comparison(cli: Any, command: str, options: str) -> None:
+    save_images(60)
     made = ("quantize", "conv.onnx", "-o", "q.onnx", "--data", "images.npz")
     assert cli(*made, *options.split(), "--no-time").code == 0
     words = (command, "conv.onnx", "q.onnx", "--data", "images.npz")
@@ -113,6 +119,18 @@ def test_after_a_missed_gate(cli: Any, command: str, gate: float) -> None:
     assert listed.code == 1 and "meets the gate" not in listed.err
     assert "not tried" in listed.err
     assert "try:" not in cli(*words, "--advice", "none").err
+
+
+def test_after_a_missed_accuracy(cli: Any) -> None:
+    """The nearest model was written: the changes are those of that model."""
+    words = ["quantize", "conv.onnx", "-o", "q.onnx", "--data", "images.npz"]
+    gate = ("--accuracy", "38dB", "--budget", "1/1000000")
+    finished = cli(*words, *gate, "--no-time", "--json", "r.json")
+    assert finished.code == 1 and "the nearest, A8W8" in finished.err
+    for step in steps_of("r.json", error=True):
+        reached_gate = step["gain"]["sqnr"][1] >= 38
+        assert ("meets the gate" in finished.err) >= reached_gate
+        assert reached(cli, step) == step["gain"]["sqnr"][1], step["command"]
 
 
 def test_an_interrupt_of_the_trials_keeps_the_result(
