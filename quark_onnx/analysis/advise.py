@@ -32,7 +32,7 @@ from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import states
 from quark_onnx.job import Result
-from quark_onnx.measuring.calibrate import HoldOut, stretch
+from quark_onnx.measuring.calibrate import held_out_samples
 from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report import Report, percentage
@@ -599,8 +599,4 @@ def _held_out(
         most: their number in the report of a run; None if unknown.
     """
     is_recurrent = bool(states(Graph.of(inlined(model))))
-    run = stretch(len(samples)) if is_recurrent else range(0)
-    held = HoldOut(samples, run=run, most=most)
-    for _ in held:  # the others, for calibration
-        pass
-    return held.samples
+    return held_out_samples(samples, consecutive=is_recurrent, most=most)

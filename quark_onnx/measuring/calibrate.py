@@ -17,6 +17,7 @@ from onnx import ModelProto
 from calibrators import Extremes, Histogram, Statistic
 from calibrators.onnx_runtime.control_flow import Observation, Scope
 from calibrators.onnx_runtime.runner import Progress, Receive, collect
+from calibrators.readers.spool import Spool
 from quark_onnx.common.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibration import Keyed
@@ -721,3 +722,20 @@ class HoldOut:
         if self._most is not None and len(self.samples) >= self._most:
             return False
         return self._bytes + _array_bytes([sample]) <= _HELD_OUT_BYTES
+
+
+def held_out_samples(
+    samples: Spool, *, consecutive: bool = False, most: int | None = None
+) -> list[Any]:
+    """Return the samples that a run on these samples holds out, in their order.
+
+    Args:
+        samples: the samples of the run.
+        consecutive: whether the run holds out consecutive samples, as for recurrent models.
+        most: as for ``HoldOut``.
+    """
+    run = stretch(len(samples)) if consecutive else range(0)
+    held = HoldOut(samples, run=run, most=most)
+    for _ in held:  # the others, for calibration
+        pass
+    return held.samples

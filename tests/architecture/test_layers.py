@@ -216,12 +216,8 @@ ONE_OF_EACH = {
     },
     # The samples that are held out.
     "HoldOut": {"job.py", "measuring/run_data.py"},
-    # The samples of searches and advice, and their runs.
-    "SplitData": {
-        "analysis/accuracy.py",
-        "analysis/advise.py",
-        "search/search.py",
-    },
+    # The samples of searches, and the runs of searches and advice.
+    "SplitData": {"analysis/accuracy.py", "search/search.py"},
     "Runs": {"analysis/accuracy.py", "analysis/advise.py", "search/search.py"},
     # The journal, the records and the front of every search.
     "Study": {"search/search.py", "torch/pipelines/scheme_search.py"},
