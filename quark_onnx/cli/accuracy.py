@@ -187,7 +187,7 @@ def _changes(
     compared = Namespace(
         **{**vars(options), **written, "advice": "try", "budget": None}
     )
-    again = requantize_options(compared)
+    again = requantize_options(verdict, compared)
     if again is None:
         return ()
     gate = None if result.target.percent else result.target.value

@@ -87,7 +87,7 @@ def run(options: Namespace) -> Answer:
     result = analysis.analyze(options.reference, options.other, data, task=options.task)
     seconds = perf_counter() - start
     if result.verdict is not None:
-        again = requantize_options(options)
+        again = requantize_options(result.verdict, options)
         steps = advised_on_file(
             result.verdict, options, again, data, seconds, fixes(result)
         )

@@ -90,7 +90,7 @@ def run(options: Namespace) -> Answer:
     seconds = perf_counter() - start
     verdict = comparison.verdict
     if verdict is not None:
-        again = requantize_options(options)
+        again = requantize_options(verdict, options)
         steps = advised_on_file(verdict, options, again, data, seconds)
         # The verdict proposes changes in general terms; the commands repeat this model and data.
         verdict = compared_with_commands(

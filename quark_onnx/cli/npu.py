@@ -406,7 +406,7 @@ def _advised(
         config: the configuration of the deployment.
         seconds: its runtime, the default budget.
     """
-    report, legal = bundle.report, bundle.legal
+    legal, report = bundle.legal, bundle.report
     if options.advice == "none":
         bundle = replace(bundle, next_steps=())
     if report is None or report.verdict is None or legal is None:
@@ -418,18 +418,13 @@ def _advised(
         file = bundle.folder / "model.onnx"
         return advise_report(legal, file, data, report, config, trying, formats)
 
-    trying = _trying(options, seconds)
-    steps = advised(report.verdict, options, trying, attempt)
-    # What was tried is not proposed again.
-    known = {step.options for step in steps}
-    verdict = replace(report.verdict, next_steps=steps)
-    return replace(
-        bundle,
-        report=replace(report, verdict=verdict),
-        next_steps=tuple(
-            each for each in bundle.next_steps if each.options not in known
-        ),
-    )
+    verdict, others = report.verdict, bundle.next_steps
+    steps = advised(verdict, options, _trying(options, seconds), attempt)
+    # A format that was tried is among the steps if it helps.
+    if steps != verdict.next_steps:
+        others = tuple(step for step in others if step not in formats)
+    verdict = replace(verdict, next_steps=steps)
+    return replace(bundle, report=replace(report, verdict=verdict), next_steps=others)
 
 
 def _verdict(bundle: npu.Bundle) -> dict[str, Any] | None:

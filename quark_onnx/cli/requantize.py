@@ -85,15 +85,18 @@ def requantized(
     return replace(verdict, next_steps=steps)
 
 
-def requantize_options(options: Namespace) -> Namespace | None:
+def requantize_options(verdict: Verdict, options: Namespace) -> Namespace | None:
     """Return the options of a command that quantizes the compared model again.
 
-    None without real data to calibrate on, or if the format of the model has no preset.
+    None if there is nothing to change, without real data to calibrate on, or if the format of the
+    model has no preset.
 
     Args:
+        verdict: the verdict, with changes that were not tried.
         options: the options of a command with a float and a quantized model.
     """
-    words = None if options.data is None else _words(options)
+    has_changes = bool(verdict.next_steps) or options.advice == "try"
+    words = _words(options) if has_changes and options.data is not None else None
     if words is None:
         return None
     # The options of quantize, to split its command line; compare's parser lacks most of them.
