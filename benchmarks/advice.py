@@ -1,16 +1,15 @@
 """Does the first advice after a quantization improve the model on test data?
 
     QUARK_ONNX_DATA=DIR python benchmarks/advice.py [--tasks mobilenetv2 ...] [--presets A8W8 ...]
-        [--again] [--report]
+        [--budget SECONDS] [--again] [--report]
 
 Each real model is quantized with each preset. The advice is tried on request, whatever the verdict
-says; its budget lets most changes be tried. The first action is then applied, and both models are
-judged by the metric of the task on the test data, which neither the calibration nor the trials have
-seen. Where a preset has no action that helps, there is none to judge. `chance` is the greatest
-difference of a metric that may be chance: one standard error of a share, or of a rank correlation.
-The exit code is 1 if fewer than nine of ten first actions are better than before or equal within
-chance, or if one is worse by more than chance. Rows go to OUT/advice.json, the table to
-OUT/advice.md.
+says; its budget lets most changes be tried on a quiet machine. The first action is then applied,
+and both models are judged by the metric of the task on the test data, which neither the calibration
+nor the trials have seen. Where a preset has no action that helps, there is none to judge. `chance`
+is the greatest difference of a metric that may be chance: one standard error of a share, or of a
+rank correlation. The exit code is 1 if fewer than nine of ten first actions improve the metric, or
+if one is worse by more than chance. Rows go to OUT/advice.json, the table to OUT/advice.md.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def chance(task: str, value: float) -> float:
     return float(100.0 * np.sqrt(share * (1.0 - share) / TASKS[task]))
 
 
-def measured(task: Task, name: str, preset: str) -> Row:
+def measured(task: Task, name: str, preset: str, budget: float) -> Row:
     """Return the metric before and after the first action."""
     config = QConfig.of(preset)
     with TemporaryDirectory() as folder:
@@ -62,7 +61,7 @@ def measured(task: Task, name: str, preset: str) -> Row:
         verdict = result.report.verdict
         assert verdict is not None
         start = perf_counter()
-        steps = advise(task.path, samples, result, config, budget=BUDGET)
+        steps = advise(task.path, samples, result, config, budget=budget)
         row: Row = {
             "band": verdict.band,
             "seconds": round(seconds, 1),
@@ -87,6 +86,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
     add_store_arguments(parser, list(TASKS))
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds of the trials of a row"
+    )
     options = parser.parse_args()
     store = Store(options.out / "advice.json")
     for name in [] if options.report else options.tasks:
@@ -95,7 +97,7 @@ def main() -> int:
             key = f"{name}/{preset}"
             tag = {"model": digest(task.path)}
             if due(store.rows().get(key), tag, again=options.again):
-                row = tag | measured(task, name, preset)
+                row = tag | measured(task, name, preset, options.budget)
                 store.put(key, row)
                 outcome = f"{row['before']} -> {row.get('after', 'no action helps')}"
                 print(key, row.get("first", ""), outcome, file=sys.stderr)

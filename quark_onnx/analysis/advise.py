@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +14,28 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
+from quark_onnx.analysis.paired import Paired
 from quark_onnx.analysis.result import Analysis
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
-    DataError,
+    AccuracyError,
     ModelError,
     crash_errors,
     data_errors,
 )
 from quark_onnx.common.progress import Progress
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
+from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
+from quark_onnx.graph.states import states
 from quark_onnx.job import Result
 from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.measuring.held_out import held_out_samples
 from quark_onnx.measuring.open_data import reader_for
-from quark_onnx.report import percentage
+from quark_onnx.report import Report, percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import (
     THRESHOLDS,
@@ -44,8 +49,9 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.report.verdict.advice import MOST
 from quark_onnx.report.verdict.verdict import BANDS
+from quark_onnx.running.run import Sample
 from quark_onnx.search.checks import check_budget
-from quark_onnx.search.runs import Outcome, Runs, SplitData
+from quark_onnx.search.runs import Outcome, Runs
 from quark_onnx.search.space import relative_cost
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
@@ -63,7 +69,8 @@ _CHANCE = 1.5
 _COSTLY = 1.25
 #: Default budget in seconds, at most; the run itself may take less.
 BUDGET = 30.0
-
+#: Number of samples that a model from a file is quantized on anew.
+SAMPLES = 100
 
 #: A function from a step to the configuration with its change.
 Configure = Callable[[NextStep], QConfig | None]
@@ -101,8 +108,13 @@ class Reached:
                 return figure
         return None
 
-    def gain(self, other: Reached) -> Gain:
-        """Return the gain of another model over this one."""
+    def gain(self, other: Reached, gate: float | None = None) -> Gain:
+        """Return the gain of another model over this one.
+
+        Args:
+            other: what the other model reaches.
+            gate: minimum SQNR in dB that this model missed; None without one.
+        """
         runtime = float_runtime = None
         if self.latency is not None and other.latency is not None:
             # Each model ran in turns with the float model: the ratio of ratios is steadier.
@@ -115,6 +127,7 @@ class Reached:
             runtime,
             float_runtime,
             self.verdict.samples,
+            gate,
         )
 
     def is_worse_than(self, other: Reached) -> bool:
@@ -155,35 +168,56 @@ def _change(before: Figure | None, after: Figure | None) -> str:
 
 
 @dataclass(frozen=True)
+class Trying:
+    """How changes are tried.
+
+    Attributes:
+        task: task of the model, as for ``quantize``.
+        budget: time limit in seconds for all trials. A trial that would exceed it is not started.
+        timed: whether to measure the latency of the models; not for a target.
+        progress: as for ``quantize_static``.
+        ranges: earlier ranges of the run; None to measure them.
+        configure: function from a step to the configuration with its change, or None for a change
+            of the data; ``changed`` unless given.
+        gate: minimum SQNR in dB that the run missed; None without one.
+    """
+
+    task: str = "auto"
+    budget: float = BUDGET
+    timed: bool = True
+    progress: bool | None = False
+    ranges: Calibration | str | Path | None = None
+    configure: Configure | None = None
+    gate: float | None = None
+
+
+@dataclass(frozen=True)
 class Baseline:
     """A run to improve.
 
     Attributes:
         model: the float model.
-        quantized: the quantized model.
+        quantized: the quantized model; None for one that missed the gate.
         config: the configuration of the run.
-        reached: what the quantized model reaches on the samples that are held out.
-        task: task of the model, as for ``quantize``.
-        ranges: earlier ranges of the run; None to measure them.
-        configure: as for ``advise``.
-        judges: samples that judge the trials; None for those that each run holds out.
+        reached: what the quantized model reaches on the samples that the run held out; None for a
+            model from a file, which is judged on those that the trials hold out.
+        task: task of the verdict.
     """
 
-    model: str | Path | ModelProto
-    quantized: str | Path | ModelProto
+    model: ModelProto
+    quantized: str | Path | ModelProto | None
     config: QConfig
-    reached: Reached
-    task: str = "auto"
-    ranges: Calibration | str | Path | None = None
-    configure: Configure | None = None
-    judges: Spool | None = None
+    reached: Reached | None
+    task: str
 
-    def with_change(self, step: NextStep) -> QConfig | None:
+    def with_change(
+        self, step: NextStep, configure: Configure | None
+    ) -> QConfig | None:
         """Return the configuration with the change of a step; None for a change of the data."""
         if not step.expected:
             return None
-        if self.configure is not None:
-            return self.configure(step)
+        if configure is not None:
+            return configure(step)
         return changed(self.config, step.options)
 
 
@@ -230,75 +264,139 @@ def advise(  # noqa: PLR0913
     """
     check_budget(budget)
     require(timed in (True, False), "timed", timed, "True or False")
-    report = result.report
-    judged = Reached.of(report.outputs, report.verdict)
-    if judged is None or judged.verdict.band == "unknown" or report.warnings:
-        return () if judged is None else judged.verdict.next_steps
-    with crash_errors(model), isolated(isolate), Spool() as samples:
-        float_model = load(model)
-        steps = next_steps(
-            float_model,
-            settings_of_config(config, report.samples),
-            judged.verdict.task,
-            most=None,
-        )
-        run = Baseline(model, result.model, config, judged, task, ranges, configure)
-        if not any(step.expected for step in steps):
-            return steps
-        reader = reader_for(Graph.of(inlined(float_model)), data, config)
-        with data_errors():
-            for sample in reader:
-                samples.append(sample)
-        return tried(run, steps, samples, budget, timed=timed, progress=progress)
+    trying = Trying(task, budget, timed, progress, ranges, configure)
+    with crash_errors(model), isolated(isolate):
+        return advise_report(model, result.model, data, result.report, config, trying)
 
 
-def advise_analysis(  # noqa: PLR0913
+def advise_report(  # noqa: PLR0913
     model: str | Path | ModelProto,
-    quantized: ModelProto,
-    found: Analysis,
-    samples: Spool,
-    *,
-    task: str = "auto",
-    budget: float | None = None,
-    progress: bool | None = False,
+    quantized: str | Path | ModelProto,
+    data: CalibrationData,
+    report: Report,
+    config: QConfig,
+    trying: Trying,
+    further: Sequence[NextStep] = (),
 ) -> tuple[NextStep, ...]:
-    """Return changes for an analyzed model: tried ones that help, then untried ones.
+    """Return changes of a run that help, best first, then untried ones; see ``advise``.
+
+    Args:
+        model: the float model.
+        quantized: the result of the run.
+        data: the data of the run; it is read again.
+        report: the report of the run.
+        config: the configuration of the run.
+        trying: how to try changes.
+        further: steps to try besides those that the settings of the run propose.
+    """
+    verdict = report.verdict
+    if verdict is None:
+        return ()
+    if verdict.band == "unknown" or report.warnings:
+        return verdict.next_steps
+    float_model = load(model)
+    settings = settings_of_config(config, report.samples)
+    steps = (*next_steps(float_model, settings, verdict.task, most=None), *further)
+    reached = Reached.of(report.outputs, verdict)
+    run = Baseline(float_model, quantized, config, reached, verdict.task)
+    return _advised(run, steps, data, trying)
+
+
+def advise_refused(
+    model: str | Path | ModelProto,
+    data: CalibrationData,
+    error: AccuracyError,
+    config: QConfig,
+    trying: Trying,
+) -> tuple[NextStep, ...]:
+    """Return changes of a run that missed its gate: tried ones that help, then untried ones.
+
+    Args:
+        model: the float model.
+        data: the data of the run; it is read again.
+        error: the error of the run.
+        config: the configuration of the run, with the gate as ``min_sqnr``.
+        trying: how to try changes.
+    """
+    verdict = error.verdict
+    # Without a verdict there is no measurement, or the data looks wrong.
+    if verdict is None:
+        return error.next_steps
+    float_model = load(model)
+    settings = settings_of_config(config, 0)
+    steps = next_steps(float_model, settings, verdict.task, most=None)
+    kept = [step for step in error.next_steps if not step.options]
+    run = Baseline(
+        float_model, None, config, Reached.of(error.outputs, verdict), verdict.task
+    )
+    trying = replace(trying, gate=config.min_sqnr)
+    return _advised(run, (*kept, *steps), data, trying)
+
+
+def advise_file(  # noqa: PLR0913
+    model: str | Path | ModelProto,
+    quantized: str | Path | ModelProto,
+    data: CalibrationData | None,
+    verdict: Verdict,
+    trying: Trying | None,
+    further: Sequence[NextStep] = (),
+    *,
+    limit: int | None = SAMPLES,
+) -> tuple[NextStep, ...]:
+    """Return changes for a quantized model from a file: tried ones that help, then untried ones.
+
+    The model is quantized anew on the data with each change. The samples that such a run holds out
+    judge the trials and the model in the file.
 
     Args:
         model: the float model.
         quantized: the quantized model; without the configuration in its metadata nothing is tried.
-        found: the analysis, with a risky or poor verdict.
-        samples: the samples of the analysis.
-        task: as for ``quantize``.
-        budget: time limit in seconds for all trials; None to try nothing.
-        progress: as for ``quantize_static``.
+        data: the data; it is read again.
+        verdict: the verdict on the quantized model.
+        trying: how to try changes; None to try nothing.
+        further: steps to try besides those that the settings of the model propose.
+        limit: maximum number of samples to quantize on; None for all.
     """
-    assert found.verdict is not None
-    settings = settings_of_model(quantized)
-    steps = fixes(found)
-    float_model = load(model)
+    float_model, quantized_model = load(model), load(quantized)
+    settings = settings_of_model(quantized_model)
+    steps = tuple(further)
     if settings is not None:
-        rules = next_steps(float_model, settings, found.verdict.task, most=None)
-        steps = [*rules, *steps]
+        rules = next_steps(float_model, settings, verdict.task, most=None)
+        steps = (*rules, *steps)
     config = None if settings is None else settings.config
-    if config is None or budget is None:
+    if config is None or trying is None:
+        return steps[:MOST]
+    run = Baseline(float_model, quantized_model, config, None, verdict.task)
+    possible = tuple(step for step in steps if is_possible(config, step.options))
+    return _advised(run, possible, data, trying, limit)
+
+
+def _advised(
+    run: Baseline,
+    steps: Sequence[NextStep],
+    data: CalibrationData | None,
+    trying: Trying,
+    limit: int | None = None,
+) -> tuple[NextStep, ...]:
+    """Try changes on the data.
+
+    Args:
+        run: the run to improve.
+        steps: changes to try, the most promising first.
+        data: the data, which is read once.
+        trying: how to try them.
+        limit: maximum number of samples; None for all.
+    """
+    if not any(step.expected for step in steps):
         return tuple(steps[:MOST])
-    possible = [step for step in steps if is_possible(config, step.options)]
-    split = SplitData()
-    try:
-        split.read(samples, len(samples), most=len(samples))
-        judged = judge_models(
-            float_model, quantized, split.judges, task=task, preprocessing=False
-        )
-        before = Reached.of(judged.outputs, judged.verdict)
-        if before is None:
-            return tuple(steps[:MOST])
-        run = Baseline(model, quantized, config, before, task, judges=split.judges)
-        return tried(run, possible, split.calibration, budget, progress=progress)
-    except DataError:  # a single sample cannot be held out
-        return tuple(steps[:MOST])
-    finally:
-        split.close()
+    with Spool() as samples:
+        graph = Graph.of(inlined(upcast_to_float32(run.model)[0]))
+        with data_errors():
+            for sample in islice(reader_for(graph, data, run.config), limit):
+                samples.append(sample)
+        if run.reached is None and not _held_out(run.model, samples):
+            return tuple(steps[:MOST])  # nothing could judge
+        return tried(run, steps, samples, trying)
 
 
 def fixes(found: Analysis) -> list[NextStep]:
@@ -345,70 +443,86 @@ def fixes(found: Analysis) -> list[NextStep]:
     return [step for _, step in steps]
 
 
-def tried(  # noqa: PLR0913
-    run: Baseline,
-    steps: Sequence[NextStep],
-    samples: Spool,
-    budget: float,
-    *,
-    timed: bool = True,
-    progress: bool | None = False,
+def tried(
+    run: Baseline, steps: Sequence[NextStep], samples: Spool, trying: Trying
 ) -> tuple[NextStep, ...]:
     """Try changes; return those that help, best first, then the untried ones.
+
+    A change of a run that missed its gate helps if it meets the gate, too.
 
     Args:
         run: the run to improve.
         steps: changes to try, the most promising first; a step without an expected gain cannot be
             tried, and is kept.
         samples: the data, of which each trial holds samples out.
-        budget: time limit in seconds.
-        timed: whether to measure the latency of the models.
-        progress: as for ``quantize_static``.
+        trying: how to try them.
     """
-    trials = _Trials(run, samples, budget, timed=timed and not run.config.target)
-    changes = [(step, run.with_change(step)) for step in steps]
+    trials = _Trials(run, samples, trying)
+    changes = list[tuple[NextStep, QConfig | None]]()
+    for step in steps:
+        config = run.with_change(step, trying.configure)
+        # Two rules may propose the same change.
+        if config is None or config not in [known for _, known in changes]:
+            changes.append((step, config))
     # What takes long comes last: a trial that the budget ends has brought nothing.
     changes.sort(key=lambda pair: 0.0 if pair[1] is None else relative_cost(pair[1]))
-    done, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
-    with Progress(progress, len(changes), "trying", "change") as bar:
+    helpful, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
+    with Progress(trying.progress, len(changes), "trying", "change") as bar:
         for count, (step, config) in enumerate(changes, 1):
             outcome = None if config is None else trials.run(config)
-            found = None if outcome is None else outcome.found
             if outcome is None:
                 untried.append(step)
-            elif found is not None and trials.before.is_worse_than(found):
-                gain = trials.before.gain(found)
-                done.append((found, replace(step, gain=gain)))
+            elif outcome.found is not None:
+                reached, gain = outcome.found
+                helpful.append((reached, replace(step, gain=gain)))
             bar.update(count)
-    done.sort(key=lambda pair: _rank(*pair))
-    best = [step for _, step in done[:MOST]]
+    helpful.sort(key=lambda pair: _rank(*pair))
+    best = [step for _, step in helpful[:MOST]]
+    finished = len(changes) - len(untried)
+    if finished and not best:
+        best = [_none_of(finished, trying.gate)]
     return (*best, *untried[: MOST - len(best)])
 
 
-def _rank(reached: Reached, step: NextStep) -> tuple[int, bool, float]:
+def _none_of(count: int, gate: float | None) -> NextStep:
+    """Return the step that says that no tried change helps."""
+    changes = counted(count, "change that was tried", "changes that were tried")
+    aim = "helps by more than chance"
+    if gate is not None:
+        aim = f"meets the gate, or {aim}"
+    return NextStep("", f"none of {changes} {aim}", "")
+
+
+def _rank(reached: Reached, step: NextStep) -> tuple[bool, int, bool, float]:
     """Return the sort key of a change that helps, best first.
 
-    Of changes with the same band, those that cost runtime come after the others.
+    Those that meet the gate come first. Of changes with the same band, those that cost runtime come
+    after the others.
     """
     band = reached.verdict.band
     place = BANDS.index(band) if band in BANDS else len(BANDS)
-    runtime = None if step.gain is None else step.gain.runtime
-    return place, runtime is not None and runtime > _COSTLY, -reached.sqnr
+    gain = step.gain
+    misses = gain is None or not gain.meets_gate
+    runtime = None if gain is None else gain.runtime
+    return misses, place, runtime is not None and runtime > _COSTLY, -reached.sqnr
 
 
 class _Trials:
     """Runs with changes of one configuration, on the data of the run."""
 
-    def __init__(
-        self, run: Baseline, samples: Spool, budget: float, *, timed: bool
-    ) -> None:
-        self._run, self._samples, self._timed = run, samples, timed
-        self._runs = Runs(run.model, samples, budget, run.task, run.ranges)
+    def __init__(self, run: Baseline, samples: Spool, trying: Trying) -> None:
+        self._run, self._samples, self._trying = run, samples, trying
+        self._timed = trying.timed and not run.config.target
+        self._runs = Runs(run.model, samples, trying.budget, trying.task, trying.ranges)
         self._seconds = list[float]()
-        self.before = replace(run.reached, latency=self._latency(run.quantized))
+        self._before: Reached | None = None
+        self._paired: Paired | None = None
 
-    def run(self, config: QConfig) -> Outcome[Reached | None] | None:
-        """Try a configuration; return None if the budget is over before its end."""
+    def run(self, config: QConfig) -> Outcome[tuple[Reached, Gain] | None] | None:
+        """Try a configuration; return None if the budget is over before its end.
+
+        The outcome has no gain for a change that does not help.
+        """
         # The fastest trial is a lower bound.
         if not self._runs.has_time(min(self._seconds, default=0.0)):
             return None
@@ -417,31 +531,72 @@ class _Trials:
             self._seconds.append(outcome.seconds)
         return outcome
 
-    def _judged(self, result: Result) -> Reached | None:
-        outputs, verdict = result.report.outputs, result.report.verdict
-        if self._run.judges is not None:
-            judged = judge_models(
-                self._float_model,
-                result.model,
-                self._run.judges,
-                task=self._run.task,
-                preprocessing=False,
-            )
-            outputs, verdict = judged.outputs, judged.verdict
-        found = Reached.of(outputs, verdict)
-        if found is None:
+    def _judged(self, result: Result) -> tuple[Reached, Gain] | None:
+        """Return what a trial reaches, with its gain; None if it does not help."""
+        found = Reached.of(result.report.outputs, result.report.verdict)
+        before = self._reached(result.report.held_out)
+        # A model that is float throughout is exact, and no advice.
+        if found is None or before is None or not result.report.quantized:
             return None
-        return replace(found, latency=self._latency(result.model))
+        gate = self._trying.gate
+        gain = before.gain(found, gate)
+        helps = before.is_worse_than(found)
+        if helps and before.verdict.band == "good":
+            helps = self._is_clear(result)
+        if not helps and not gain.meets_gate:
+            return None
+        found = replace(found, latency=self._latency(result.model))
+        return found, before.gain(found, gate)
 
-    @cached_property
-    def _float_model(self) -> ModelProto:
-        return load(self._run.model)
+    def _reached(self, held_out: int) -> Reached | None:
+        """Return what the run to improve reaches on samples that a trial held out."""
+        if self._before is None:
+            run, before = self._run, self._run.reached
+            if before is None and run.quantized is not None:
+                judged = judge_models(
+                    run.model,
+                    load(run.quantized),
+                    _held_out(run.model, self._samples, held_out),
+                    task=self._trying.task,
+                    preprocessing=False,
+                )
+                before = Reached.of(judged.outputs, judged.verdict)
+            if before is not None:
+                latency = self._latency(run.quantized)
+                self._before = replace(before, latency=latency)
+        return self._before
 
-    def _latency(self, model: str | Path | ModelProto) -> Latency | None:
+    def _is_clear(self, result: Result) -> bool:
+        """Return whether a gain over a good model is more than chance, sample by sample."""
+        run = self._run
+        if run.quantized is None or not result.report.held_out:
+            return False
+        if self._paired is None:
+            samples = _held_out(run.model, self._samples, result.report.held_out)
+            quantized = load(run.quantized)
+            asked = self._trying.task
+            self._paired = Paired(run.model, quantized, samples, run.task, asked)
+        return self._paired.is_clear_gain(result.model)
+
+    def _latency(self, model: str | Path | ModelProto | None) -> Latency | None:
         """Return the latency of a model and of the float model; None if not wanted or not known."""
-        if not self._timed:
+        if not self._timed or model is None:
             return None
         try:
             return measure_latency(self._run.model, model, self._samples[0])
         except ModelError:  # judging the accuracy does not need it
             return None
+
+
+def _held_out(
+    model: ModelProto, samples: Spool, most: int | None = None
+) -> list[Sample]:
+    """Return the samples that a run holds out, in their order.
+
+    Args:
+        model: the float model.
+        samples: the samples of the run.
+        most: their number in the report of a run; None if unknown.
+    """
+    is_recurrent = bool(states(Graph.of(inlined(model))))
+    return held_out_samples(samples, consecutive=is_recurrent, most=most)

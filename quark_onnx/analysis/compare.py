@@ -24,7 +24,12 @@ from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.page.blocks import Block, Facts, Notes, Warnings
 from quark_onnx.page.reported import Reported
 from quark_onnx.report import decibels, percent, size_change
-from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
+from quark_onnx.report.blocks import (
+    gallery_blocks,
+    outputs_block,
+    size_fact,
+    verdict_block,
+)
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import Exhibits, Score, Verdict
 from quark_onnx.running.function_bodies import with_bodies
@@ -93,10 +98,8 @@ class Comparison(Reported):
             Facts(facts, lines),
             Warnings(lines=self.warnings),
             outputs_block(self.outputs, counted(self.samples, "sample")),
+            *gallery_blocks(self.exhibits, self.verdict),
         ]
-        known = self.verdict is not None and self.verdict.band != "unknown"
-        if self.exhibits is not None and known:
-            blocks.append(self.exhibits.gallery)
         if self.latency is not None:
             blocks.append(Notes("Latency", self.latency.lines, "time"))
         return blocks

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
+from typing import Any
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
 from quark_onnx.cli.data import data_of
 from quark_onnx.cli.latency import latency_document, quantized_latency
-from quark_onnx.cli.next_command import analysis_step
+from quark_onnx.cli.next_command import analysis_step, with_commands
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
+from quark_onnx.cli.requantize import advised_on_file, requantize_options
 from quark_onnx.cli.settings import given_options
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
@@ -117,13 +119,35 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "config": to_dict(result.best.config),
         "latency": latency_document(latency),
     }
-    body = [Facts((), {"model": [written]}), *blocks]
-    return Answer(body, document, _missed(result, options))
+    failure = None
+    if not result.reached:
+        failure = _missed(result, options, _changes(result, options, data, seconds))
+    return Answer([Facts((), {"model": [written]}), *blocks], document, failure)
 
 
-def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:
-    if result.reached:
-        return None
+def _changes(
+    result: AccuracyResult, options: Namespace, data: Any, seconds: float
+) -> tuple[NextStep, ...]:
+    """Return changes of the model that was written, tried on the data; none for random data."""
+    verdict = result.result.report.verdict
+    if options.data is None or verdict is None:
+        return ()
+    written = {"reference": options.model, "other": options.output}
+    # --budget is that of the configurations, which are tried already.
+    compared = Namespace(
+        **{**vars(options), **written, "advice": "try", "budget": None}
+    )
+    again = requantize_options(verdict, compared)
+    if again is None:
+        return ()
+    gate = None if result.target.percent else result.target.value
+    steps = advised_on_file(verdict, compared, again, data, seconds, gate=gate)
+    return tuple(with_commands(steps, again))
+
+
+def _missed(
+    result: AccuracyResult, options: Namespace, changes: Sequence[NextStep]
+) -> AccuracyError:
     best = result.best
     reached = f"{best.sqnr:.2f} dB"
     # The unit of the target; a loss exists for figures that are shares.
@@ -133,19 +157,17 @@ def _missed(result: AccuracyResult, options: Namespace) -> AccuracyError | None:
     return AccuracyError(
         f"no configuration reaches {result.target}; the nearest, {best.name}, has"
         f" {reached} and was written",
-        [*_more_time(result, options), analysis],
+        [*_more_time(result, options), *changes, analysis],
     )
 
 
 def _more_time(result: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
     if result.left and options.budget is not None:
         # Later configurations take longer than those that filled the budget.
-        more = counted(
-            len(result.left), "more configuration is", "more configurations are"
-        )
+        more = counted(len(result.left), "configuration was", "configurations were")
         budget = f"{math.ceil(4 * options.budget)}s"
         yield NextStep(
             f"--budget {budget}",
-            f"{more} tried",
+            f"{more} not tried to the end",
             f"budget={budget.removesuffix('s')}",
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import replace
+from time import perf_counter
 
 from quark_onnx import analysis
-from quark_onnx.analysis.advise import BUDGET
+from quark_onnx.analysis.advise import fixes
 from quark_onnx.analysis.result import TOP
+from quark_onnx.cli.advice import add_advice_options, check_advice_options
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
@@ -15,11 +17,13 @@ from quark_onnx.cli.parsing import (
     add_common_options,
     add_html_option,
     count,
-    duration,
     input_path,
-    progress_of,
 )
-from quark_onnx.cli.requantize import requantized
+from quark_onnx.cli.requantize import (
+    advised_on_file,
+    requantize_options,
+    requantized,
+)
 from quark_onnx.cli.settings import add_task_option
 from quark_onnx.page.blocks import Facts, Heading
 from quark_onnx.page.browser import write_blocks
@@ -50,13 +54,7 @@ def add_arguments(parser: Parser) -> None:
     add_task_option(parser)
     group = parser.add_argument_group("findings")
     add_html_option(group, "write a page with plots")
-    group.add_argument(
-        "--budget",
-        metavar="TIME",
-        type=duration,
-        default=BUDGET,
-        help="time for trying changes that may help, such as 90s; 30s unless given",
-    )
+    add_advice_options(group)
     group.add_argument(
         "--top",
         metavar="N",
@@ -68,16 +66,17 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    result = analysis.analyze(
-        options.reference,
-        options.other,
-        data_of(options),
-        task=options.task,
-        budget=options.budget,
-        progress=progress_of(options),
-    )
+    check_advice_options(options)
+    start, data = perf_counter(), data_of(options)
+    result = analysis.analyze(options.reference, options.other, data, task=options.task)
+    seconds = perf_counter() - start
     if result.verdict is not None:
-        result = replace(result, verdict=requantized(result.verdict, options))
+        again = requantize_options(result.verdict, options)
+        steps = advised_on_file(
+            result.verdict, options, again, data, seconds, fixes(result)
+        )
+        verdict = replace(result.verdict, next_steps=steps)
+        result = replace(result, verdict=requantized(verdict, options, again))
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
         title = "Quantization analysis"

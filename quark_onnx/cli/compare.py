@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Any
 
 from quark_onnx import analysis
 from quark_onnx.analysis import Comparison
+from quark_onnx.cli.advice import add_advice_options, check_advice_options
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import add_threads_option
 from quark_onnx.cli.next_command import analysis_step
@@ -18,7 +20,11 @@ from quark_onnx.cli.parsing import (
     add_html_option,
     input_path,
 )
-from quark_onnx.cli.requantize import compared_with_commands
+from quark_onnx.cli.requantize import (
+    advised_on_file,
+    compared_with_commands,
+    requantize_options,
+)
 from quark_onnx.cli.settings import (
     add_gate_option,
     add_labels_option,
@@ -59,22 +65,31 @@ def add_arguments(parser: Parser) -> None:
     add_threads_option(parser)
     add_html_option(parser, "write a page with the samples that differ most")
     add_gate_option(parser, "an error names it")
+    add_advice_options(parser)
     add_common_options(parser)
 
 
 def run(options: Namespace) -> Answer:
+    check_advice_options(options)
+    start, data = perf_counter(), data_of(options)
     comparison = analysis.compare(
         options.reference,
         options.other,
-        data_of(options),
+        data,
         task=options.task,
         labels=options.labels,
         time=options.time,
         threads=options.threads,
     )
-    # The verdict proposes changes in general terms; the commands repeat this model and this data.
-    verdict = compared_with_commands(comparison.verdict, options)
-    comparison = replace(comparison, verdict=verdict)
+    seconds = perf_counter() - start
+    verdict = comparison.verdict
+    if verdict is not None:
+        again = requantize_options(verdict, options)
+        steps = advised_on_file(verdict, options, again, data, seconds)
+        # The verdict proposes changes in general terms; the commands repeat this model and data.
+        verdict = compared_with_commands(
+            replace(verdict, next_steps=steps), options, again
+        )
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
         comparison.write_page(options.html, "Comparison", names)

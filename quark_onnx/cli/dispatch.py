@@ -263,7 +263,8 @@ def _publish(answer: Answer, options: Namespace) -> int:
     # JSON first: a terminal that was closed must not keep the file from being written.
     _deliver(document, options.json)
     # stdout holds either JSON or text, so that it can be piped into a program.
-    if options.json != STDOUT and not options.quiet:
+    # A gate that kept the model from being written leaves nothing to show.
+    if answer.body and options.json != STDOUT and not options.quiet:
         show(render(answer.parts, options.verbose), sys.stdout)
     if failure is None:
         return OK

@@ -170,7 +170,8 @@ def step_words(step: NextStep, options: Namespace) -> list[str] | None:
 
 def _with_command(step: NextStep, options: Namespace) -> NextStep:
     words = step_words(step, options)
-    if words is None:
+    # The command of another run is complete.
+    if words is None or step.command:
         return step
     return replace(step, command=shell_line([PROGRAM, *words]))
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 from quark_onnx import npu
+from quark_onnx.analysis.advise import Trying, advise_report
+from quark_onnx.cli.advice import (
+    add_advice_options,
+    advised,
+    check_advice_options,
+    refused,
+    trying_of,
+)
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.next_command import report_with_commands, with_commands
 from quark_onnx.cli.output import Answer
@@ -24,14 +34,16 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.cli.subcommands import Subcommand, add_subcommands
-from quark_onnx.common.errors import ConstraintError
+from quark_onnx.common.errors import AccuracyError, ConstraintError
 from quark_onnx.common.registry import NPU_RECIPES, TARGETS
 from quark_onnx.common.wording import counted
+from quark_onnx.config import QConfig
 from quark_onnx.files.io import load
 from quark_onnx.npu.page import heading, write_bundle_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.page.blocks import Facts, Notes
 from quark_onnx.page.browser import write_blocks
+from quark_onnx.report.verdict import NextStep
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -248,6 +260,7 @@ def _deploy_options(parser: Parser) -> None:
         type=input_path,
         help="model that reads the outputs; it runs on the CPU",
     )
+    add_advice_options(parser)
     add_html_option(parser, "write a page with the forecast and the report")
     # add_config_options has --target without a default; deploy needs a device.
     parser.set_defaults(target="stx")
@@ -260,34 +273,28 @@ def _deploy(options: Namespace) -> Answer:
             raise UsageError(
                 f"--recipe and --{name} both name a configuration; give one of them",
             )
-    choice = (
-        npu.choose(options.model, options.target) if options.recipe == _AUTO else None
-    )
-    if choice is not None:
-        config = config_of(options, choice.config)
-    elif options.recipe is not None:
-        recipe = NPU_RECIPES[options.recipe]
-        config = config_of(options, recipe.config_for(options.target))
-    else:
-        config = config_of(options)
-    model: Path | npu.Parts = options.model
-    if options.cut is not None:
-        model = npu.cut(options.model, options.cut)
-    elif options.postprocess is not None:
-        # No cut tensors, and not verified: the two models were separate before.
-        model = npu.Parts(load(options.model), load(options.postprocess), (), False)
-    bundle = npu.deploy(
-        model,
-        # BF16 has no ranges to measure, and needs no data.
-        data_of(options, needed=config.measures),
-        options.output,
-        options.target,
-        config,
-        shapes=dict(options.shape),
-        # The default; --min-sqnr is part of the configuration.
-        min_sqnr=_GATE,
-        progress=progress_of(options),
-    )
+    check_advice_options(options)
+    choice, config = _deployed(options)
+    # BF16 has no ranges to measure, and needs no data.
+    data = data_of(options, needed=config.measures)
+    if config.min_sqnr is None:
+        config = config.with_(min_sqnr=_GATE)
+    start = perf_counter()
+    try:
+        bundle = npu.deploy(
+            _model(options),
+            data,
+            options.output,
+            options.target,
+            config,
+            shapes=dict(options.shape),
+            progress=progress_of(options),
+        )
+    except AccuracyError as error:
+        trying = _trying(options, perf_counter() - start)
+        return Answer([], {}, refused(error, options, data, config, trying))
+    seconds = perf_counter() - start
+    bundle = _advised(bundle, options, data, config, seconds)
     if bundle.report is not None:
         bundle = replace(bundle, report=report_with_commands(bundle.report, options))
     steps = tuple(with_commands(bundle.next_steps, options))
@@ -299,6 +306,64 @@ def _deploy(options: Namespace) -> Answer:
     recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
     chosen = Facts((), {"recipe": [f"{choice.recipe.name}: {choice.reason}"]})
     return Answer([chosen, *bundle.blocks()], {**bundle.to_dict(), **recipe})
+
+
+def _model(options: Namespace) -> Path | npu.Parts:
+    """Return the model to deploy: a file, or the parts of a model with a tail for the CPU."""
+    if options.cut is not None:
+        return npu.cut(options.model, options.cut)
+    if options.postprocess is not None:
+        # No cut tensors, and not verified: the two models were separate before.
+        return npu.Parts(load(options.model), load(options.postprocess), (), False)
+    model: Path = options.model
+    return model
+
+
+def _deployed(options: Namespace) -> tuple[npu.Choice | None, QConfig]:
+    """Return the recipe that was chosen for the model, if any, and the configuration."""
+    if options.recipe is None:
+        return None, config_of(options)
+    if options.recipe == _AUTO:
+        choice = npu.choose(options.model, options.target)
+        return choice, config_of(options, choice.config)
+    recipe = NPU_RECIPES[options.recipe]
+    return None, config_of(options, recipe.config_for(options.target))
+
+
+def _trying(options: Namespace, seconds: float) -> Trying:
+    """Return how to try changes after a deployment of so many seconds."""
+    return trying_of(options, seconds, lambda again: _deployed(again)[1], options)
+
+
+def _advised(
+    bundle: npu.Bundle, options: Namespace, data: Any, config: QConfig, seconds: float
+) -> npu.Bundle:
+    """Return the result of a deployment with the advice that --advice asks for.
+
+    Args:
+        data: the calibration data; None for none.
+        config: the configuration of the deployment.
+        seconds: its runtime, the default budget.
+    """
+    legal, report = bundle.legal, bundle.report
+    if options.advice == "none":
+        bundle = replace(bundle, next_steps=())
+    if report is None or report.verdict is None or legal is None:
+        return bundle
+    # Another format is tried for the accuracy; a forecast needs no trial.
+    formats = [step for step in bundle.next_steps if step.expected]
+
+    def attempt(trying: Trying) -> tuple[NextStep, ...]:
+        file = bundle.folder / "model.onnx"
+        return advise_report(legal, file, data, report, config, trying, formats)
+
+    verdict, others = report.verdict, bundle.next_steps
+    steps = advised(verdict, options, _trying(options, seconds), attempt)
+    # A format that was tried is among the steps if it helps.
+    if steps != verdict.next_steps:
+        others = tuple(step for step in others if step not in formats)
+    verdict = replace(verdict, next_steps=steps)
+    return replace(bundle, report=replace(report, verdict=verdict), next_steps=others)
 
 
 _ACTIONS: tuple[Subcommand, ...] = (

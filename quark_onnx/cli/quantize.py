@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
 from quark_onnx.analysis import Comparison, Latency, compare
-from quark_onnx.analysis.advise import BUDGET, advise
+from quark_onnx.analysis.advise import Trying, advise_report
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
+from quark_onnx.cli.advice import (
+    advised,
+    check_advice_options,
+    refused,
+    trying_of,
+)
 from quark_onnx.cli.compare import score_document
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import (
@@ -21,7 +25,7 @@ from quark_onnx.cli.latency import (
     latency_lines,
     quantized_latency,
 )
-from quark_onnx.cli.next_command import report_with_commands, step_words
+from quark_onnx.cli.next_command import report_with_commands
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     OutputPath,
@@ -36,27 +40,25 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.settings import (
-    AUTO,
     add_advice_option,
     add_config_options,
     add_gate_option,
     add_labels_option,
     add_mixing_options,
     add_task_option,
-    config_of,
+    configured,
 )
 from quark_onnx.cli.workers import add_workers_option, workers
+from quark_onnx.common.errors import AccuracyError
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
 from quark_onnx.measuring.labelled import has_class_folders
 from quark_onnx.page.blocks import Heading, Notes
 from quark_onnx.page.browser import write_blocks
-from quark_onnx.recipes import Choice, choose
+from quark_onnx.recipes import Choice
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
-
-logger = logging.getLogger(__name__)
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -111,31 +113,31 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> Answer:
     if options.accuracy is not None:
         return run_to_accuracy(options)
-    # Silently ignoring the limit would be worse.
-    if options.budget is not None and options.advice in ("none", "list"):
-        raise UsageError(
-            f"--budget is for --accuracy and for trying advice; --advice {options.advice}"
-            " tries nothing"
-        )
-    choice, config = _configured(options)
+    check_advice_options(options, "--accuracy and for trying advice")
+    choice, config = configured(options)
     # Ranges of an earlier calibration stand for data; weight-only configurations need none.
     data = data_of(options, needed=config.measures and options.ranges is None)
     if data is None and options.advice == "try":
         raise UsageError("--advice try needs data to try changes on: give --data")
     start = perf_counter()
-    with workers(options.workers) as executor:
-        result = api.quantize(
-            options.model,
-            data,
-            config,
-            options.output,
-            executor=executor,
-            progress=progress_of(options),
-            resume=options.resume,
-            ranges=options.ranges,
-            task=options.task,
-            labels=options.labels,
-        )
+    try:
+        with workers(options.workers) as executor:
+            result = api.quantize(
+                options.model,
+                data,
+                config,
+                options.output,
+                executor=executor,
+                progress=progress_of(options),
+                resume=options.resume,
+                ranges=options.ranges,
+                task=options.task,
+                labels=options.labels,
+            )
+    except AccuracyError as error:
+        trying = _trying(options, perf_counter() - start)
+        failure = refused(error, options, data, config, trying)
+        return Answer([], {"command": NAME}, failure)
     seconds = perf_counter() - start
     report = _advised(options, data, result, config, seconds)
     # Steps become command lines of this command.
@@ -143,8 +145,7 @@ def run(options: Namespace) -> Answer:
     # After `seconds`, which are those of the quantization.
     latency = quantized_latency(options, data)
     scored = _scored(options, data)
-    if options.html is not None:
-        _write_page(options, report, latency)
+    _write_page(options, report, latency)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
     ]
@@ -171,6 +172,9 @@ def run(options: Namespace) -> Answer:
 
 
 def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:
+    """Write the page that --html asks for, if any."""
+    if options.html is None:
+        return
     blocks = report.blocks()
     if latency is not None:
         blocks.append(Notes("Latency", latency.lines))
@@ -179,19 +183,9 @@ def _write_page(options: Namespace, report: Report, latency: Latency | None) -> 
     write_blocks(options.html, f"{names}: quantization", page)
 
 
-def _configured(options: Namespace) -> tuple[Choice | None, QConfig]:
-    """Return the requested recipe, and the configuration of the command."""
-    choice = _choice(options)
-    return choice, config_of(options, None if choice is None else choice.config)
-
-
-def _config_of_step(step: NextStep, options: Namespace) -> QConfig | None:
-    """Return the configuration of the command that makes a change; None for other changes."""
-    words = step_words(step, options)
-    if words is None:
-        return None
-    # The words begin with the name of the command.
-    return _configured(options.parser.parse_args(words[1:]))[1]
+def _trying(options: Namespace, seconds: float) -> Trying:
+    """Return how to try changes after a run of so many seconds."""
+    return trying_of(options, seconds, lambda again: configured(again)[1], options)
 
 
 def _advised(
@@ -204,35 +198,15 @@ def _advised(
         seconds: runtime of the run, the default budget.
     """
     report = result.report
-    verdict = report.verdict
-    if verdict is None:
+    if report.verdict is None:
         return report
-    wanted = options.advice == "try" or (
-        options.advice is None and verdict.band in ("risky", "poor")
-    )
-    if options.advice == "none":
-        steps = tuple[NextStep, ...]()
-    elif wanted and data is not None:
-        try:
-            steps = advise(
-                options.model,
-                data,
-                result,
-                config,
-                task=options.task,
-                budget=options.budget or min(BUDGET, seconds),
-                timed=options.time,
-                progress=progress_of(options),
-                ranges=options.ranges,
-                configure=partial(_config_of_step, options=options),
-            )
-        # The model is written: an end of the trials must not take its report away.
-        except KeyboardInterrupt:
-            logger.warning("interrupted: the changes below were not tried to the end")
-            return report
-    else:
-        return report
-    return replace(report, verdict=replace(verdict, next_steps=steps))
+
+    def attempt(trying: Trying) -> tuple[NextStep, ...]:
+        return advise_report(options.model, result.model, data, report, config, trying)
+
+    trying = _trying(options, seconds)
+    steps = advised(report.verdict, options, trying, attempt)
+    return replace(report, verdict=replace(report.verdict, next_steps=steps))
 
 
 def _scored(options: Namespace, data: Any) -> Comparison | None:
@@ -247,18 +221,6 @@ def _scored(options: Namespace, data: Any) -> Comparison | None:
         labels=options.labels,
         preprocessing=False,  # checked before the quantization, on the same labels
     )
-
-
-def _choice(options: Namespace) -> Choice | None:
-    """Return the requested recipe; None without a recipe."""
-    if options.recipe is None:
-        return None
-    target = options.target or ""
-    if options.recipe == AUTO:
-        return choose(options.model, target)
-    recipe = RECIPES[options.recipe]
-    # No reason to print: the user chose.
-    return Choice(recipe, recipe.config_for(target), "")
 
 
 def _described(choice: Choice) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from calibrators.readers.open import CalibrationData
+from quark_onnx.analysis.advise import SAMPLES, Trying, advise_file
+from quark_onnx.cli.advice import advised, trying_of
 from quark_onnx.cli.data import add_data_options
 from quark_onnx.cli.next_command import (
     analysis_step,
@@ -15,7 +18,12 @@ from quark_onnx.cli.next_command import (
     with_commands,
 )
 from quark_onnx.cli.parsing import Parser, add_output_option
-from quark_onnx.cli.settings import add_config_options, add_mixing_options
+from quark_onnx.cli.settings import (
+    add_config_options,
+    add_mixing_options,
+    add_task_option,
+    configured,
+)
 from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.registry import PRESETS, RECIPES
 from quark_onnx.config import QConfig
@@ -34,53 +42,63 @@ _PRESETS: dict[tuple[int | None, int | None], str] = {
     (None, 8): "W8",
     (None, 4): "INT4",
 }
-#: Number of samples to calibrate on, if the comparison has no limit.
-_SAMPLES = "100"
 
 
 def compared_with_commands(
-    verdict: Verdict | None, options: Namespace
-) -> Verdict | None:
+    verdict: Verdict, options: Namespace, again: Namespace | None
+) -> Verdict:
     """Return the verdict of a comparison with complete command lines.
 
     Changes of the data belong to ``compare``, changes of the quantization to ``quantize``. The last
     step is the analysis.
 
     Args:
-        verdict: the verdict; None for none.
+        verdict: the verdict.
         options: the options of ``compare``.
+        again: the options of ``requantize_options``.
     """
-    # Good figures need no advice, also of an unclear verdict, and random data gives none.
-    if verdict is None or verdict.band in ("good", "unknown"):
-        return verdict
-    if verdict.band == "unclear" and not verdict.next_steps:
-        return verdict
-    step = analysis_step(options.reference, options.other, options)
-    steps = requantized(verdict, options).next_steps
-    return replace(verdict, next_steps=(*steps, step))
+    steps = requantized(verdict, options, again).next_steps
+    # Good figures need no analysis, also of an unclear verdict, and random data gives none.
+    is_good = verdict.band in ("good", "unknown") or (
+        verdict.band == "unclear" and not verdict.next_steps
+    )
+    if not is_good and options.advice != "none":
+        step = analysis_step(options.reference, options.other, options)
+        steps = (*steps, step)
+    return replace(verdict, next_steps=steps)
 
 
-def requantized(verdict: Verdict, options: Namespace) -> Verdict:
+def requantized(
+    verdict: Verdict, options: Namespace, again: Namespace | None
+) -> Verdict:
     """Return a verdict with complete command lines for the data, or for another quantization.
 
     Args:
         verdict: the verdict on a quantized model.
         options: the options of a command with a float and a quantized model.
+        again: the options of ``requantize_options``.
     """
     data_steps = [step for step in verdict.next_steps if changes_data(step)]
     commands = with_commands(data_steps, options)
-    steps = (*commands, *_quantize_steps(verdict, options))
+    others = [step for step in verdict.next_steps if not changes_data(step)]
+    steps = (*commands, *_quantize_steps(others, again))
     return replace(verdict, next_steps=steps)
 
 
-def _quantize_steps(verdict: Verdict, options: Namespace) -> Iterator[NextStep]:
-    """Yield changes of the quantization, as commands with the data of the comparison."""
-    steps = [step for step in verdict.next_steps if not changes_data(step)]
-    # Without real data there is nothing to calibrate on: the steps stay words.
-    words = _words(options) if steps and options.data is not None else None
+def requantize_options(verdict: Verdict, options: Namespace) -> Namespace | None:
+    """Return the options of a command that quantizes the compared model again.
+
+    None if there is nothing to change, without real data to calibrate on, or if the format of the
+    model has no preset.
+
+    Args:
+        verdict: the verdict, with changes that were not tried.
+        options: the options of a command with a float and a quantized model.
+    """
+    has_changes = bool(verdict.next_steps) or options.advice == "try"
+    words = _words(options) if has_changes and options.data is not None else None
     if words is None:
-        yield from steps
-        return
+        return None
     # The options of quantize, to split its command line; compare's parser lacks most of them.
     parser = Parser("quark-onnx quantize", "")
     parser.add_argument("model")
@@ -88,9 +106,58 @@ def _quantize_steps(verdict: Verdict, options: Namespace) -> Iterator[NextStep]:
     add_data_options(parser)
     add_config_options(parser, recipes=RECIPES)
     add_mixing_options(parser)
+    add_task_option(parser)
     # The values of the options of data are compare's own.
-    run = Namespace(**{**vars(options), "words": words, "parser": parser})
-    for step in with_commands(steps, run):
+    return Namespace(**{**vars(options), "words": words, "parser": parser})
+
+
+def advised_on_file(  # noqa: PLR0913  a verdict, and the run that a trial repeats
+    verdict: Verdict,
+    options: Namespace,
+    again: Namespace | None,
+    data: CalibrationData | None,
+    seconds: float,
+    further: Sequence[NextStep] = (),
+    gate: float | None = None,
+) -> tuple[NextStep, ...]:
+    """Return the advice that --advice asks for after a verdict on a quantized file.
+
+    Args:
+        verdict: the verdict, with changes that were not tried.
+        options: the options of a command with a float and a quantized model.
+        again: the options of ``requantize_options``.
+        data: the data of the command; None for none, on which nothing is tried.
+        seconds: runtime of the command so far.
+        further: changes to try besides those that the settings of the model propose.
+        gate: minimum SQNR in dB that the model misses; None without one.
+    """
+
+    def attempt(trying: Trying) -> tuple[NextStep, ...]:
+        return advise_file(
+            options.reference,
+            options.other,
+            data,
+            verdict,
+            # Without a command there is nothing to try.
+            None if again is None else trying,
+            further,
+            limit=SAMPLES if options.limit is None else None,
+        )
+
+    trying = trying_of(
+        options, seconds, lambda run: configured(run)[1], again or options
+    )
+    return advised(verdict, options, replace(trying, gate=gate), attempt)
+
+
+def _quantize_steps(
+    steps: Iterable[NextStep], again: Namespace | None
+) -> Iterator[NextStep]:
+    """Yield changes of the quantization, as commands with the data of the comparison."""
+    for step in steps if again is None else with_commands(steps, again):
+        if not step.command:  # the step stays words
+            yield step
+            continue
         # The data judges here; calibrated on it, the next comparison would be optimistic.
         note = "; calibrate on other samples of the same kind where there are some"
         yield replace(step, effect=step.effect + note)
@@ -117,7 +184,9 @@ def _words(options: Namespace) -> list[str] | None:
     words = ["quantize", str(options.reference), "-o", str(output)]
     words += data_words(options)
     if options.limit is None:
-        words += ["--limit", _SAMPLES]
+        words += ["--limit", str(SAMPLES)]
+    if options.task != "auto":
+        words += ["--task", options.task]
     words += ["--preset", preset]
     return words if config is None else [*words, *_changes(config, preset)]
 

@@ -19,10 +19,11 @@ from quark_onnx.cli.parsing import (
     number,
 )
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.common.registry import OPTIMIZERS, PRESETS, TARGETS
+from quark_onnx.common.registry import OPTIMIZERS, PRESETS, RECIPES, TARGETS
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.config.tensors import tensor_calibrator
 from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.recipes import Choice, choose
 from quark_onnx.report.verdict import TASKS
 
 #: Value of --recipe for an automatic choice.
@@ -278,3 +279,25 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
         changes["activation"] = dynamic if options.dynamic else None
         changes.setdefault("form", "operators")
     return config.with_(**changes)
+
+
+def configured(options: Namespace) -> tuple[Choice | None, QConfig]:
+    """Return the requested recipe, and the configuration of a command with --recipe.
+
+    Args:
+        options: the options of the command.
+    """
+    choice = _choice(options)
+    return choice, config_of(options, None if choice is None else choice.config)
+
+
+def _choice(options: Namespace) -> Choice | None:
+    """Return the requested recipe; None without a recipe."""
+    if options.recipe is None:
+        return None
+    target = options.target or ""
+    if options.recipe == AUTO:
+        return choose(options.model, target)
+    recipe = RECIPES[options.recipe]
+    # No reason to print: the user chose.
+    return Choice(recipe, recipe.config_for(target), "")

@@ -125,16 +125,28 @@ class AccuracyError(QuarkError):
     Attributes:
         reason: the message without the changes to try.
         next_steps: changes to try, each a ``report.verdict.NextStep``.
+        outputs: errors of the refused model's outputs, each a ``report.measure.OutputError``; empty
+            if unknown.
+        verdict: the ``report.verdict.Verdict`` on the refused model; None if it was not judged.
+        model: the float model that was quantized, where it is not the caller's; else None.
     """
 
-    def __init__(self, reason: object = "", next_steps: Sequence[Any] = ()) -> None:
+    model: Any = None
+
+    def __init__(
+        self,
+        reason: object = "",
+        next_steps: Sequence[Any] = (),
+        outputs: Sequence[Any] = (),
+        verdict: Any = None,
+    ) -> None:
         message = reason
-        if next_steps:
-            calls = " or ".join(str(step.call) for step in next_steps)
+        if calls := " or ".join(str(step.call) for step in next_steps if step.call):
             message = f"{reason} Try {calls}."
         super().__init__(message)
         self.reason = printable(str(reason).strip())
         self.next_steps = tuple(next_steps)
+        self.outputs, self.verdict = tuple(outputs), verdict
 
 
 class MissingDependency(QuarkError):  # noqa: N818

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
+from calibrators.readers.spool import Spool
+
 #: The first samples all calibrate: ten are too few to hold any out.
 _CALIBRATING = 10
 #: Positions of the held-out samples among the first 64, and the stride of those after them: 16 of
@@ -253,3 +255,20 @@ class HoldOut:
         if self._most is not None and len(self.samples) >= self._most:
             return False
         return self._bytes + _array_bytes([sample]) <= _HELD_OUT_BYTES
+
+
+def held_out_samples(
+    samples: Spool, *, consecutive: bool = False, most: int | None = None
+) -> list[Any]:
+    """Return the samples that a run on these samples holds out, in their order.
+
+    Args:
+        samples: the samples of the run.
+        consecutive: whether the run holds out consecutive samples, as for recurrent models.
+        most: as for ``HoldOut``.
+    """
+    run = stretch(len(samples)) if consecutive else range(0)
+    held = HoldOut(samples, run=run, most=most)
+    for _ in held:  # the others, for calibration
+        pass
+    return held.samples

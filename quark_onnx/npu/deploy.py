@@ -7,7 +7,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,13 @@ from calibrators.readers import encoded
 from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.errors import ConfigError, ModelError, data_errors, system_reason
+from quark_onnx.common.errors import (
+    AccuracyError,
+    ConfigError,
+    ModelError,
+    data_errors,
+    system_reason,
+)
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import upcast_to_float32
@@ -72,6 +78,7 @@ class Bundle(Reported):
         tail: the model that runs after this one on the CPU; None if the model is complete.
         next_steps: another number format to try, with its forecast; empty where the forecast and
             the accuracy are good.
+        legal: the legalized float model, which was quantized; None if unknown.
     """
 
     folder: Path
@@ -83,6 +90,7 @@ class Bundle(Reported):
     images: ImageSpec | None = None
     tail: ModelProto | None = None
     next_steps: tuple[NextStep, ...] = ()
+    legal: ModelProto | None = field(default=None, compare=False, repr=False)
 
     def blocks(self) -> list[Block]:
         """Return the accuracy, the forecast and the legalization as blocks.
@@ -189,9 +197,14 @@ def deploy(  # noqa: PLR0913
     if kind != "BF16":
         # A gate of the configuration takes precedence over the default of this function.
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
-        quantized = _quantized(
-            legal.model, front, reader, settings.with_(min_sqnr=gate), progress
-        )
+        try:
+            quantized = _quantized(
+                legal.model, front, reader, settings.with_(min_sqnr=gate), progress
+            )
+        except AccuracyError as error:
+            # Changes of the configuration are tried on this model, not on the caller's.
+            error.model = legal.model
+            raise
         result, report = quantized.model, quantized.report
     checked, forecast = check(result, target), preflight(result, target, kind=kind)
     # Checked on the result: quantization may add nodes that break rules of the graph.
@@ -200,7 +213,16 @@ def deploy(  # noqa: PLR0913
     images = data.keywords.get("images") if isinstance(data, partial) else None
     steps = format_steps(legal.model, forecast, report.verdict if report else None)
     bundle = Bundle(
-        path, kind, report, checked, forecast, legal.notes, images, tail, steps
+        path,
+        kind,
+        report,
+        checked,
+        forecast,
+        legal.notes,
+        images,
+        tail,
+        steps,
+        legal.model,
     )
     _put(bundle, result, samples)
     return bundle

@@ -42,12 +42,13 @@ def format_steps(
     if better and found.band != "good":
         # Each subgraph costs two transfers; among equal counts the larger share wins.
         best = min(better, key=lambda other: (other.subgraphs, -other.share))
-        return (_step(best, found, "a better partition"),)
+        effect = "a better partition, with an accuracy that was not tried"
+        return (_step(best, found, effect),)
     wide = usable.get(_WIDE)
     # 16 bits help the accuracy, but must not move work to the CPU.
     if poor and wide is not None and wide.share >= found.share:
         effect = "16-bit activations, which leave the error of the weights"
-        return (_step(wide, found, effect),)
+        return (_step(wide, found, effect, "often 10 dB or more"),)
     return ()
 
 
@@ -59,10 +60,13 @@ def _is_better(other: Preflight, found: Preflight) -> bool:
     return other.subgraphs < found.subgraphs and other.share >= found.share
 
 
-def _step(other: Preflight, found: Preflight, effect: str) -> NextStep:
+def _step(
+    other: Preflight, found: Preflight, effect: str, expected: str = ""
+) -> NextStep:
     """Return a step to another format, with the forecast for it and the present one."""
     return NextStep(
         f"--preset {other.kind}",
         f"{effect}; forecast: {other.sentence} (now {found.sentence})",
         f"deploy(model, data, folder, config={other.kind!r})",
+        expected=expected,
     )

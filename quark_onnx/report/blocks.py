@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quark_onnx.common.wording import byte_size, counted
-from quark_onnx.page.blocks import Grid, Judgement
+from quark_onnx.page.blocks import Gallery, Grid, Judgement
 from quark_onnx.report.figures import decibels, percentage
 from quark_onnx.report.measure import OutputError
+from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.verdict import Verdict
 
 
@@ -17,6 +18,13 @@ def verdict_block(verdict: Verdict | None) -> Judgement:
         return Judgement("unknown", "no sample was run")
     actions = tuple(step.action for step in verdict.next_steps)
     return Judgement(verdict.band, verdict.sentence, actions, verdict.measured_on)
+
+
+def gallery_blocks(exhibits: Exhibits | None, verdict: Verdict | None) -> list[Gallery]:
+    """Return the samples that differ most; empty for random data, on which they say nothing."""
+    if exhibits is None or verdict is None or verdict.band == "unknown":
+        return []
+    return [exhibits.gallery]
 
 
 def size_fact(before: int, after: int) -> tuple[str, str, str]:

@@ -27,7 +27,12 @@ from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.plan.blocks import describe_blocks
-from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
+from quark_onnx.report.blocks import (
+    gallery_blocks,
+    outputs_block,
+    size_fact,
+    verdict_block,
+)
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.figures import decibels, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
@@ -125,10 +130,8 @@ class Report(Reported):
             verdict_block(self.verdict),
             Facts(facts, {"size": size, "quantized": quantized}),
             outputs_block(self.outputs, self._measured_on()),
+            *gallery_blocks(self.exhibits, self.verdict),
         ]
-        known = self.verdict is not None and self.verdict.band != "unknown"
-        if self.exhibits is not None and known:
-            blocks.append(self.exhibits.gallery)
         rows = [
             (kind, str(done), str(count))
             for kind, (done, count) in self.operators.items()

@@ -10,7 +10,12 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.graph import Node, reach
+from quark_onnx.graph.random_operators import RANDOM
+from quark_onnx.graph.shapes import declared_values, has_shape
 
+#: Operators that read the shape of a tensor, and not its values.
+_OF_SHAPES = frozenset({"Shape", "Size"})
 #: The branches of an If node, by the value of its condition.
 _BRANCHES = {True: "then_branch", False: "else_branch"}
 
@@ -24,15 +29,11 @@ class Branches:
         Args:
             model: the float model.
         """
-        constants = {tensor.name for tensor in model.graph.initializer}
-        constants |= {
-            node.output[0] for node in model.graph.node if node.op_type == "Constant"
-        }
         self._model = model
         self._conditions = dict[str, str]()
         for node in model.graph.node:
             # A constant condition leaves a branch that no data can reach.
-            if node.op_type == "If" and node.input[0] not in constants:
+            if node.op_type == "If" and _may_change(model, node.input[0]):
                 self._conditions[node.name or node.output[0]] = node.input[0]
         self._taken: dict[str, set[bool]] = {name: set() for name in self._conditions}
 
@@ -83,3 +84,34 @@ class Branches:
         for condition in self._computed:
             model.graph.output.append(ValueInfoProto(name=condition))
         return open_session(model, what="the conditions of the float model")
+
+
+def _may_change(model: ModelProto, name: str) -> bool:
+    """Return whether the value of a tensor may differ between samples."""
+    nodes = map(Node, model.graph.node)
+    makers = {result: node for node in nodes for result in node.results}
+    fixed = _tensors_of_fixed_size(model)
+
+    def needed(tensor: str) -> list[str]:
+        node = makers.get(tensor)
+        # The shape of a tensor of fixed size does not depend on its values.
+        if node is None or (node.kind in _OF_SHAPES and node.inputs[0] in fixed):
+            return []
+        return node.reads
+
+    tensors = reach([name], needed)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name for value in model.graph.input} - constants
+    made = [makers[tensor] for tensor in tensors if tensor in makers]
+    is_random = any(node.kind in RANDOM for node in made)
+    return is_random or not inputs.isdisjoint(tensors)
+
+
+def _tensors_of_fixed_size(model: ModelProto) -> set[str]:
+    """Return the names of the tensors of the main graph that are declared without open sizes."""
+    fixed = set[str]()
+    for value in filter(has_shape, declared_values(model.graph)):
+        sizes = value.type.tensor_type.shape.dim
+        if all(size.HasField("dim_value") for size in sizes):
+            fixed.add(value.name)
+    return fixed

@@ -39,6 +39,7 @@ from quark_onnx.report.verdict import (
     DESCRIPTIONS,
     NextStep,
     Settings,
+    Verdict,
     VerdictCollector,
     next_steps,
 )
@@ -444,19 +445,26 @@ class Gate:
         worst, name, runs = min(measured)
         if worst < self.min_sqnr:
             reached = decibels(worst, below=self.min_sqnr)
-            causes, steps = self._explained()
+            causes, steps, verdict = self._explained(errors)
             raise AccuracyError(
                 f"accuracy gate: output {name!r} reaches {reached} dB"
                 f" SQNR{_in_loop(runs)}, the minimum is {self.min_sqnr:g} dB (change"
                 f" with --min-sqnr). Nothing was written.{causes}",
                 steps,
+                errors,
+                verdict,
             )
 
-    def _explained(self) -> tuple[str, list[NextStep]]:
-        """Return likely causes of a missed gate as sentences, and changes to try."""
+    def _explained(
+        self, errors: list[OutputError]
+    ) -> tuple[str, list[NextStep], Verdict | None]:
+        """Return likely causes of a missed gate as sentences, changes to try, and the verdict.
+
+        There is no verdict where the preprocessing looks wrong: changes are not tried on such data.
+        """
         judging = self.judging
         if judging is None or judging.collector.task is None:
-            return "", []
+            return "", [], None
         task = judging.collector.task.name
         sentences = list[str]()
         if task in DESCRIPTIONS:
@@ -471,7 +479,10 @@ class Gate:
             "To see where accuracy is lost, write the model with a lower --min-sqnr and"
             " run quark-onnx analyze.",
         )
-        return " " + " ".join(sentences), steps
+        verdict = None
+        if not findings:
+            verdict = judging.collector.verdict(errors, held_out=0, calibrated=False)
+        return " " + " ".join(sentences), steps, verdict
 
 
 def _in_loop(steps: int) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Action
+from quark_onnx.report.figures import near_limits
 
 Band = Literal["good", "risky", "poor", "unclear", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")
@@ -44,6 +45,7 @@ class Gain:
         runtime: latency relative to the model of the run; None if not measured.
         float_runtime: latency relative to the float model; None if not measured.
         samples: number of samples that judge; 0 if unknown.
+        gate: minimum SQNR in dB that the run missed; None without one.
     """
 
     sqnr: tuple[float, float]
@@ -51,6 +53,12 @@ class Gain:
     runtime: float | None = None
     float_runtime: float | None = None
     samples: int = 0
+    gate: float | None = None
+
+    @property
+    def meets_gate(self) -> bool:
+        """Return whether the change meets the gate that the run missed; False without one."""
+        return self.gate is not None and self.sqnr[1] >= self.gate
 
     @property
     def decibels(self) -> float:
@@ -60,7 +68,10 @@ class Gain:
 
     def __str__(self) -> str:
         before, after = self.sqnr
-        parts = [f"{self.decibels:+.1f} dB ({before:.1f} -> {after:.1f})"]
+        reached = near_limits(after, [] if self.gate is None else [self.gate], 1)
+        parts = [f"{self.decibels:+.1f} dB ({before:.1f} -> {reached})"]
+        if self.gate is not None:
+            parts.append("meets the gate" if self.meets_gate else "below the gate")
         if self.figure:
             parts.append(self.figure)
         if self.samples:

@@ -20,6 +20,7 @@ from quark_onnx.cli.settings import config_of
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import to_dict
+from quark_onnx.measuring.held_out import is_held_out
 from quark_onnx.report.verdict import (
     Figure,
     Gain,
@@ -181,11 +182,13 @@ def test_analyze_tries_on_samples_that_are_held_out(tmp_path: Path) -> None:
     assert found.verdict is not None and found.verdict.band in ("risky", "poor")
     steps = found.verdict.next_steps
     assert steps and steps[0].gain is not None
-    # Every fourth sample judges, as in a search.
-    judges = [sample for index, sample in enumerate(data) if index % 4 == 1]
+    # Those that a run on this data holds out judge, so that the figure is that of the command.
+    judges = [sample for index, sample in enumerate(data) if is_held_out(index)]
     before = judge_models(MODEL, model, judges, preprocessing=False).outputs[0]
     assert steps[0].gain.sqnr[0] == before.sqnr
     assert steps[0].gain.samples == len(judges) and "held-out samples" in steps[0].text
+    again = quantize(MODEL, data, changed(config, steps[0].options)).report
+    assert steps[0].gain.sqnr[1] == again.worst_sqnr
     listed = analyze(MODEL, model, data)
     assert listed.verdict is not None
     assert all(step.gain is None for step in listed.verdict.next_steps)
