@@ -91,19 +91,21 @@ def _corresponding(
     """Yield a pair of nodes if they are the same operator of two time steps."""
     if earlier is None or later is None or earlier is later:
         return
-    shapes = [(len(node.inputs), len(node.outputs)) for node in (earlier, later)]
-    if earlier.kind == later.kind and shapes[0] == shapes[1]:
-        # Weights are shared; small constants, such as an index, may differ.
-        if _weights(graph, earlier) == _weights(graph, later):
-            yield earlier, later
+    if _signature(graph, earlier) == _signature(graph, later):
+        yield earlier, later
 
 
-def _weights(graph: Graph, node: Node) -> list[str]:
-    return [
+def _signature(graph: Graph, node: Node) -> tuple[object, ...]:
+    """Return the operator of a node with its weights, which time steps have in common.
+
+    Small constants, such as the index of a step, may differ.
+    """
+    weights = [
         name
         for name in node.operands
         if graph.is_constant(name) and len(graph.sizes(name)) > 1
     ]
+    return node.kind, len(node.inputs), len(node.outputs), weights
 
 
 def _unite(groups: dict[str, list[str]], first: str, second: str) -> None:

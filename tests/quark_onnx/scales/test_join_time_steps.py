@@ -40,7 +40,7 @@ def gru_cell() -> ModelProto:
             n{step} = Tanh (sn{step}) d{step} = Sub (h{step}, n{step})
             k{step} = Mul (d{step}, z{step}) h{step + 1} = Add (n{step}, k{step})"""
         )
-    times = {f"t{step}": np.array(step) for step in range(STEPS)}
+    times: dict[str, Any] = {f"t{step}": np.array(step) for step in range(STEPS)}
     return parse(
         f"g (float[1,{STEPS},{INPUTS}] x) => (float[1,8] y)"
         f"{{ {' '.join(lines)} y = MatMul (h{STEPS}, fc) }}",
