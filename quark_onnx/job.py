@@ -54,9 +54,11 @@ from quark_onnx.measuring.range_files import GivenRanges
 from quark_onnx.measuring.run_data import Planned, RunData
 from quark_onnx.optimizers import AutoMixedPrecision, with_equalization
 from quark_onnx.optimizers.problem import LayerResult
+from quark_onnx.patterns.coded_constants import coded_constants
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.plan import Plan, select
 from quark_onnx.plan.blocks import describe_blocks
+from quark_onnx.planning.keep_codes import keep_codes
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.opsets import lower_opset
@@ -426,6 +428,7 @@ class Job:
         )
         # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
+        narrowing.coded = coded_constants(graph)
         if config.target and config.fix_sizes:
             graph, sized = fixed(graph)
             notes += sized
@@ -550,7 +553,8 @@ class Job:
         if len(samples):  # no optimizer moves a bias without samples
             give_biases(graph, self.config)
         require_mixing(graph, self.config, samples)
-        at_opset = plan_at_opset(graph, self.config, self.reference, sample)
+        config = keep_codes(self.config, graph, self.narrowing.coded)
+        at_opset = plan_at_opset(graph, config, self.reference, sample)
         graph = at_opset.graph
         insides = give_up_late(at_opset.insides, vendor=self.config.form == "vendor")
         if graph.store is not None:
@@ -559,7 +563,7 @@ class Job:
                 " optimizations, to save memory",
             )
         return Planned(
-            self.config,
+            config,
             graph,
             at_opset.plan,
             insides,
@@ -635,7 +639,8 @@ class Job:
                 f" {config.target}",
             )
         write_provenance(made.graph, self.config)
-        judging = self._judging(config, data)
+        # Scales of stored codes are no setting of the user.
+        judging = self._judging(config.with_(tensors=self.config.tensors), data)
         done = finish(
             made.graph,
             self.reference,
