@@ -111,9 +111,12 @@ def run(
         return run(job.with_note(unread), None, executor, progress)
     # A run without data: nothing is measured, or an earlier calibration has the ranges.
     if data is None and (not job.config.measures or job.has_ranges):
+        job.reference.save_memory()
         # Random samples to run both models on; no range is measured on them.
         made_up = RunData(_random_sample(job), random=True)
         planned = job.plan(made_up, progress)
+        # The outputs on the sample are known.
+        job.release_reference()
         # Ranges of single tensors in the config may leave others unknown: then data is required.
         if job.calibration is not None or not unmeasured(planned.graph, planned.plan):
             known = _known_ranges(planned)
@@ -653,6 +656,7 @@ class Job:
             functions=config.functions,
             judging=judging,
             target=config.target if self.keeps_promise else "",
+            frugal=data.random,
         )
         verdict = judging.collector.verdict(
             done.errors,
