@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, isfinite, isnan
+from math import ceil, inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,8 @@ def quantize_to_accuracy(  # noqa: PLR0913
 
     8-bit integers come first: plain, by the recipe for the kind of model, with bias correction, and
     with learned codes. For a target in dB, models with some float nodes come next. 16-bit
-    activations and weight-only quantization come last.
+    activations and weight-only quantization come last. With a budget, configurations that learn or
+    search are tried after the others, and replace a slower model that is accurate enough.
 
     Args:
         model: the float model, a path or a ModelProto.
@@ -339,6 +340,14 @@ def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
             yield name, config
 
 
+def _takes_long(config: QConfig) -> bool:
+    """Return whether optimizers learn codes, or search formats of nodes."""
+    return any(
+        optimizer.stage in ("layer", "plan") and optimizer.name != "bias_correction"
+        for optimizer in config.optimizers
+    )
+
+
 class _Ladder:
     def __init__(
         self,
@@ -351,9 +360,9 @@ class _Ladder:
         self._model, self._judges = model, samples.judges
         self._target, self._task = target, task
         self._runs = Runs(model, samples.calibration, budget, task)
-        # The shortfall to the target (negative if met), its attempt and the model: one model stays
-        # in memory.
-        self._best: tuple[float, Attempt, Result] | None = None
+        # The shortfall to the target (0 if met) and the rank, the attempt and its model: one model
+        # stays in memory.
+        self._best: tuple[tuple[float, int], Attempt, Result] | None = None
 
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
         """Try configurations in order until a model meets the target.
@@ -369,23 +378,28 @@ class _Ladder:
             ModelError: every configuration failed.
             ConfigError: the target is in percent, and the outputs have no share that agrees.
         """
-        attempts, left = list[Attempt](), list[str]()
-        steps = list(steps_of(choice, self._target))
+        attempts, left = list[Attempt](), dict[int, str]()
+        # The rank of a configuration is its place in the order of model runtime.
+        steps = list(enumerate(steps_of(choice, self._target)))
+        if self._runs.is_limited:
+            # Configurations that learn or search would leave no time for 16 bits, which need less.
+            steps.sort(key=lambda step: _takes_long(step[1][1]))
         with Progress(progress, len(steps), "trying", "configuration") as bar:
-            for done, (name, config) in enumerate(steps, 1):
+            for done, (rank, (name, config)) in enumerate(steps, 1):
+                # An accurate model that is faster is known.
+                if self._met_by < rank:
+                    continue
                 # The fastest is a lower bound: later configurations do more.
                 fastest = min((each.seconds for each in attempts), default=None)
                 if fastest is not None and not self._runs.has_time(fastest):
-                    left.append(name)
+                    left[rank] = name
                     continue
-                attempt = self._attempt(name, config, first=not attempts)
+                attempt = self._attempt(name, config, rank, first=not attempts)
                 if attempt is None:
-                    left.append(f"{name} (ended: the budget was over)")
+                    left[rank] = f"{name} (ended: the budget was over)"
                     continue
                 attempts.append(attempt)
                 bar.update(done)
-                if attempt.met:
-                    break
         # The first attempt has no time limit, so that attempts is not empty here.
         if self._best is None:
             first = attempts[0]
@@ -396,17 +410,27 @@ class _Ladder:
         return AccuracyResult(
             self._target,
             tuple(attempts),
-            tuple(left),
+            tuple(left[rank] for rank in sorted(left)),
             best,
             result,
             len(self._judges),
             choice,
         )
 
-    def _attempt(self, name: str, config: QConfig, *, first: bool) -> Attempt | None:
+    @property
+    def _met_by(self) -> float:
+        """The rank of the best attempt if it meets the target; infinity otherwise."""
+        if self._best is None or not self._best[1].met:
+            return inf
+        return self._best[0][1]
+
+    def _attempt(
+        self, name: str, config: QConfig, rank: int, *, first: bool
+    ) -> Attempt | None:
         """Quantize and evaluate a configuration; return None if the budget ran out.
 
         Args:
+            rank: place of the configuration in the order of model runtime.
             first: True for the first attempt, which has no time limit.
         """
 
@@ -438,8 +462,10 @@ class _Ladder:
             outcome.seconds,
             shortfall <= 0,
         )
-        if self._best is None or shortfall < self._best[0]:
-            self._best = shortfall, attempt, result
+        # Of those that meet the target, the fastest model is the best.
+        order = (max(shortfall, 0.0), rank)
+        if self._best is None or order < self._best[0]:
+            self._best = order, attempt, result
         return attempt
 
     def _loss(self, found: Comparison) -> float | None:
