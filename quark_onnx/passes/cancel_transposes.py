@@ -44,6 +44,8 @@ _REDUCING = (
     ),
     *("ReduceProd", "ReduceSum", "ReduceSumSquare"),
 )
+#: First opset at which operators broadcast as numpy does, without an attribute ``axis``.
+_NUMPY_BROADCAST_OPSET = 7
 #: First opset at which Softmax normalizes a single axis.
 _SINGLE_AXIS_OPSET = 13
 
@@ -140,7 +142,7 @@ def _unary(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
 def _broadcasting(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
     """Move an operator whose inputs are transposed alike, or constants."""
     transposed = {perms[name] for name in node.inputs if name in perms}
-    if len(transposed) != 1:
+    if len(transposed) != 1 or graph.opset < _NUMPY_BROADCAST_OPSET:
         return None
     [perm] = transposed
     constants = [place for place, name in enumerate(node.inputs) if name not in perms]
