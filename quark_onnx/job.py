@@ -46,6 +46,7 @@ from quark_onnx.measuring.run_data import MeasuredPlan, Planned, Prepared, RunDa
 from quark_onnx.optimizers import AutoMixedPrecision, with_equalization
 from quark_onnx.plan import Plan, select
 from quark_onnx.planning.float_model import FloatModel, UserModel
+from quark_onnx.planning.keep_codes import keep_codes
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.opsets import lower_opset
@@ -265,6 +266,7 @@ def _open_data(
     has_ranges = job.gives_ranges or job.calibration is not None
     if data is None and (has_ranges or not config.measures):
         # Both models are run on the sample; no range is measured on it.
+        reference.save_memory()
         sample = None
         if not reference.unknown_operator:
             sample = random_sample(job.model.graph, reference)
@@ -318,9 +320,9 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
 def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     """Decide the format of every tensor of the graph and of its bodies."""
     require_mixing(prepared.graph, job.config, data.again)
-    planned = plan_at_opset(
-        prepared.graph, job.config, job.model.reference, data.sample
-    )
+    model = job.model
+    config = keep_codes(job.config, prepared.graph, model.narrowing.coded)
+    planned = plan_at_opset(prepared.graph, config, model.reference, data.sample)
     notes = planned.notes
     if planned.graph.store is not None:
         large = (
@@ -329,7 +331,7 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
         )
         notes = [large, *notes]
     return Planned(
-        job.config,
+        config,
         planned.graph,
         planned.plan,
         planned.body_plans,
@@ -349,13 +351,14 @@ def _measure(
 ) -> MeasuredPlan:
     """Measure ranges, and in the same pass what later stages need of the float model."""
     graph, plan, held = planned.graph, planned.plan, data.held
+    config, reference = job.config, job.model.reference
+    # The session of a large float model is not needed: its outputs on a random sample are known,
+    # and calibration computes others.
+    if model_bytes(job.model.original) > _KEPT:
+        reference.release()
     if held is None:
         known = known_ranges(graph, plan, planned.body_plans, planned.keyed)
         return planned.measured(known, data)
-    config, reference = job.config, job.model.reference
-    # The session of a large float model is not needed: calibration computes its outputs, too.
-    if model_bytes(job.model.original) > _KEPT:
-        reference.release()
     means = None
     # Layer optimizers choose the biases themselves.
     stages = [optimizer.stage for optimizer in config.optimizers]
@@ -470,7 +473,9 @@ def _finish(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
         )
     write_provenance(made.graph, job.config)
     reference = job.model.reference
-    judging = judging_of(reference, config, data, job.task, job.trained, job.findings)
+    # Scales of stored codes are no setting of the user.
+    settings = config.with_(tensors=job.config.tensors)
+    judging = judging_of(reference, settings, data, job.task, job.trained, job.findings)
     done = finish(
         made.graph,
         reference,
@@ -483,6 +488,7 @@ def _finish(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
         functions=config.functions,
         judging=judging,
         target=config.target if job.keeps_rules else "",
+        frugal=data.random,
     )
     verdict, warnings = verdict_of(judging, done, data, reference)
     if done.errors:

@@ -84,6 +84,23 @@ def held_values(tensor: TensorProto) -> NDArray[Any]:
     return _arrays[_location(tensor)]
 
 
+def file_of(array: NDArray[Any]) -> tuple[Path, int, int] | None:
+    """Return file, offset and length in bytes of an array that is mapped from a file.
+
+    None for other arrays.
+    """
+    mapped: Any = array
+    while mapped is not None and not isinstance(mapped, np.memmap):
+        mapped = getattr(mapped, "base", None)
+    if mapped is None or mapped.filename is None:
+        return None
+    # The mapping may be larger than the array, which is a part of it.
+    inside = (
+        array.__array_interface__["data"][0] - mapped.__array_interface__["data"][0]
+    )
+    return Path(mapped.filename), mapped.offset + inside, array.nbytes
+
+
 def _location(tensor: TensorProto) -> str:
     for entry in tensor.external_data:
         if entry.key == "location":

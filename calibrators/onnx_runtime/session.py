@@ -27,6 +27,7 @@ from calibrators.onnx_runtime.custom_operators import (
     unknown_operator,
 )
 from calibrators.onnx_runtime.external_tensors import (
+    file_of,
     held_key,
     held_values,
     is_held,
@@ -161,8 +162,7 @@ class _Session:
         if arrays:
             _give_arrays(options, arrays)
         size = sum(array.nbytes for array in arrays.values())
-        if isinstance(source, bytes):
-            size += len(source)
+        size += len(source) if isinstance(source, bytes) else _file_size(source)
         trims = size > _WORTH_TRIMMING
         if trims:
             return_freed_memory()
@@ -240,6 +240,14 @@ class _Session:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+
+def _file_size(path: str) -> int:
+    """Return the size of a file in bytes; 0 for a missing one, which onnxruntime reports."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
 
 
 def _is_plain_array(value: Any) -> bool:
@@ -402,16 +410,23 @@ def _open_held(
 ) -> Any:
     """Open a session that reads held tensors from their arrays, or from a file of these.
 
+    A lean session maps the file that arrays are mapped from: it would copy the arrays.
+
     Args:
         model: the model, which fits into a protobuf message without the held tensors.
         what: names the model in errors.
     """
     isolation = current()
-    if isolation is None:
-        arrays = {tensor.name: held_values(tensor) for tensor in held}
-        return open_source(model.SerializeToString(), settings, what, arrays=arrays)
     arrays = {held_key(tensor): held_values(tensor) for tensor in held}
-    locations = isolation.stored(arrays)
+    files = {key: file_of(array) for key, array in arrays.items()}
+    locations: Mapping[str, tuple[Path, int, int]] = {
+        key: file for key, file in files.items() if file is not None
+    }
+    if not settings.lean or len(locations) < len(arrays):
+        if isolation is None:
+            named = {tensor.name: held_values(tensor) for tensor in held}
+            return open_source(model.SerializeToString(), settings, what, arrays=named)
+        locations = isolation.stored(arrays)
     light = onnx.ModelProto()
     light.CopyFrom(model)
     for tensor in light.graph.initializer:

@@ -6,8 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, isfinite, isnan
-from operator import attrgetter
+from math import ceil, inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +260,8 @@ def quantize_to_accuracy(  # noqa: PLR0913
 
     8-bit integers come first: plain, by the recipe for the kind of model, with bias correction, and
     with learned codes. For a target in dB, models with some float nodes come next. 16-bit
-    activations and weight-only quantization come last.
+    activations and weight-only quantization come last. With a budget, configurations that learn or
+    search are tried after the others, and replace a slower model that is accurate enough.
 
     Args:
         model: the float model, a path or a ModelProto.
@@ -378,6 +378,14 @@ def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
             yield name, config
 
 
+def _takes_long(config: QConfig) -> bool:
+    """Return whether optimizers learn codes, or search formats of nodes."""
+    return any(
+        optimizer.stage in ("layer", "plan") and optimizer.name != "bias_correction"
+        for optimizer in config.optimizers
+    )
+
+
 #: A configuration with its attempt.
 _Tried = tuple[ConfigCombination, Attempt]
 
@@ -394,10 +402,12 @@ class _Ladder:
         self._model, self._judges = model, samples.judges
         self._target, self._task = target, task
         self._runs = Runs(model, samples.calibration, budget, task)
-        # The shortfall to the target (negative if met), its attempt and the model: one model stays
-        # in memory.
-        self._best: tuple[float, Attempt, Result] | None = None
-        self._study = Study(self._attempt, fits=self._fits, is_enough=attrgetter("met"))
+        # The shortfall to the target (0 if met) and the rank, the attempt and its model: one model
+        # stays in memory.
+        self._best: tuple[tuple[float, int], Attempt, Result] | None = None
+        # Places of the configurations in the order of model runtime.
+        self._ranks = dict[str, int]()
+        self._study = Study(self._attempt, fits=self._fits)
 
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
         """Try configurations in order until a model meets the target.
@@ -417,8 +427,12 @@ class _Ladder:
             ConfigCombination(name, config, {})
             for name, config in steps_of(choice, self._target)
         ]
+        self._ranks = {step.key: rank for rank, step in enumerate(steps)}
+        if self._runs.is_limited:
+            # Configurations that learn or search would leave no time for 16 bits, which need less.
+            steps.sort(key=lambda step: _takes_long(step.config))
         with Progress(progress, len(steps), "trying", "configuration") as bar:
-            for done, _ in enumerate(self._study.run(steps), 1):
+            for done, _ in enumerate(self._study.run(self._useful(steps)), 1):
                 bar.update(done)
         # The first attempt has no time limit, so that attempts is not empty here.
         attempts = [attempt for _, attempt in self._study.finished()]
@@ -437,6 +451,19 @@ class _Ladder:
             len(self._judges),
             choice,
         )
+
+    def _useful(self, steps: list[ConfigCombination]) -> Iterator[ConfigCombination]:
+        """Yield configurations until none is left that could give a faster model."""
+        for step in steps:
+            if self._ranks[step.key] < self._met_by:
+                yield step
+
+    @property
+    def _met_by(self) -> float:
+        """The rank of the best attempt if it meets the target; infinity otherwise."""
+        if self._best is None or not self._best[1].met:
+            return inf
+        return self._best[0][1]
 
     def _fits(self, _: ConfigCombination, tried: list[_Tried]) -> bool:
         """Return whether a configuration may end within the budget; the first one always runs."""
@@ -478,8 +505,10 @@ class _Ladder:
             outcome.seconds,
             shortfall <= 0,
         )
-        if self._best is None or shortfall < self._best[0]:
-            self._best = shortfall, attempt, result
+        # Of those that meet the target, the fastest model is the best.
+        order = (max(shortfall, 0.0), self._ranks[step.key])
+        if self._best is None or order < self._best[0]:
+            self._best = order, attempt, result
         return attempt
 
     def _loss(self, comparison: Comparison) -> float | None:

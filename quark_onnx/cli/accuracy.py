@@ -150,8 +150,8 @@ def _missed(
 ) -> AccuracyError:
     best = result.best
     reached = f"{best.sqnr:.2f} dB"
-    # The unit of the target; a loss exists for figures that are shares.
-    if best.loss is not None:
+    # The unit of the target.
+    if result.target.percent and best.loss is not None:
         reached = f"a loss of {best.loss:.2f} %"
     analysis = analysis_step(options.model, options.output, options)
     return AccuracyError(

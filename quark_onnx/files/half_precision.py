@@ -40,6 +40,7 @@ from quark_onnx.graph.node import (
 )
 from quark_onnx.graph.shapes import declared_values
 from quark_onnx.graph.store import LEAST, Store
+from quark_onnx.patterns.coded_constants import CodedConstant
 
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 #: Attributes whose value is a type.
@@ -50,12 +51,14 @@ _TYPES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 class OriginalDtypes:
     """The original types of 16-bit inputs, outputs and constants, by name.
 
-    Types are ``TensorProto.DataType``.
+    Types are ``TensorProto.DataType``. ``coded`` has the constants that the model stores as integer
+    codes.
     """
 
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     constants: dict[str, int] = field(default_factory=dict)
+    coded: dict[str, CodedConstant] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs or self.constants)
@@ -66,7 +69,13 @@ class OriginalDtypes:
             self.inputs.pop(name, None)
 
     def store_constants(self, graph: Graph) -> None:
-        """Store remaining constants in 16 bits again, each followed by a Cast."""
+        """Store remaining constants in 16 bits, or as codes, again, before the same operators."""
+        for name, coded in self.coded.items():
+            if _is_inner_float(graph, name) and np.array_equal(
+                values(graph.initializers[name]), coded.dequantized()
+            ):
+                del graph.initializers[name]
+                coded.write(graph, name)
         for name, kind in self.constants.items():
             if _is_inner_float(graph, name):
                 tensor = graph.initializers[name]

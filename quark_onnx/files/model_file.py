@@ -76,11 +76,10 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
             model = ModelProto()
             model.ParseFromString(message)
             for values in positions:
-                # The values are read once, straight into their final array.
-                array = np.empty(values.length, np.uint8)
-                file.seek(values.start)
-                if file.readinto(array.data) != values.length:
-                    return None
+                # The pages are read when the values are needed, and take no memory of the process.
+                array = np.asarray(
+                    np.memmap(path, np.uint8, "r", values.start, values.length)
+                )
                 tensor = model.graph.initializer[values.initializer]
                 held = hold_raw(tensor, array)
                 if held is None:

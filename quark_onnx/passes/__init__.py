@@ -2,6 +2,8 @@
 
 from quark_onnx.passes.base import Pass
 from quark_onnx.passes.batch_norm_to_conv import batch_norm_to_conv
+from quark_onnx.passes.cancel_transposes import cancel_transposes
+from quark_onnx.passes.fold_affine import fold_affine
 from quark_onnx.passes.fold_batch_norm import fold_batch_norm
 from quark_onnx.passes.fold_constants import fold_constants
 from quark_onnx.passes.fold_gemm_alpha_beta import fold_gemm_alpha_beta
@@ -25,7 +27,9 @@ from quark_onnx.passes.write_sizes import write_sizes
 CLEANING: tuple[Pass, ...] = (
     fold_constants,
     remove_identity,
+    cancel_transposes,
     fold_batch_norm,
+    fold_affine,
     pick_channels,
     sum_to_add,
 )
@@ -59,6 +63,8 @@ __all__ = [
     "Pass",
     "at_opset",
     "batch_norm_to_conv",
+    "cancel_transposes",
+    "fold_affine",
     "fold_batch_norm",
     "fold_constants",
     "fold_gemm_alpha_beta",

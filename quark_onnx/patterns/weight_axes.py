@@ -340,6 +340,8 @@ _KERNEL = _fixed((0,), 1)
 _GATES = _fixed((0, 1), 2)
 #: Projections (inputs, outputs) of attention, of query, key and value side by side.
 _PROJECTION = _fixed((1,), 0)
+#: Weights (experts, outputs, inputs) of a mixture of experts.
+_EXPERTS = _fixed((0, 1), 2)
 #: Tables (entries, features): entries reach the next layer unsummed.
 _TABLE = _fixed((0,), 1)
 
@@ -374,6 +376,7 @@ BY_INPUT: dict[tuple[str, int], _Find] = {
     (_MS + "LongformerAttention", 4): _PROJECTION,
     (_MS + "DecoderAttention", 2): _PROJECTION,
     (_MS + "DecoderAttention", 3): _PROJECTION,
+    **{(_MS + "MoE", place): _EXPERTS for place in (2, 4, 6)},
     ("Gather", 0): _TABLE,
     **{(_MS + "EmbedLayerNormalization", place): _TABLE for place in (2, 3, 4)},
 }

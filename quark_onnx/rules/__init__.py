@@ -9,6 +9,7 @@ from quark_onnx.rules import (
     elementwise,  # noqa: F401
     embedding,  # noqa: F401
     matmul,  # noqa: F401
+    mixture,  # noqa: F401
     norm,  # noqa: F401
     passthrough,  # noqa: F401
     pool,  # noqa: F401

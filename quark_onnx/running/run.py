@@ -53,6 +53,14 @@ class Reference:
         self._path = path
         self._optimize = optimize
         self._what = what
+        self._lean = False
+
+    def save_memory(self) -> None:
+        """Leave weights in their arrays, instead of packing them for many fast runs.
+
+        Called before the session is opened.
+        """
+        self._lean = True
 
     @cached_property
     def session(self) -> ReopenedSession:
@@ -79,7 +87,7 @@ class Reference:
     def _opened(self) -> Any:
         tensors = self.model.graph.initializer
         # Weights that were left in a file are mapped, not packed into further memory.
-        lean = any(map(is_on_disk, tensors))
+        lean = self._lean or any(map(is_on_disk, tensors))
         # sessions share held tensors, and would read a file into memory of their own
         shared = any(map(is_held, tensors))
         return _open(

@@ -27,7 +27,7 @@ from quark_onnx.measuring.calibrate import Ranges
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, PlanBuilder, Quantize, Use
 from quark_onnx.planning import bounded
 from quark_onnx.scales.encoded_constants import EncodedConstants
-from quark_onnx.scales.join_ranges import join_ranges
+from quark_onnx.scales.join_ranges import join_ranges, join_time_steps
 
 #: The largest code of a bias. The other half of int32 is reserved for the sum of products.
 _LARGEST_CODE = 2.0**30
@@ -120,6 +120,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
         else:
             params.table[use] = _computed(graph, ranges, use, entry, zeros)
     plan = plan.revised(changes)
+    join_time_steps(graph, plan, params.table, zeros)
     # After all parameters are known, because the union needs those of the inputs.
     join_ranges(graph, plan, params.table, zeros)
     return ResolvedPlan(plan, params)

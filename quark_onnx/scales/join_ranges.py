@@ -1,15 +1,22 @@
-"""A common range for inputs and result of a Concat."""
+"""Common ranges: of the inputs and the result of a Concat, and of time steps."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
+from math import prod
 
 import numpy as np
 
-from calibrators import QParams, Range, params_for
+from calibrators import Grid, QParams, Range, params_for
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.shapes import known_sizes
+from quark_onnx.patterns.time_steps import time_steps
 from quark_onnx.plan import Plan, Quantize, Use
+
+#: Most values of a tensor, per sample, whose range is joined with those of other time steps.
+_FEW_VALUES = 1 << 12
 
 
 def join_ranges(
@@ -52,6 +59,34 @@ def join_ranges(
             # Zero is a code of every grid.
             if root in zeros:
                 table[root] = table[result]
+
+
+def join_time_steps(
+    graph: Graph, plan: Plan, table: dict[Use, QParams], zeros: Collection[Use]
+) -> None:
+    """Give corresponding tensors of an unrolled cell the union of their ranges.
+
+    A step computes few values per sample, of which few samples do not show the extremes: the ranges
+    of single steps clip what the next sample brings (a GRUCell of 20 steps, ranges of 29 samples:
+    33 dB with 16-bit activations, and 44 dB with 480 samples). The steps together are more samples
+    of one distribution. Tensors of many values have seen enough by themselves.
+
+    Arguments and exceptions are those of ``join_ranges``.
+    """
+    for tensors in time_steps(graph):
+        by_grid = defaultdict[Grid, list[Use]](list)
+        for use in map(Use, tensors):
+            entry = plan.entries.get(use)
+            if not isinstance(entry, Quantize) or use not in table or use in zeros:
+                continue
+            sizes = known_sizes(graph.sizes(use.tensor)[1:])
+            if _joinable(entry) and sizes is not None and prod(sizes) <= _FEW_VALUES:
+                by_grid[entry.spec.grid].append(use)
+        for uses in by_grid.values():
+            entry = plan.entries[uses[0]]
+            assert isinstance(entry, Quantize)
+            joined = _union([table[use] for use in uses], entry)
+            table.update(dict.fromkeys(uses, joined))
 
 
 def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> list[Use]:

@@ -124,6 +124,11 @@ class Runs:
         # A tensor that no optimizer changed is measured once.
         self._ranges = Calibration("") if ranges is None else ranges
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a budget."""
+        return self._budget is not None
+
     def has_time(self, seconds: float) -> bool:
         """Return whether a run of so many seconds would end within the budget."""
         if self._budget is None:

@@ -83,6 +83,7 @@ def finish(  # noqa: PLR0913
     functions: bool = True,
     judging: Judging | None = None,
     target: str = "",
+    frugal: bool = False,
 ) -> Finished:
     """Return the final model with output errors, after a check and a run.
 
@@ -102,6 +103,8 @@ def finish(  # noqa: PLR0913
             operators are known.
         judging: receives the outputs of both models.
         target: name of the target whose rules the model must keep; empty for none.
+        frugal: run the model in little memory: weights are neither packed nor dequantized before
+            they are needed.
 
     Raises:
         AccuracyError: an output is below ``min_sqnr``; nothing is written.
@@ -114,6 +117,8 @@ def finish(  # noqa: PLR0913
         opened = open_contradicted(graph.outputs, reference.outputs(samples[0]))
     graph.infer()
     model = graph.to_model()
+    # The constants of the graph are those of the model from here on, without a copy of them.
+    graph.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     traced = drop_traces(model)
     open_invented_sizes(model.graph)
     lean = graph.store is not None
@@ -129,6 +134,7 @@ def finish(  # noqa: PLR0913
         states(graph),
         judging,
         faster=None if lean else _faster(graph),
+        frugal=frugal,
     )
     measured: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
@@ -291,6 +297,7 @@ class Gate:
     Attributes:
         faster: an equivalent of the quantized model that is computed faster; it is measured in
             place of the model if the results are equal.
+        frugal: as for `finish`.
     """
 
     reference: Reference
@@ -301,6 +308,7 @@ class Gate:
     states: Sequence[State] = ()
     judging: Judging | None = None
     faster: ModelProto | None = None
+    frugal: bool = False
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
         """Return output errors without saturating sums, and notes on the processor.
@@ -318,7 +326,7 @@ class Gate:
             unverified = f"the result was neither loaded nor run: {unknown}"
             logger.warning("%s", unverified)
             return [], [unverified]
-        session = self._fastest(_load(model, lean=self.lean))
+        session = self._fastest(_load(model, lean=self.lean, frugal=self.frugal))
         judging = self.judging
         errors = self._measured(session, judging.add if judging is not None else None)
         self._require(errors)
@@ -548,13 +556,18 @@ def _unmeasured() -> list[str]:
 
 
 def _load(
-    model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None
+    model: ModelProto | Path,
+    *,
+    lean: bool = False,
+    frugal: bool = False,
+    integers: bool | None = None,
 ) -> Any:
     """Open a session on the model.
 
     Args:
         model: the quantized model, or its file.
         lean: leave weights in files, without the optimizations that would copy them.
+        frugal: as for `finish`, with the optimizations.
         integers: as in ``open_session``; None for its default.
 
     Raises:
@@ -563,7 +576,7 @@ def _load(
     try:  # the optimizer would copy the weights of a large model
         return open_session(
             model,
-            lean=lean,
+            lean=lean or frugal,
             optimize=not lean,
             integers=integers,
             what="the quantized model",

@@ -271,7 +271,8 @@ class Agreement:
         try:
             # Without optimizations, which would replace pairs by onnxruntime's own integer
             # operators.
-            return open_session(self._graph.to_model(), optimize=False)
+            # Lean: the codes of all weights would be dequantized at once.
+            return open_session(self._graph.to_model(), optimize=False, lean=True)
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("onnxruntime cannot load the Q/DQ pairs: %s", error)
             return None

@@ -100,6 +100,27 @@ def test_a_budget_leaves_some_out_and_the_first_is_always_tried() -> None:
     assert found.left == tuple(names[1:])
 
 
+def test_with_a_budget_sixteen_bits_are_tried_before_what_takes_long() -> None:
+    """Learning would use up the budget; it still replaces a slower model if there is time."""
+    data = pixels()
+    open_end = quantize_to_accuracy(residual(), data, 500)
+    limited = quantize_to_accuracy(residual(), data, 500, budget=3600)
+    names = [attempt.name for attempt in limited.attempts]
+    ladder = [name for name, _ in steps_of(limited.choice, limited.target)]
+    assert [attempt.name for attempt in open_end.attempts] == ladder
+    assert sorted(names) == sorted(ladder) and not limited.left
+    assert names.index("A16W8") < names.index("A8W8 cle+adaquant+bias_correction")
+    # The same model is chosen, whatever the order.
+    assert limited.best.name == open_end.best.name
+    between = sorted(each.sqnr for each in open_end.attempts if each.sqnr is not None)
+    goal = between[len(between) // 2]
+    found = [
+        quantize_to_accuracy(residual(), data, goal, budget=b) for b in (None, 3600)
+    ]
+    assert [each.reached for each in found] == [True, True]
+    assert found[0].best.name == found[1].best.name
+
+
 @pytest.mark.parametrize(
     ("text", "target"),
     [

@@ -10,7 +10,12 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from calibrators.onnx_runtime.external_tensors import is_held, values
+from calibrators.onnx_runtime.external_tensors import (
+    file_of,
+    held_values,
+    is_held,
+    values,
+)
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.tensors import loaded, model_bytes, write_external
 from quark_onnx.common.errors import ModelError
@@ -166,3 +171,24 @@ def test_held_values_are_written(tmp_path: Path) -> None:
     ):
         np.testing.assert_array_equal(values(tensor), values(original))
     assert model_bytes(model) == model_bytes(large())
+
+
+def test_the_arrays_are_mapped_from_the_file(tmp_path: Path) -> None:
+    """Their place in the file is known; a lean session maps it, and computes the same."""
+    path = saved(large(), tmp_path)
+    model, arrays = read_model(path) or (ModelProto(), [])
+    data = path.read_bytes()
+    for tensor, original in zip(
+        model.graph.initializer, large().graph.initializer, strict=True
+    ):
+        if is_held(tensor):
+            place = file_of(held_values(tensor))
+            assert place is not None
+            file, offset, length = place
+            assert file == path
+            assert data[offset : offset + length] == original.raw_data
+    assert len(arrays) == 2 and file_of(np.zeros(3)) is None
+    feeds = {"x": np.ones((1, SIDE), np.float32)}
+    (expected,) = open_session(large(), optimize=False).run(None, feeds)
+    (found,) = open_session(model, lean=True, optimize=False).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

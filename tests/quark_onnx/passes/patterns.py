@@ -22,6 +22,11 @@ _EXPRESSIONS = {
     "remove_identity": "g (float[N] x) => (float[N] y) { i = Identity (x) y = Neg (i) }",
     "fold_batch_norm": f"""{_IMAGE} (float[1,6,8,8] y) {{
         h = Conv (x, w) y = {_NORM} }}""",
+    "cancel_transposes": f"""{_IMAGE} (float[1,6,8,8] y) {{
+        t = Transpose <perm = [0,2,3,1]> (x) r = Relu (t)
+        y = Transpose <perm = [0,3,1,2]> (r) }}""",
+    "fold_affine": f"""{_IMAGE} (float[1,6,8,8] y) {{
+        h = Conv (x, w) y = Mul (h, two) }}""",
     "batch_norm_to_conv": f"{_IMAGE} (float[1,6,8,8] y) {{ h = Relu (x) y = {_NORM} }}",
     "pick_channels": f"""g (float[1,8,4,6] x) => (float[1,4,4,6] y, float[1,4,4,6] right)
         {{ {_SHUFFLE} }}""",

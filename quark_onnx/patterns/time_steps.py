@@ -1,0 +1,119 @@
+"""Find the tensors that the time steps of an unrolled recurrent cell have in common.
+
+Exporters write a loop over a cell (``torch.nn.GRUCell``, for example) as copies of its operators,
+one per time step, which share the weights.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from quark_onnx.graph import Graph, Node, reach
+
+#: Fewer copies may be layers that share weights for another reason.
+_LEAST_STEPS = 4
+#: Operators that multiply by the weights of a cell, the second input.
+_PRODUCTS = frozenset({"Gemm", "MatMul", "Conv"})
+
+
+def time_steps(graph: Graph) -> list[list[str]]:
+    """Return groups of corresponding tensors of time steps.
+
+    Args:
+        graph: the float graph, in topological order.
+
+    Returns:
+        Groups of two or more computed tensors or inputs of the model. A tensor is in one group at
+        most.
+    """
+    adjacent = [
+        pair
+        for steps in _sharing_weights(graph)
+        if _is_recurrent(graph, steps)
+        for pair in pairwise(steps)
+    ]
+    groups = dict[str, list[str]]()
+    for earlier, later in reach(adjacent, lambda pair: _around(graph, *pair)):
+        names = zip(
+            (*earlier.inputs, *earlier.outputs),
+            (*later.inputs, *later.outputs),
+            strict=True,
+        )
+        for first, second in names:
+            if not graph.is_constant(first) and not graph.is_constant(second):
+                _unite(groups, first, second)
+    # All members of a group refer to one list.
+    distinct = {id(group): group for group in groups.values()}
+    return [group for group in distinct.values() if len(group) > 1]
+
+
+def _sharing_weights(graph: Graph) -> list[list[Node]]:
+    """Return the layers that share a weight, in the order of the graph."""
+    by_weight = defaultdict[tuple[str, str], list[Node]](list)
+    for node in graph.nodes_of(_PRODUCTS):
+        if graph.is_constant(node.input(1)):
+            by_weight[node.kind, node.input(1)].append(node)
+    return list(by_weight.values())
+
+
+def _is_recurrent(graph: Graph, steps: list[Node]) -> bool:
+    """Return whether layers that share a weight depend on each other.
+
+    Heads of a detector share weights, too, but do not depend on each other.
+    """
+    if len(steps) < _LEAST_STEPS:
+        return False
+    return steps[-1] in reach(steps[:1], graph.followers)
+
+
+def _around(graph: Graph, earlier: Node, later: Node) -> Iterator[tuple[Node, Node]]:
+    """Yield the corresponding producers and readers of two corresponding nodes."""
+    for first, second in zip(earlier.inputs, later.inputs, strict=True):
+        yield from _corresponding(graph, graph.producer(first), graph.producer(second))
+    for first, second in zip(earlier.outputs, later.outputs, strict=True):
+        readers = {_role(node, second): node for node in graph.consumers(second)}
+        for reader in graph.consumers(first):
+            counterpart = readers.get(_role(reader, first))
+            yield from _corresponding(graph, reader, counterpart)
+
+
+def _role(reader: Node, tensor: str) -> tuple[str, tuple[int, ...]]:
+    """Return the operator of a reader, and the places at which it reads a tensor."""
+    places = (place for place, name in enumerate(reader.inputs) if name == tensor)
+    return reader.kind, tuple(places)
+
+
+def _corresponding(
+    graph: Graph, earlier: Node | None, later: Node | None
+) -> Iterator[tuple[Node, Node]]:
+    """Yield a pair of nodes if they are the same operator of two time steps."""
+    if earlier is None or later is None or earlier is later:
+        return
+    if _signature(graph, earlier) == _signature(graph, later):
+        yield earlier, later
+
+
+def _signature(graph: Graph, node: Node) -> tuple[object, ...]:
+    """Return the operator of a node with its weights, which time steps have in common.
+
+    Small constants, such as the index of a step, may differ.
+    """
+    weights = [
+        name
+        for name in node.operands
+        if graph.is_constant(name) and len(graph.sizes(name)) > 1
+    ]
+    return node.kind, len(node.inputs), len(node.outputs), weights
+
+
+def _unite(groups: dict[str, list[str]], first: str, second: str) -> None:
+    """Put two tensors, and those that are grouped with them, into one group."""
+    group = groups.setdefault(first, [first])
+    merged = groups.get(second, [second])
+    if merged is group:
+        return
+    group += merged
+    for name in merged:
+        groups[name] = group
