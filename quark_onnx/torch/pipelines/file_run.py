@@ -548,6 +548,7 @@ class FileRun:
                     self._mark(name, block)
                     states = journal.hidden(index, walk.states)
                     walk.states = [state.to(self.device) for state in states]
+                    bar.update(index + 1, skipped=True)
                 # since a journal returns tensors in a different order
                 yield from sorted(tensors.items())
                 bar.update(index + 1)

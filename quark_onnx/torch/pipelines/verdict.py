@@ -45,8 +45,6 @@ _WORST = 3
 _WRITES = 300_000_000
 #: Number of generated windows, and their length in tokens.
 _WRITTEN, _LENGTH = 4, 64
-#: Tokens of each run of a model for a generated text: the windows token by token, then as a whole.
-GENERATED = (_WRITTEN,) * _LENGTH + (_LENGTH,) * _WRITTEN
 #: Beginnings of the names of the tensors of a quantized weight, in all layouts.
 #: Scales of inputs and outputs are no part of the weights.
 _OF_WEIGHTS = ("weight", "qweight", "qzeros", "scales", "g_idx")
