@@ -316,10 +316,10 @@ class FileRun(QuantizationRun):
         self, index: int, name: str, layers: Layers, stream: BlockStream
     ) -> bool:
         """Write a block from the journal; return whether the journal has it."""
-        found = self.journal.find(index)
-        if found is None:
+        stored = self.journal.find(index)
+        if stored is None:
             return False
-        tensors, entries = found
+        tensors, entries = stored
         entries.tell(self.report)
         # ``load_block`` would have marked them
         self._mark(name, self.model.get_submodule(name))
@@ -399,11 +399,11 @@ class FileRun(QuantizationRun):
             module = self.model.get_submodule(name)
             # a parameter may be made of several stored tensors (stacked or split experts)
             # codes of another format are decoded, and quantized anew
-            parts = list[StoredTensor]()
+            tensors = list[StoredTensor]()
             for key, _ in module.named_parameters(recurse=recurse):
-                parts += self.sources.stored_parts(joined(name, key))
-            if parts:
-                self.ahead.start(parts)
+                tensors += self.sources.stored_parts(joined(name, key))
+            if tensors:
+                self.ahead.start(tensors)
 
     def _fill(self, name: str, layers: Layers) -> None:
         block = self.model.get_submodule(name)
@@ -414,10 +414,10 @@ class FileRun(QuantizationRun):
                 f"the checkpoint {self.sources.reader.folder} has no tensor for"
                 f" {name}.{missing[0]}",
             )
-        for each, (module, spec) in layers.items():
+        for layer_name, (module, spec) in layers.items():
             if spec.weight is not None:
-                check_finite(module.weight, each)
-                self._keep_codes(each, module)
+                check_finite(module.weight, layer_name)
+                self._keep_codes(layer_name, module)
 
     def _keep_codes(self, name: str, module: Any) -> None:
         """Let a layer keep the checkpoint's codes if the format is as requested.
@@ -511,9 +511,11 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
     """Return the modules with parameters outside of the blocks."""
-    # own parameters, not those of children
-    own = {name: module for name, module in model.named_modules() if module._parameters}
-    return outside_of(own, blocks)
+    # parameters of the module itself, not those of children
+    modules = {
+        name: module for name, module in model.named_modules() if module._parameters
+    }
+    return outside_of(modules, blocks)
 
 
 def _drop(model: Any, layers: Layers) -> None:

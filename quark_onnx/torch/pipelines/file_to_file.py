@@ -158,9 +158,10 @@ def quantize_checkpoint(  # noqa: PLR0913
     # a missing tensor is found here, and not after hours
     run.check()
     rotated = [
-        rotate_sources(model, run.sources, each) for each in rotations_of(config)
+        rotate_sources(model, run.sources, rotation)
+        for rotation in rotations_of(config)
     ]
-    if any(each.untied for each in rotated):
+    if any(rotation.untied for rotation in rotated):
         # rotations rewrite embedding and head in different ways, so that they cannot stay tied
         content = untied(content)
     # raises errors before the run, and not at its end
@@ -209,8 +210,8 @@ def _check_arguments(source: object, data: object, output: object) -> None:
     """
     order = "The order of arguments is model, data, config, output"
     for name, value in {"source": source, "output": output}.items():
-        known = (str, Path) if name == "output" else (str, Path, FloatCheckpoint)
-        if not isinstance(value, known):
+        types = (str, Path) if name == "output" else (str, Path, FloatCheckpoint)
+        if not isinstance(value, types):
             raise ConfigError(
                 f"{name} is a {type(value).__name__}; it must be a folder. {order}"
             )

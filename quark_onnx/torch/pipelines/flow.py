@@ -208,7 +208,7 @@ def quantize_with_data(
     outside = outside_of(run.chosen, blocks)
     with inference(run.model), run.calibrating():
         try:
-            stream, watching = _record(run, blocks, outside, samples)
+            stream, observers = _record(run, blocks, outside, samples)
         except NotWalkable as error:
             if config.algorithms:
                 raise ModelError(
@@ -216,9 +216,9 @@ def quantize_with_data(
                 ) from error
             _quantize_whole(run, blocks, samples, str(error))
             return
-        scales = watching.scales(config.least_of)
+        scales = observers.scales(config.least_of)
         # heads and the like, which run after the last block
-        unseen = [name for name in outside if watching.unseen(name, scales)]
+        unseen = [name for name in outside if observers.unseen(name, scales)]
         around = outside_of(dict.fromkeys(run.names(), scales), blocks)
         early = {name: around[name] for name in around if name not in unseen}
         run.before_blocks(early, stream)
@@ -254,10 +254,10 @@ def _record(
     # layers without measured scales need no hooks
     measured = {name: layer for name, layer in outside.items() if layer[1].measures}
     with run.outside_loaded(blocks, heads=False):
-        with ActivationObservers(measured) as watching:
+        with ActivationObservers(measured) as observers:
             stream = run.record(blocks, samples)
         stream.check_once(run.model)
-    return stream, watching
+    return stream, observers
 
 
 def _quantize_blocks(
@@ -298,12 +298,12 @@ def _calibrate_after(
     # the modules before the blocks run again, up to the last head
     with (
         run.outside_loaded(blocks, heads=True),
-        ActivationObservers(layers) as watching,
+        ActivationObservers(layers) as observers,
     ):
         stream.finish(run.model, samples)
-    scales = watching.scales(run.config.least_of)
+    scales = observers.scales(run.config.least_of)
     for name in layers:
-        if watching.unseen(name, scales):
+        if observers.unseen(name, scales):
             run.stay_float(name)
     return dict.fromkeys(layers, scales)
 
@@ -317,11 +317,11 @@ def _quantize_whole(
     weights alone.
     """
     samples = run.load_whole(samples, reason)
-    with ActivationObservers(run.chosen) as watching:
+    with ActivationObservers(run.chosen) as observers:
         run_whole(run.model, samples)
-    scales = watching.scales(run.config.least_of)
-    run.report.note_borrowing(watching.borrowing)
-    for name in [name for name in run.chosen if watching.unseen(name, scales)]:
+    scales = observers.scales(run.config.least_of)
+    run.report.note_borrowing(observers.borrowing)
+    for name in [name for name in run.chosen if observers.unseen(name, scales)]:
         if blocks and not within_any(name, blocks):
             run.stay_float(name)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
@@ -103,25 +104,25 @@ def chosen_layers(
                 f"types names {kind!r}, an operator; quantize_graph quantizes"
                 " those, in exported models",
             )
-    found = layers_of(model)
+    layers = layers_of(model)
     unfit = _unfit_layers(model)
     for glob in config.named:
-        names = matching(dict.fromkeys((*found, *unfit)), glob)
+        names = matching(dict.fromkeys((*layers, *unfit)), glob)
         if names and unfit.keys() >= set(names):
             raise ConfigError(
                 f"layers names {glob!r}, but {names[0]} cannot be quantized:"
                 f" {unfit[names[0]]}",
             )
-    patterns = LayerPatterns(model, found, stored)
+    patterns = LayerPatterns(model, layers, stored)
     config = with_layer_names(config, patterns, model)
     # names and globs without a layer are errors, mostly typing errors
-    config.check(found)
+    config.check(layers)
     # a router that the configuration names is quantized like any other layer
     routers = set(routers_of(model))
     routers -= asked_for(config, patterns, routers)
-    specs = {name: config.spec_of(name, kind) for name, (_, kind) in found.items()}
+    specs = {name: config.spec_of(name, kind) for name, (_, kind) in layers.items()}
     narrow = {
-        name for name, spec in specs.items() if not fills_a_group(found[name][0], spec)
+        name for name, spec in specs.items() if not fills_a_group(layers[name][0], spec)
     }
     narrow -= asked_for(config, patterns, narrow)
     # later reasons have priority
@@ -129,19 +130,19 @@ def chosen_layers(
     for name, spec in specs.items():
         if name in routers:
             reasons[name] = ROUTER
-        elif not found[name][0].weight.numel():
+        elif not layers[name][0].weight.numel():
             # a part of the model that its configuration gives a width of 0
             reasons[name] = EMPTY
         elif spec is None:
             reasons[name] = reason_of(name, config)
-    kept = {name: reasons[name] for name in found if name in reasons}
+    kept = {name: reasons[name] for name in layers if name in reasons}
     chosen = {
-        name: (found[name][0], spec)
+        name: (layers[name][0], spec)
         for name, spec in specs.items()
         if spec is not None and name not in kept
     }
     # matrices that no quantizable layer holds, with the reason
-    kept |= other_weights_of(model, found, routers)
+    kept |= other_weights_of(model, layers, routers)
     check_not_all_float(chosen, kept)
     return chosen, kept
 
@@ -199,12 +200,12 @@ def quantize_model(
     check_ranks(config)
     notes = notes_of(model, chosen, config, kept)
     notes += notes_on_stacks(model) + notes_on_kept(kept)
-    for each in rotations_of(config):
+    for rotation in rotations_of(config):
         # a loader can be read once only, and rotations are learned on the same data
         data = None if data is None else list(batches(data))
         rotated = rotate(
             model,
-            each,
+            rotation,
             data,
             _learned_on(chosen, config),
             progress=progress,
@@ -224,19 +225,15 @@ def quantize_model(
     return report
 
 
+@dataclass
 class ModuleRun(QuantizationRun):
-    """Quantization of a module in memory, whose layers are replaced in place."""
+    """Quantization of a module in memory, whose layers are replaced in place.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: TorchConfig,
-        chosen: dict[str, tuple[Any, LayerSpec]],
-        report: TorchReport,
-    ) -> None:
-        super().__init__(model, config, chosen, report)
-        #: quantized layers that are not yet in the model
-        self._made = dict[str, QuantizedLayer]()
+    Attributes:
+        quantized: quantized layers that ``place`` puts into the model, by name.
+    """
+
+    quantized: dict[str, QuantizedLayer] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Return the layers to quantize; other modules stay as they are."""
@@ -248,11 +245,13 @@ class ModuleRun(QuantizationRun):
         if name in self.chosen:
             module, spec = self.chosen[name]
             codes = quantize_data_free(name, self.chosen, self.config, self.report)
-            self._made[name] = QuantizedLayer(module, codes, spec, **scales.of(name))
+            self.quantized[name] = QuantizedLayer(
+                module, codes, spec, **scales.of(name)
+            )
 
     def place(self) -> None:
         """Replace the float layers by those of ``put``."""
-        put_modules(self.model, self._made)
+        put_modules(self.model, self.quantized)
 
     @contextlib.contextmanager
     def calibrating(self) -> Iterator[None]:
@@ -312,11 +311,11 @@ def check_ranks(config: TorchConfig) -> None:
     Args:
         config: the quantization configuration; every algorithm passes in a single process.
     """
-    for each in config.algorithms:
+    for algorithm in config.algorithms:
         # algorithms whose statistics add up are merged over processes
-        if distributed.count() > 1 and not getattr(each, "sums", True):
+        if distributed.count() > 1 and not getattr(algorithm, "sums", True):
             raise ConfigError(
-                f"{each.name} needs all samples at once; run it in one process",
+                f"{algorithm.name} needs all samples at once; run it in one process",
             )
 
 

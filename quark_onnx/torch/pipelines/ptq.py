@@ -131,7 +131,7 @@ class PtqResult(Reported):
 
 
 def write_page(
-    found: PtqResult,
+    result: PtqResult,
     path: Path,
     name: str = "model",
     mixture: Mixture | None = None,
@@ -139,7 +139,7 @@ def write_page(
     """Write the page of a result atomically.
 
     Args:
-        found: the result of ``ptq``.
+        result: the result of ``ptq``.
         path: the file.
         name: the name of the model.
         mixture: the result of a mixed-precision search, if there was one.
@@ -147,8 +147,8 @@ def write_page(
     Raises:
         OSError: the folder cannot be written to.
     """
-    found = replace(found, mixture=mixture or found.mixture)
-    found.write_page(path, "Quantization report", name)
+    result = replace(result, mixture=mixture or result.mixture)
+    result.write_page(path, "Quantization report", name)
 
 
 def ptq(  # noqa: PLR0913
