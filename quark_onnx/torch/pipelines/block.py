@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.calibration.block_stream import BlockStream
+from quark_onnx.torch.calibration.block_stream import BlockStream, NotWalkable
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.algorithm_order import STAGES, at_stage
 from quark_onnx.torch.config.number_formats import TwoLevel
@@ -151,7 +150,7 @@ def _advance(
 def check_unshared(
     model: nn.Module, blocks: Mapping[str, Any], config: TorchConfig
 ) -> None:
-    """Raise ModelError if the algorithms cannot work on the blocks.
+    """Raise NotWalkable if the algorithms cannot work on the blocks.
 
     An algorithm that rewrites weights needs blocks without parameters that other modules share. All
     block-wise algorithms need blocks that contain layers and are not layers themselves.
@@ -162,20 +161,20 @@ def check_unshared(
         config: the quantization configuration.
 
     Raises:
-        ModelError: a block is a single layer and an algorithm works block by block, or a block
+        NotWalkable: a block is a single layer and an algorithm works block by block, or a block
             shares a parameter with another module and an algorithm rewrites blocks.
     """
     # a layer that is a block itself has no place below the block where its replacement could go
     bare = next((name for name in blocks if kind_of(blocks[name]) is not None), None)
     inner = at_stage(config.algorithms, *STAGES[1:])
     if bare is not None and inner:
-        raise ModelError(
+        raise NotWalkable(
             f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers",
         )
     name = shared_parameter(model, blocks)
     rewriting = transforms_of(config)
     if rewriting and name is not None:
-        raise ModelError(
+        raise NotWalkable(
             f"{name} is a parameter of something outside of its block, too, which"
             f" {rewriting[0].name} would change with it; give each its own, or leave the"
             " algorithm out",

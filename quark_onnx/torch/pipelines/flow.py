@@ -219,8 +219,7 @@ def quantize_with_data(
         scales = observers.scales(config.least_of)
         # heads and the like, which run after the last block
         unseen = [name for name in outside if observers.unseen(name, scales)]
-        around = outside_of(dict.fromkeys(run.names(), scales), blocks)
-        early = {name: around[name] for name in around if name not in unseen}
+        early = outside_of(dict.fromkeys(run.names(), scales), [*blocks, *unseen])
         run.before_blocks(early, stream)
         _quantize_blocks(run, blocks, stream, progress)
         later = dict[str, Scales]()
