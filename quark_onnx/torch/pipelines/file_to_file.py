@@ -124,16 +124,17 @@ def quantize_checkpoint(  # noqa: PLR0913
     # weights are rounded with scales of the type that the layout stores
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
-    _check_folders(source.folder, output, writing)
+    # nothing is written into the folder of the model
+    for folder in (output, writing.resume, writing.spill):
+        check_apart(folder, source.folder)
     # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
     chosen, kept = chosen_layers(model, config, reader)
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
-    if distributed.count() > 1:
-        check_ranks(config)
-        _check_resume(writing)
+    check_ranks(config)
+    _check_resume(writing)
     # before rotations, which rename layers
     notes = notes_of(model, chosen, config, kept)
     notes += notes_on_stacks(model) + notes_on_kept(kept)
@@ -222,10 +223,14 @@ def _check_arguments(source: object, data: object, output: object) -> None:
         )
 
 
-def _check_folders(source: Path, output: Path, writing: Writing) -> None:
-    """Raise ConfigError if something would be written into the folder of the model."""
-    for folder in (output, writing.resume, writing.spill):
-        check_apart(folder, source)
+def _check_resume(writing: Writing) -> None:
+    """Raise ConfigError if several processes would share a folder of finished blocks."""
+    # other processes would need the hidden states of their own samples
+    if writing.resume is not None and distributed.count() > 1:
+        raise ConfigError(
+            f"resume is {writing.resume}, but finished blocks are stored by a single"
+            " process; leave it out, or run one process",
+        )
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -234,13 +239,3 @@ def _content(folder: Path) -> dict[str, Any]:
     if "float64" in (content.get("dtype"), content.get("torch_dtype")):
         return with_type(content, "float32")
     return content
-
-
-def _check_resume(writing: Writing) -> None:
-    """Raise ConfigError if several processes would share a folder of finished blocks."""
-    # other processes would need the hidden states of their own samples
-    if writing.resume is not None:
-        raise ConfigError(
-            f"resume is {writing.resume}, but finished blocks are stored by a single"
-            " process; leave it out, or run one process",
-        )
