@@ -1,5 +1,5 @@
-"""Quantization of large language models file to file: time, memory and disk, measured and
-estimated.
+"""Quantization of large language models file to file: time, memory and disk, the latter two
+measured and estimated.
 
     python benchmarks/llm_large.py [--runs 1B/fp8 8B/uint4_wo_128 ...] [--plans 70B 1T]
         [--shape BLOCKS HIDDEN] [--folder DIR] [--clock cpu] [--report] [--estimate-again]
@@ -21,7 +21,7 @@ run writes, one file after the other; and, where activations are calibrated, one
 through the blocks at the rate of its matrix product. On a busy machine, --clock cpu counts the time
 on processors, of the run and of the floor; waiting for the disk is not counted then. Results stand
 in results/llm_large.json; the exit code is 1 where a run takes more than twice, or less than half
-of the estimate.
+of the estimated memory or disk space.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ WINDOWS, PLANNED_WINDOWS = 2, 128
 #: Tokens of the models with few blocks.
 FEW_TOKENS = 8192
 CHUNK = 1 << 24
-#: Seconds below which the time of a run is not judged.
-_SHORT = 5.0
 _NAME = re.compile(r"(\w+)(?::(\d+))?(?::(\d+))?/(\w+)(?:\+([\w:=,.]+))?")
 
 
@@ -121,7 +119,6 @@ class Result:
         peak: peak of resident memory, with mapped files.
         private: peak of the memory without mapped files.
         size: size of the result.
-        estimated_seconds: estimated runtime.
         estimated_memory: estimated peak of resident memory.
         estimated_size: estimated size of the result.
     """
@@ -131,7 +128,6 @@ class Result:
     peak: int
     private: int
     size: int
-    estimated_seconds: float
     estimated_memory: int
     estimated_size: int
 
@@ -168,7 +164,6 @@ def child(folder: str, output: str, scheme: str, algorithm: str) -> None:
         peak=int(peak_mb() * 2**20),
         private=int(watch.mb * 2**20),
         size=size_of(output),
-        estimated_seconds=estimate.seconds,
         estimated_memory=estimate.memory,
         estimated_size=estimate.disk,
     )
@@ -185,7 +180,6 @@ def planning_child(folder: str, *entries: str) -> None:
 
     def announce(expected: Estimate) -> None:
         rows[entry] = {
-            "estimated_seconds": expected.seconds,
             "estimated_memory": expected.memory,
             "estimated_size": expected.disk,
         }
@@ -274,18 +268,12 @@ def product_rate(
     return left.numel() * len(right) / best
 
 
-def complaints(result: Result, clock: str) -> list[str]:
-    """Return what is more than twice, or less than half of the estimate.
-
-    The time of a short run is that of its start, which is no part of the estimate.
-    """
-    seconds = result.seconds if clock == "wall" else result.cpu_seconds
+def complaints(result: Result) -> list[str]:
+    """Return what is more than twice, or less than half of the estimate."""
     pairs = {
         "memory": (result.peak, result.estimated_memory),
         "disk": (result.size, result.estimated_size),
     }
-    if max(seconds, result.estimated_seconds) >= _SHORT:
-        pairs["time"] = (seconds, result.estimated_seconds)
     found = []
     for name, (real, estimated) in pairs.items():
         if not estimated / 2 <= real <= estimated * 2:
@@ -378,7 +366,6 @@ def measured_tables(rows: dict[str, Row]) -> str:
                 f"{row['block'] / 1e6:.0f}",
                 f"{row['seconds']:.1f}",
                 f"{row['cpu_seconds']:.1f}",
-                f"{row['estimated_seconds']:.1f}",
                 f"{row['floor']:.1f}",
                 f"{_time(row) / row['floor']:.1f}",
                 f"{row['peak'] / 1e6:.0f}",
@@ -396,7 +383,6 @@ def measured_tables(rows: dict[str, Row]) -> str:
                     name.removeprefix("plan "),
                     f"{row['source'] / 1e9:.0f}",
                     f"{row['block'] / 1e9:.2f}",
-                    f"{row['estimated_seconds'] / 3600:.2f}",
                     f"{row['estimated_memory'] / 1e9:.1f}",
                     f"{row['estimated_size'] / 1e9:.0f}",
                 ]
@@ -407,7 +393,6 @@ def measured_tables(rows: dict[str, Row]) -> str:
         "block MB",
         "seconds",
         "CPU seconds",
-        "estimated seconds",
         "floor",
         "times floor",
         "peak MB",
@@ -416,12 +401,12 @@ def measured_tables(rows: dict[str, Row]) -> str:
         "result MB",
         "estimated MB",
     ]
-    plan_head = ["plan", "model GB", "block GB", "hours", "memory GB", "result GB"]
+    plan_head = ["plan", "model GB", "block GB", "memory GB", "result GB"]
     return f"{table(run_head, runs)}\n\n{table(plan_head, plans)}\n"
 
 
 def _time(row: Row) -> float:
-    """Return the time of a run by the clock of its estimate and floor."""
+    """Return the time of a run by the clock of its floor."""
     seconds: float = row["cpu_seconds" if row["clock"] == "cpu" else "seconds"]
     return seconds
 
@@ -486,7 +471,7 @@ def main() -> int:
                     result, row = measured(run, source, shared, arguments.clock)
                     store.put(run.name, row)
                     print(run.name, json.dumps(row), file=sys.stderr, flush=True)
-                    found = complaints(result, arguments.clock)
+                    found = complaints(result)
                     wrong += [f"{run.name}: {text}" for text in found]
     for name in plans:
         with TemporaryDirectory(dir=arguments.folder) as place:

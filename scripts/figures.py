@@ -400,7 +400,6 @@ def llm_large() -> str:
                 f"{row['source'] / 1e9:.1f}",
                 f"{row['block'] / 1e6:.0f}",
                 f"{seconds:.0f}",
-                f"{row['estimated_seconds']:.0f}",
                 f"{row['floor']:.0f}",
                 f"{row['private'] / 1e6:.0f}",
                 f"{row['peak'] / 1e6:.0f}",
@@ -414,7 +413,6 @@ def llm_large() -> str:
         "model GB",
         "block MB",
         "seconds",
-        "estimated",
         "floor",
         "own MB",
         "with mapped files",
@@ -435,12 +433,11 @@ def llm_plans() -> str:
                     f"`{key.removeprefix('plan ')}`",
                     f"{row['source'] / 1e9:.0f}",
                     f"{row['block'] / 1e9:.1f}",
-                    f"{row['estimated_seconds'] / 3600:.1f}",
                     f"{row['estimated_memory'] / 1e9:.1f}",
                     f"{row['estimated_size'] / 1e9:.0f}",
                 )
             )
-    head = ("plan", "model GB", "block GB", "hours", "memory GB", "result GB")
+    head = ("plan", "model GB", "block GB", "memory GB", "result GB")
     return table(head, rows)
 
 

@@ -66,10 +66,6 @@ _SOURCE = "folder of a Hugging Face model with safetensors files"
 #: Number of windows of the data for the choice of schemes.
 #: Each window is run with every scheme, which would take too long on all windows.
 _MEASURED = 8
-#: Running processes per processor that slow a run down.
-_BUSY = 1.5
-#: Estimated seconds of a run whose delay is worth a line.
-_LONG = 30.0
 
 
 def ptq_options(parser: Parser) -> None:
@@ -346,7 +342,7 @@ def ptq(options: Namespace) -> Answer:
             verdict=not options.no_verdict,
         )
         if not options.quiet:
-            _say_runtime(monotonic() - start, found.estimate)
+            _say_runtime(monotonic() - start)
         if tasks is not None:
             # Inside the context, while the checkpoint exists.
             scores = tasks.compared(
@@ -657,38 +653,14 @@ def _mixture_document(mixture: Any) -> dict[str, Any]:
 
 
 def _announce(expected: Any) -> None:
-    """Print the estimate, and the options that shorten a long run."""
-    say(f"{PROGRAM}: quantization and evaluation take {expected}", sys.stderr)
-    load = _load()
-    if load > _BUSY and expected.seconds >= _LONG:
-        say(
-            f"{PROGRAM}: other programs keep this machine busy (load {load:.1f} per"
-            " processor): the run takes longer as long as they run",
-            sys.stderr,
-        )
-    if not expected.shorter:
-        return
-    duration = torch_side("quark_onnx.torch.pipelines.estimate").duration
-    ways = ", ".join(
-        f"{option}: {duration(seconds)}" for option, seconds in expected.shorter
-    )
-    say(f"{PROGRAM}: shorter, with less accuracy: {ways}", sys.stderr)
+    """Print the estimated memory and disk space."""
+    say(f"{PROGRAM}: quantization takes {expected}", sys.stderr)
 
 
-def _load() -> float:
-    """Return the running processes per processor; 0 where the system does not count them."""
-    if not hasattr(os, "getloadavg"):  # Windows
-        return 0.0
-    # The average over the last minute.
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
-
-
-def _say_runtime(seconds: float, expected: Any) -> None:
-    """Print the runtime next to the estimate, for a run that somebody waited for."""
-    if seconds < INTERVAL:
-        return
-    text = f"took {clock(seconds)}, {clock(expected.seconds)} estimated at the start"
-    say(f"{PROGRAM}: {text}", sys.stderr)
+def _say_runtime(seconds: float) -> None:
+    """Print the runtime of a run that somebody waited for."""
+    if seconds >= INTERVAL:
+        say(f"{PROGRAM}: took {clock(seconds)}", sys.stderr)
 
 
 def gguf_options(parser: Parser) -> None:

@@ -9,27 +9,10 @@ from time import monotonic
 from types import TracebackType
 
 from quark_onnx.common.errors import TimeLimitError
-from quark_onnx.common.progress_bars import Bar, Forecast, open_bar
+from quark_onnx.common.progress_bars import Bar, open_bar
 
 #: Deadline on the ``monotonic`` clock; None for no limit.
 _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
-#: Estimate of the next loop.
-_FORECAST: ContextVar[Forecast | None] = ContextVar("forecast", default=None)
-
-
-@contextmanager
-def forecast(seconds: float, later: float = 0.0) -> Iterator[None]:
-    """Tell the first loop in the enclosed work how long it is estimated to run.
-
-    Args:
-        seconds: estimated runtime of the loop.
-        later: estimated runtime of the work after the loop.
-    """
-    token = _FORECAST.set(Forecast(seconds, later))
-    try:
-        yield
-    finally:
-        _FORECAST.reset(token)
 
 
 @contextmanager
@@ -87,16 +70,15 @@ class Progress:
         self._bar: Bar | None = None
 
     def __enter__(self) -> Progress:
-        expected = _FORECAST.get()
-        _FORECAST.set(None)  # loops within this one are parts of the estimate
-        self._bar = open_bar(self._show, self._total, self._name, self._unit, expected)
+        self._bar = open_bar(self._show, self._total, self._name, self._unit)
         return self
 
-    def update(self, done: float) -> None:
+    def update(self, done: float, *, skipped: bool = False) -> None:
         """Set the number of finished steps.
 
         Args:
             done: the number of finished steps, and the finished part of the current step.
+            skipped: whether an earlier run has done the steps so far; the ETA does not count them.
 
         Raises:
             TimeLimitError: an enclosing ``time_limit`` is over.
@@ -104,7 +86,7 @@ class Progress:
         # Before the bar: a loop without a display ends as well.
         check_time()
         if self._bar is not None:
-            self._bar.update(done)
+            self._bar.update(done, skipped=skipped)
 
     def __exit__(
         self, *error: type[BaseException] | BaseException | TracebackType | None

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -23,20 +22,14 @@ _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 class Bar(Protocol):
     """A display of progress."""
 
-    def update(self, done: float) -> None:
+    def update(self, done: float, *, skipped: bool = False) -> None:
         """Set the number of finished steps."""
 
     def close(self) -> None:
         """Remove the bar."""
 
 
-def open_bar(
-    show: bool | None,
-    total: int | None,
-    name: str,
-    unit: str,
-    forecast: Forecast | None = None,
-) -> Bar | None:
+def open_bar(show: bool | None, total: int | None, name: str, unit: str) -> Bar | None:
     """Return a new bar on stderr; None without an audience.
 
     Args:
@@ -45,7 +38,6 @@ def open_bar(
         total: number of steps; None if unknown, which leaves the bar without an ETA.
         name: the work.
         unit: a step.
-        forecast: runtime of the work as estimated before.
     """
     stream = sys.stderr
     if stream is None or show is False:  # None where a process starts without a stderr
@@ -55,7 +47,7 @@ def open_bar(
         return TerminalBar(total, name, unit)
     if show is None and not _PLAIN.get():
         return None
-    return LineBar(total, name, unit, forecast, at_once=show is True)
+    return LineBar(total, name, unit, at_once=show is True)
 
 
 @contextmanager
@@ -68,40 +60,51 @@ def plain_progress() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Runtime of a loop as estimated before it starts.
+class Pace:
+    """Remaining time of a loop, by the complete steps.
 
-    Attributes:
-        seconds: runtime of the loop.
-        later: runtime of the work after the loop.
+    Parts of a step say little: a block's forward pass is faster than the algorithm that follows it.
+
+    Args:
+        total: number of steps; None if unknown.
     """
 
-    seconds: float
-    later: float = 0.0
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._start = self._timed_from = self._complete_at = monotonic()
+        #: steps that an earlier run has done; they have no part in the speed
+        self._skipped = 0
+        #: number of complete steps
+        self.complete = 0
 
-    def remaining(
-        self, elapsed: float, total: int, complete: int, completed: float
-    ) -> float:
-        """Return the seconds until all work is done, by the speed measured so far.
+    def update(self, done: float, *, skipped: bool = False) -> None:
+        """Set the number of finished steps, with the finished part of the current step."""
+        if int(done) <= self.complete:
+            return
+        self.complete = int(done)
+        self._complete_at = monotonic()
+        if skipped:
+            self._skipped = self.complete
+            self._timed_from = self._complete_at
 
-        The work after the loop is expected to deviate from its estimate by as much as the loop.
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the begin of the loop."""
+        return monotonic() - self._start
 
-        Args:
-            elapsed: seconds since the loop began.
-            total: number of steps.
-            complete: number of complete steps.
-            completed: seconds from the begin of the loop to the end of the last of them.
-
-        >>> Forecast(60, 10).remaining(6, 6, 0, 0), Forecast(60, 10).remaining(20, 6, 1, 20)
-        (64.0, 120.0)
-        """
-        seconds = completed * total / complete if complete else self.seconds
-        if complete < total:  # the current step may take longer than those before
-            seconds = max(seconds, elapsed * total / (complete + 1))
-        # Without an estimate, the work after the loop has none either (0).
-        slowdown = seconds / self.seconds if self.seconds else 1.0
-        return max(seconds - elapsed, 0.0) + self.later * slowdown
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the end of the loop; None before the end of the first step."""
+        steps = self.complete - self._skipped
+        if self._total is None or not steps:
+            return None
+        total = self._total - self._skipped
+        elapsed = monotonic() - self._timed_from
+        seconds = (self._complete_at - self._timed_from) * total / steps
+        if steps < total:
+            # The current step may take longer than those before.
+            seconds = max(seconds, elapsed * total / (steps + 1))
+        return max(seconds - elapsed, 0.0)
 
 
 def clock(seconds: float) -> str:
@@ -125,64 +128,40 @@ class LineBar:
         total: number of steps; None if unknown.
         name: the work.
         unit: a step.
-        forecast: runtime of the work as estimated before.
         at_once: whether the first line comes at once; short work has no line otherwise.
     """
 
     def __init__(
-        self,
-        total: int | None,
-        name: str,
-        unit: str,
-        forecast: Forecast | None,
-        *,
-        at_once: bool,
+        self, total: int | None, name: str, unit: str, *, at_once: bool
     ) -> None:
         self._total = total
         self._name = name
         self._unit = unit
-        self._forecast = forecast
-        self._start = monotonic()
-        self._shown = self._start
-        #: Complete steps, and the time at which the last of them was complete. Parts of a step
-        #: say little: a block's forward pass is faster than the algorithm that follows it.
-        self._complete = 0
-        self._completed = self._start
+        self._pace = Pace(total)
+        #: time of the last line, in seconds after the begin
+        self._shown = 0.0
         if at_once:
-            self._show(self._start)
+            self._show()
 
-    def update(self, done: float) -> None:
-        now = monotonic()
-        # ``done`` may include a part of the current step.
-        if int(done) > self._complete:
-            self._complete = int(done)
-            self._completed = now
-        if now - self._shown >= INTERVAL:
-            self._show(now)
+    def update(self, done: float, *, skipped: bool = False) -> None:
+        self._pace.update(done, skipped=skipped)
+        if self._pace.elapsed - self._shown >= INTERVAL:
+            self._show()
 
     def close(self) -> None:
         """Do nothing: lines stay."""
 
-    def _show(self, now: float) -> None:
-        steps = f"{self._unit} {self._complete}"
+    def _show(self) -> None:
+        self._shown = self._pace.elapsed
+        steps = f"{self._unit} {self._pace.complete}"
         if self._total is not None:
             steps = f"{steps} of {self._total}"
-        text = f"quark-onnx: {self._name}: {steps}, {clock(now - self._start)} elapsed"
-        remaining = self._remaining(now)
+        text = f"quark-onnx: {self._name}: {steps}, {clock(self._shown)} elapsed"
+        remaining = self._pace.remaining
         if remaining is not None:
             text = f"{text}, about {clock(remaining)} remaining"
         with suppress(OSError, ValueError):  # nobody reads stderr any more
             print(text, file=sys.stderr, flush=True)
-        self._shown = now
-
-    def _remaining(self, now: float) -> float | None:
-        """Return the seconds until the work ends; None if unknown."""
-        if self._total is None or (self._forecast is None and not self._complete):
-            return None
-        # Without a forecast at least one step is complete, whose speed counts.
-        forecast = self._forecast or Forecast(0.0)
-        elapsed, completed = now - self._start, self._completed - self._start
-        return forecast.remaining(elapsed, self._total, self._complete, completed)
 
 
 class TerminalBar:
@@ -201,9 +180,13 @@ class TerminalBar:
             cls._display = _new_display()
             cls._display.start()
         cls._lines += 1
-        self._line: TaskID = cls._display.add_task(name, total=total, unit=unit)
+        self._pace = Pace(total)
+        self._line: TaskID = cls._display.add_task(
+            name, total=total, unit=unit, pace=self._pace
+        )
 
-    def update(self, done: float) -> None:
+    def update(self, done: float, *, skipped: bool = False) -> None:
+        self._pace.update(done, skipped=skipped)
         display = type(self)._display
         if display is not None:
             display.update(self._line, completed=done)
@@ -228,10 +211,20 @@ def _new_display() -> Display:
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class RemainingColumn(ProgressColumn):
+        """Remaining time by complete steps; rich's own counts parts of steps."""
+
+        def render(self, task: Task) -> Text:
+            remaining = task.fields["pace"].remaining
+            text = "-:--" if remaining is None else clock(remaining)
+            return Text(text, style="progress.remaining")
 
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -240,7 +233,7 @@ def _new_display() -> Display:
         TextColumn("{task.fields[unit]}"),
         TimeElapsedColumn(),
         TextColumn("ETA"),
-        TimeRemainingColumn(),
+        RemainingColumn(),
         console=Console(stderr=True),
         # Erased at the end, so that only results stay on the terminal.
         transient=True,

@@ -73,7 +73,7 @@ def torch_results() -> list[Reported]:
     loss = CheckpointVerdict(
         8 << 20, 2 << 20, 4 << 20, "of the data", 64, 0.01, 5.0, 5.1
     )
-    result = PtqResult(report, Estimate(1 << 30, 1 << 20, 3.0), 5.0, 5.1, loss)
+    result = PtqResult(report, Estimate(1 << 30, 1 << 20), 5.0, 5.1, loss)
     validation = Validation("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
     candidate = SchemeCombination("int4_wo_32")
     trial = TriedScheme(candidate, Record(-0.05, 20.0, 2 << 20), 4.5)

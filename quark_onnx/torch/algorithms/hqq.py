@@ -18,9 +18,9 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.gptq.hessian import collect_hessians, largest_stage
-from quark_onnx.torch.algorithms.scheduling.replay import Replay, replayed
+from quark_onnx.torch.algorithms.memory import Shapes
+from quark_onnx.torch.algorithms.scheduling.replay import Replay, stored_bytes
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
 from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squares_of
 from quark_onnx.torch.config.spec import TensorSpec
@@ -61,18 +61,12 @@ class HQQ:
         # Names the setting that is out of range.
         HalfQuadratic(**asdict(self))
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost: an elementwise pass over a weight per iteration."""
-        solved = Cost(roundings=self.iterations * shapes.count)
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of stored inputs and Hessians; 0 without data."""
         # Without data, the new codes are judged by the error of the weight: no block runs.
         if not shapes.tokens:
-            return solved
-        kept, runs = replayed(shapes)
-        judged = Cost(
-            shapes.block + kept + 4 * largest_stage(shapes),
-            shapes.hessians / 2 + 1.5 * shapes.errors,
-        )
-        return solved + shapes.runs(runs) + judged
+            return 0
+        return shapes.block + stored_bytes(shapes) + 4 * largest_stage(shapes)
 
     def __call__(
         self,

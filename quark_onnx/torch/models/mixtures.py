@@ -54,21 +54,6 @@ def routers_of(model: nn.Module) -> list[str]:
     ]
 
 
-def token_shares(model: nn.Module, active: int) -> dict[str, float]:
-    """Return the share of tokens that an expert runs on, by the name of its stack.
-
-    Args:
-        model: the model.
-        active: number of experts that run on a token; 0 if unknown, for all experts.
-
-    >>> token_shares(nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(2, 2)] * 8)}), 2)
-    {'experts': 0.25}
-    """
-    if not active:
-        return {}
-    return {name: min(1.0, active / count) for name, count in stacks_of(model).items()}
-
-
 def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     """Return the weights of expert stacks of unknown structure, by name.
 

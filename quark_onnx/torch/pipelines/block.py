@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.calibration.block_stream import BlockStream
+from quark_onnx.torch.calibration.block_stream import BlockStream, NotWalkable
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.algorithm_order import STAGES, at_stage
 from quark_onnx.torch.config.number_formats import TwoLevel
@@ -39,7 +38,7 @@ def quantize_block(  # noqa: PLR0913
     model: nn.Module,
     name: str,
     layers: Layers,
-    walk: BlockStream,
+    stream: BlockStream,
     config: TorchConfig,
     report: TorchReport,
 ) -> Iterator[int]:
@@ -52,7 +51,7 @@ def quantize_block(  # noqa: PLR0913
         model: the model.
         name: the name of the block.
         layers: the layers of the block that are quantized.
-        walk: the hidden states of all samples.
+        stream: the hidden states of all samples.
         config: the quantization configuration.
         report: the report, to which outcomes are added.
 
@@ -63,45 +62,45 @@ def quantize_block(  # noqa: PLR0913
     rounders = weight_algorithms(config)
     # no float reference is needed (``needs_float_reference``): one set of hidden states is enough,
     # and it is that of the quantized model
-    if rounders and walk.quantized is None:
+    if rounders and stream.quantized is None:
         job = BlockJob(
             name,
             block,
             layers,
-            walk.calls(name),
-            walk.calls(name),
-            known=walk.known,
+            stream.calls(name),
+            stream.calls(name),
+            known=stream.known,
         )
         job = _job_for(rounders, job)
-        made, outcomes = refined(job, rounders)
+        codes, outcomes = refined(job, rounders)
         report.outcomes += outcomes
-        yield from _advance(job, made, walk)
+        yield from _advance(job, codes, stream)
         # nothing is measured here, so that there are no scales
-        finish(model, layers, ActivationObservers({}), config, report, made)
+        finish(model, layers, ActivationObservers({}), config, report, codes)
         return
-    floats = walk.calls(name)
+    floats = stream.calls(name)
     # algorithms see the error of the blocks before; without them nothing reads the second list
-    calls = walk.calls(name, quantized=True) if rounders else floats
-    job = BlockJob(name, block, layers, floats, calls, known=walk.known)
+    calls = stream.calls(name, quantized=True) if rounders else floats
+    job = BlockJob(name, block, layers, floats, calls, known=stream.known)
     outcomes = list[Outcome]()
     for transform in transforms_of(config):
         outcomes += transform(job)
     # After the transforms, as they change what the layers read, and before any rounding.
-    with ActivationObservers(layers) as watching:
-        yield from walk.run(name, block)
-    made = dict[str, Quantized]()
+    with ActivationObservers(layers) as observers:
+        yield from stream.run(name, block)
+    codes = dict[str, Quantized]()
     if rounders:
         # the run above has replaced the inputs by the outputs of the float block
-        job.targets = walk.hidden[: len(floats)]
-        job.scales = watching.scales(config.least_of)
+        job.targets = stream.hidden[: len(floats)]
+        job.scales = observers.scales(config.least_of)
         job = _job_for(rounders, job)
-        made, found = refined(job, rounders)
-        outcomes += found
+        codes, rounding_outcomes = refined(job, rounders)
+        outcomes += rounding_outcomes
         # progress counts the float run alone, so that a sample counts once
-        for _ in _advance(job, made, walk, quantized=True):
+        for _ in _advance(job, codes, stream, quantized=True):
             pass
     report.outcomes += outcomes
-    finish(model, layers, watching, config, report, made)
+    finish(model, layers, observers, config, report, codes)
 
 
 def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
@@ -123,16 +122,16 @@ def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
 
 def _advance(
     job: BlockJob,
-    made: Mapping[str, Quantized],
-    walk: BlockStream,
+    codes: Mapping[str, Quantized],
+    stream: BlockStream,
     quantized: bool = False,
 ) -> Iterator[int]:
     """Run the block with given codes on the hidden states of the quantized model.
 
     Args:
         job: the job of the block; its replay is removed, to free the cached outputs.
-        made: codes by layer name.
-        walk: the hidden states, which are replaced by the outputs of the block.
+        codes: codes by layer name.
+        stream: the hidden states, which are replaced by the outputs of the block.
         quantized: whether to advance the quantized hidden states, next to the float ones.
 
     Yields:
@@ -141,17 +140,17 @@ def _advance(
     # outputs that the algorithm has computed with its last codes spare another run of the block
     replay, job.replay = job.replay, None  # its cache is freed after this run
     if replay is not None:
-        yield from walk.run(job.name, job.block, quantized, replay.result)
+        yield from stream.run(job.name, job.block, quantized, replay.result)
         return
     # the layers are replaced for good by ``finish``
-    with job.put(job.quantized(made)):
-        yield from walk.run(job.name, job.block, quantized)
+    with job.put(job.quantized(codes)):
+        yield from stream.run(job.name, job.block, quantized)
 
 
 def check_unshared(
     model: nn.Module, blocks: Mapping[str, Any], config: TorchConfig
 ) -> None:
-    """Raise ModelError if the algorithms cannot work on the blocks.
+    """Raise NotWalkable if the algorithms cannot work on the blocks.
 
     An algorithm that rewrites weights needs blocks without parameters that other modules share. All
     block-wise algorithms need blocks that contain layers and are not layers themselves.
@@ -162,20 +161,20 @@ def check_unshared(
         config: the quantization configuration.
 
     Raises:
-        ModelError: a block is a single layer and an algorithm works block by block, or a block
+        NotWalkable: a block is a single layer and an algorithm works block by block, or a block
             shares a parameter with another module and an algorithm rewrites blocks.
     """
     # a layer that is a block itself has no place below the block where its replacement could go
     bare = next((name for name in blocks if kind_of(blocks[name]) is not None), None)
     inner = at_stage(config.algorithms, *STAGES[1:])
     if bare is not None and inner:
-        raise ModelError(
+        raise NotWalkable(
             f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers",
         )
     name = shared_parameter(model, blocks)
     rewriting = transforms_of(config)
     if rewriting and name is not None:
-        raise ModelError(
+        raise NotWalkable(
             f"{name} is a parameter of something outside of its block, too, which"
             f" {rewriting[0].name} would change with it; give each its own, or leave the"
             " algorithm out",
@@ -231,23 +230,23 @@ def refined(
         The codes by layer name, without layers whose weight stays float, and the outcomes of all
         algorithms.
     """
-    made = dict[str, Quantized]()
+    codes = dict[str, Quantized]()
     for name in job.layers:
-        codes = weight_of(name, job.layers)
-        if codes is not None:
-            made[name] = codes
-    return apply_rounders(made, job, rounders)
+        weight = weight_of(name, job.layers)
+        if weight is not None:
+            codes[name] = weight
+    return apply_rounders(codes, job, rounders)
 
 
 def apply_rounders(
-    made: dict[str, Quantized],
+    codes: dict[str, Quantized],
     job: BlockJob,
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
     """Apply algorithms in sequence to codes that are rounded to nearest.
 
     Args:
-        made: initial codes by layer name.
+        codes: initial codes by layer name.
         job: the job of the block. Its replay becomes that of the last algorithm, if the algorithm
             ran on the same layer specs, else None.
         rounders: the algorithms, in the order of application; each improves on the codes of the
@@ -258,14 +257,16 @@ def apply_rounders(
     """
     outcomes: list[Outcome] = []
     for rounder in rounders:
-        own = job if rounder.rounds_activations else job.with_float_activations()
+        rounder_job = job
+        if not rounder.rounds_activations:
+            rounder_job = job.with_float_activations()
         # the codes change, so that outputs with the codes before are stale
-        own.replay = None
-        made, found = rounder(own, made)
+        rounder_job.replay = None
+        codes, rounder_outcomes = rounder(rounder_job, codes)
+        outcomes += rounder_outcomes
         # valid only if the algorithm ran with the same activation specs
-        job.replay = own.replay if own.layers is job.layers else None
-        outcomes += found
-    return made, outcomes
+        job.replay = rounder_job.replay if rounder_job.layers is job.layers else None
+    return codes, outcomes
 
 
 def weight_of(
@@ -316,9 +317,9 @@ def shared_global_scale(
     Returns:
         The scale; None for all other formats.
     """
-    own = layers[name][1].weight
+    spec = layers[name][1].weight
     # the other formats have no second scale that fused layers would share
-    if own is None or not isinstance(own.dtype, TwoLevel):
+    if spec is None or not isinstance(spec.dtype, TwoLevel):
         return None
     return global_scale_of(_fused_weights(name, layers, read))
 
@@ -332,14 +333,14 @@ def _fused_weights(
 
     The arguments are those of ``shared_global_scale``.
     """
-    for other in fused_group_of(name, layers):
+    for member in fused_group_of(name, layers):
         # layers of the group with another format are not fused with this one
-        if layers[other][1].weight != layers[name][1].weight:
+        if layers[member][1].weight != layers[name][1].weight:
             continue
         if read is None:
-            yield layers[other][0].weight.detach()
+            yield layers[member][0].weight.detach()
         else:
-            yield read(other)
+            yield read(member)
 
 
 def quantize_data_free(
@@ -363,45 +364,45 @@ def quantize_data_free(
         The codes; None if the weight stays float.
     """
     rounders = weight_algorithms(config)
-    made = weight_of(name, layers, read)
-    if made is None or not rounders:
-        return made
+    weight = weight_of(name, layers, read)
+    if weight is None or not rounders:
+        return weight
     # a block of one layer without calls: data-free algorithms read nothing else
-    alone = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
-    found, outcomes = apply_rounders({name: made}, alone, rounders)
+    job = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
+    codes, outcomes = apply_rounders({name: weight}, job, rounders)
     report.outcomes += outcomes
-    return found[name]
+    return codes[name]
 
 
 def finish(  # noqa: PLR0913
     model: nn.Module,
     layers: Layers,
-    watching: ActivationObservers,
+    observers: ActivationObservers,
     config: TorchConfig,
     report: TorchReport,
-    made: Mapping[str, Quantized] | None = None,
+    codes: Mapping[str, Quantized] | None = None,
 ) -> None:
     """Replace the observed layers by quantized layers.
 
     Args:
         model: the model.
         layers: the observed layers.
-        watching: their observers.
+        observers: their observers.
         config: the quantization configuration.
         report: the report.
-        made: codes that algorithms have chosen; all other weights are rounded to nearest.
+        codes: codes that algorithms have chosen; all other weights are rounded to nearest.
     """
-    made = made or {}
-    layered = dict[str, Any]()
-    scales = watching.scales(config.least_of)
-    report.note_borrowing(watching.borrowing)
+    codes = codes or {}
+    quantized_layers = dict[str, Any]()
+    scales = observers.scales(config.least_of)
+    report.note_borrowing(observers.borrowing)
     for name, (module, spec) in layers.items():
-        if watching.unseen(name, scales):
+        if observers.unseen(name, scales):
             # the data has not reached the layer, so that its activations have no scale
             spec = report.weight_only(name)
-        weight = made.get(name) or weight_of(name, layers)
-        layered[name] = QuantizedLayer(module, weight, spec, **scales.of(name))
-    put_modules(model, layered)
+        weight = codes.get(name) or weight_of(name, layers)
+        quantized_layers[name] = QuantizedLayer(module, weight, spec, **scales.of(name))
+    put_modules(model, quantized_layers)
 
 
 def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:

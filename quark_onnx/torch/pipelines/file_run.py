@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,13 @@ from typing import Any
 import torch
 
 from quark_onnx.common.errors import DataError, ModelError
-from quark_onnx.common.progress import Progress
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,
-    NotWalkable,
-    batches,
-    inference,
     moved,
-    run_whole,
 )
 from quark_onnx.torch.calibration.hidden_states import spilling
-from quark_onnx.torch.calibration.observers import ActivationObservers, Scales
+from quark_onnx.torch.calibration.observers import Scales
+from quark_onnx.torch.checkpoints.atomic_file import State
 from quark_onnx.torch.checkpoints.export import check_experts, tensors_of
 from quark_onnx.torch.checkpoints.layouts import Layout
 from quark_onnx.torch.checkpoints.parameter_sources import (
@@ -32,17 +28,17 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     move_filled,
 )
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
+from quark_onnx.torch.checkpoints.safetensors_io import Writer
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
-from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
 from quark_onnx.torch.models.heads import heads_of
 from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import (
+    joined,
     outside_of,
-    within_any,
 )
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
@@ -50,16 +46,13 @@ from quark_onnx.torch.models.quantized_layer import (
     kind_of,
     outputs_first,
 )
-from quark_onnx.torch.models.structure import blocks_of, embedding_of
+from quark_onnx.torch.models.structure import embedding_of
 from quark_onnx.torch.pipelines.block import (
-    check_unshared,
     finalizers,
     inside,
-    needs_float_reference,
-    quantize_block,
     quantize_data_free,
 )
-from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.pipelines.flow import QuantizationRun
 from quark_onnx.torch.pipelines.resume import BlockJournal, Lengths, StoredBlock
 from quark_onnx.torch.pipelines.written_names import (
     is_copied,
@@ -75,20 +68,29 @@ _KEPT = 16
 
 
 @dataclass
-class FileRun:
-    """Conversion of a float checkpoint to a quantized one."""
+class FileRun(QuantizationRun):
+    """Conversion of a float checkpoint to a quantized one, with one block in memory at a time.
 
-    model: Any
+    Attributes:
+        sources: the tensors of the float checkpoint.
+        layout: the layout of the quantized checkpoint.
+        journal: stores finished blocks, so that a run can resume.
+        ahead: reads the tensors that come next.
+        spill: folder for hidden states that are not in use; None keeps them in memory.
+        device: the device that runs blocks and computes codes.
+        codes_of: reads the codes of a stored tensor, if the checkpoint is quantized; codes are kept
+            if the requested format is the same.
+        writer: the quantized checkpoint; None if another process writes it.
+    """
+
     sources: Sources
-    config: TorchConfig
-    chosen: dict[str, tuple[Any, LayerSpec]]
-    report: TorchReport
     layout: Layout
-    spill: Path | None
+    journal: BlockJournal
+    ahead: ReadAhead
+    spill: Path | None = None
     device: Any = _CPU
-    #: Reads the codes of a stored tensor, if the checkpoint is quantized; codes are kept if the
-    #: requested format is the same.
     codes_of: Callable[[str], Quantized | None] | None = None
+    writer: Writer | None = None
 
     def __post_init__(self) -> None:
         # parameters with fixed values, which transformers leaves out of files
@@ -96,6 +98,13 @@ class FileRun:
         # parameters are empty, and are moved when they are read
         if self.device != _CPU:
             move_filled(self.model, self.device)
+        #: folder for hidden states while the model is calibrated
+        self._states_folder: Path | None = None
+        #: length of the lists of the report before the current block
+        self._before = Lengths.of(self.report)
+        #: quantized blocks that algorithms on the full model may change
+        self._unwritten = list[str]()
+        self._layers_put = 0
 
     def _fill_module(self, module: Any, name: str, *, recurse: bool = True) -> None:
         """Read the empty parameters of a module onto the device.
@@ -155,197 +164,110 @@ class FileRun:
                 tuple(outputs_first(module.weight, kind).shape),
             )
 
-    def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
-        """Yield tensors layer by layer, without running the model.
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor by its name in the layout of AMD Quark."""
+        if self.writer is not None:
+            self.writer.add(self.layout.key(name), tensor.cpu())
 
-        Args:
-            progress: whether to show a progress bar; None decides by the terminal.
+    def write_rest(self) -> None:
+        """Write the tensors of the checkpoint that are copied.
 
-        Yields:
-            Pairs of a name in the output checkpoint and a tensor.
+        They belong to no parameter of the model, or to a converted one that stays float.
         """
-        names = [*dict(self.model.named_modules())]
-        with (
-            Progress(progress, len(names), "quantizing", "layer") as bar,
-            ReadAhead() as ahead,
-        ):
-            for done, name in enumerate(names, 1):
-                module = self.model.get_submodule(name)
-                # reading and quantizing overlap
-                self._read_ahead(ahead, names[done : done + 1], recurse=False)
-                if name in self.chosen:
-                    yield from self._one(name, module)
-                    if done % _KEPT == 0:
-                        release_memory()
-                else:
-                    yield from self._untouched(name, module)
-                bar.update(done)
+        if self.writer is not None:
+            for name in self.sources.rest():
+                self.writer.add(name, self.sources.reader.get(name))
 
-    def _one(
-        self,
-        name: str,
-        module: Any,
-        scales: Scales | None = None,
-    ) -> Iterator[tuple[str, Any]]:
-        spec = self.chosen[name][1]
+    def names(self) -> list[str]:
+        """Return all modules: the tensors of float modules are written, too."""
+        return [name for name, _ in self.model.named_modules()]
+
+    def put(self, name: str, scales: Scales) -> None:
+        """Write the codes of a layer, or the stored tensors of a float module."""
+        module = self.model.get_submodule(name)
+        if name in self.chosen:
+            self._put_layer(name, module, scales)
+        else:
+            self._put_float(name, module)
+
+    def _put_layer(self, name: str, module: Any, scales: Scales) -> None:
         self._fill_module(module, name)
         self._keep_codes(name, module)
-        weight = quantize_data_free(
+        codes = quantize_data_free(
             name,
             self.chosen,
             self.config,
             self.report,
             # NVFP4 needs the weights of fused layers, whose modules are empty at this time
-            lambda each: self.sources.get(f"{each}.weight").to(self.device),
+            lambda fused: self.sources.get(f"{fused}.weight").to(self.device),
         )
-        layer = QuantizedLayer(module, weight, spec, **(scales or Scales()).of(name))
-        prefix = self._key(name)
-        # a generator: the consumer writes each tensor before the next is computed
+        spec = self.chosen[name][1]
+        layer = QuantizedLayer(module, codes, spec, **scales.of(name))
         for end, tensor in self.layout.tensors(layer, name).items():
-            yield f"{prefix}.{end}", tensor
+            self.write(f"{self._key(name)}.{end}", tensor)
         self._mark(name, module)
         empty(module)
+        self._layers_put += 1
+        if self._layers_put % _KEPT == 0:
+            release_memory()
 
-    def _untouched(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors of a float module as stored.
+    def _put_float(self, name: str, module: Any) -> None:
+        """Write the tensors of a float module as stored; children are not included.
 
-        A tied parameter is yielded once, if its twin stays float.
-
-        Args:
-            name: full name of the module, empty for the model.
-            module: the module; children are not included.
-
-        Yields:
-            Pairs of a stored name and a stored tensor. Tensors that are copied from file to file
-            and buffers that the checkpoint lacks are left out.
+        A tied parameter is written once, if its twin stays float. Tensors that are copied from file
+        to file and buffers that the checkpoint lacks are left out.
         """
         names = untouched_names(name, module, self.sources, self.chosen, self.config)
         for key in names:
-            yield self.sources.key_of(key), self.sources.get(key)
+            self.write(self.sources.key_of(key), self.sources.get(key))
             self.sources.mark(key)
 
-    def measured(
-        self,
-        data: Iterable[Any] | None,
-        journal: BlockJournal,
-        progress: bool | None,
-    ) -> Iterator[tuple[str, Any]]:
-        """Yield tensors block by block, with calibrated activation scales.
+    @contextmanager
+    def calibrating(self) -> Iterator[None]:
+        """Install hooks in attention, and create the folder for hidden states."""
+        undo = install_attention_hooks(self.model, self.chosen)
+        try:
+            with spilling(self.spill) as self._states_folder:
+                yield
+        finally:
+            undo()
 
-        Args:
-            data: the calibration samples.
-            journal: stores finished blocks, so that a run can resume.
-            progress: whether to show a progress bar.
+    @contextmanager
+    def outside_loaded(self, blocks: Iterable[str], *, heads: bool) -> Iterator[None]:
+        """Fill the modules outside of the blocks, and empty them afterwards.
+
+        After an error they stay filled.
         """
-        blocks = blocks_of(self.model)
-        check_unshared(self.model, blocks, self.config)
-        outside = outside_of(self.chosen, blocks)
-        samples = list(batches(data or ()))
-        with ExitStack() as stack:
-            # the hooks are removed in the end, also after an error
-            stack.callback(install_attention_hooks(self.model, self.chosen))
-            stack.enter_context(inference(self.model))
-            folder = stack.enter_context(spilling(self.spill))
-            try:
-                walk, watching = self._walk(blocks, outside, samples, folder)
-            except NotWalkable as error:
-                if self.config.algorithms:
-                    raise
-                yield from self._whole(blocks, samples, str(error))
-                return
-            scales = watching.scales(self.config.least_of)
-            # heads and the like, which run after the last block
-            later = {
-                name: each
-                for name, each in outside.items()
-                if watching.unseen(name, scales)
-            }
-            for name, module in self.model.named_modules():
-                if name not in later and not within_any(name, blocks):
-                    yield from self._outside(name, module, scales)
-            # algorithms on the full model need all blocks, with codes and float weights, in memory
-            if finalizers(self.config):
-                self._at_once(blocks, walk, journal, progress)
-                # these algorithms run the whole model, which needs the memory
-                if not later:
-                    walk.release()
-                yield from self._finalized(blocks, samples, journal, progress)
-            else:
-                yield from self._blocks(blocks, walk, journal, progress)
-            if later:
-                yield from self._after(later, blocks, walk, samples)
-        self.report.note_outside(
-            # layers that stay float have left ``chosen``
-            [value for value in outside if value in self.chosen],
-            self.config.algorithms,
-        )
+        self._fill_outside(blocks, () if heads else self._float_heads())
+        yield
+        for module in _outside(self.model, blocks).values():
+            empty(module, recurse=False)
 
-    def _walk(
-        self,
-        blocks: dict[str, Any],
-        outside: Layers,
-        samples: list[Any],
-        folder: Path | None,
-    ) -> tuple[BlockStream, ActivationObservers]:
-        """Run the modules before the blocks on the data, and observe their layers.
-
-        Args:
-            blocks: the blocks by name, in the order of execution.
-            outside: the layers to quantize outside of the blocks.
-            samples: the calibration batches.
-            folder: folder for hidden states; None keeps them in memory.
-
-        Returns:
-            The hidden states at the input of the first block, and the observers of the layers that
-            have run. The modules outside of the blocks are empty again.
-
-        Raises:
-            NotWalkable: the model has no blocks, or does not run them one after the other.
-            ModelError: the checkpoint lacks a parameter that is needed.
-        """
-        if not blocks:
-            raise NotWalkable("the model has no list of blocks")
-        # recording runs the first block once to learn the form of its output
-        self._fill(next(iter(blocks)), {})
-        heads = [value for value in heads_of(self.model) if value not in self.chosen]
-        # heads that stay float run only after the last block, unless they are embeddings too
-        heads = [
+    def _float_heads(self) -> list[str]:
+        """Return the heads that run only after the last block, and have no scales to measure."""
+        return [
             name
-            for name in heads
-            if not isinstance(self.model.get_submodule(name), torch.nn.Embedding)
+            for name in heads_of(self.model)
+            if name not in self.chosen
+            # a head may be the embedding, too
+            and not isinstance(self.model.get_submodule(name), torch.nn.Embedding)
         ]
-        self._fill_outside(blocks, heads)
-        with ActivationObservers(
-            # layers without measured scales need no hooks
-            {name: each for name, each in outside.items() if each[1].measures},
-        ) as watching:
-            walk = self._recorded(blocks, samples, folder)
-        walk.check_once(self.model)
-        self._empty_outside(blocks)
-        return walk, watching
 
-    def _recorded(
-        self,
-        blocks: dict[str, Any],
-        samples: list[Any],
-        folder: Path | None,
-    ) -> BlockStream:
-        """Record the inputs of the blocks.
-
-        Args:
-            blocks: the blocks by name, in the order of execution.
-            samples: the calibration batches.
-            folder: folder for hidden states; None keeps them in memory.
+    def record(self, blocks: Mapping[str, Any], samples: list[Any]) -> BlockStream:
+        """Return the hidden states at the input of the first block.
 
         Raises:
             ModelError: the run failed because the checkpoint lacks a parameter.
+            NotWalkable: the model does not run its blocks one after the other.
         """
+        # recording runs the first block once to learn the form of its output
+        self._fill(next(iter(blocks)), {})
         try:
             return BlockStream(
                 self.model,
                 blocks,
                 samples,
-                folder,
+                self._states_folder,
                 room_for_states(self.device),
             )
         except DataError as error:
@@ -366,29 +288,13 @@ class FileRun:
                     return f"{name}.{end}"
         return None
 
-    def _whole(
-        self,
-        blocks: dict[str, Any],
-        samples: list[Any],
-        why: str,
-    ) -> Iterator[tuple[str, Any]]:
-        """Calibrate a model that cannot run block by block, with all weights loaded.
-
-        A layer in a block without calibration data is quantized with weights alone; a layer outside
-        of the blocks stays float.
-
-        Args:
-            blocks: the blocks by name; empty if the model has none.
-            samples: the calibration batches.
-            why: reason against running block by block, for the report.
-
-        Yields:
-            Pairs of a name in the output checkpoint and a tensor.
+    def load_whole(self, samples: list[Any], reason: str) -> list[Any]:
+        """Load all weights, and return the batches, which come from the caller, on their device.
 
         Raises:
-            ModelError: the checkpoint lacks a parameter.
+            ModelError: the checkpoint lacks a parameter, or a weight is NaN or infinite.
         """
-        self.report.notes.append(f"all weights were in memory at once: {why}")
+        self.report.notes.append(f"all weights were in memory at once: {reason}")
         self._fill_module(self.model, "")
         if missing := missing_of(self.model):
             raise ModelError(
@@ -398,78 +304,69 @@ class FileRun:
         for name, (module, _) in self.chosen.items():
             # NaN in one weight would reach the scales of all later layers
             check_finite(module.weight, name)
-        with ActivationObservers(self.chosen) as watching:
-            # batches come from the caller on any device
-            run_whole(self.model, [moved(each, self.device) for each in samples])
-        scales = watching.scales(self.config.least_of)
-        self.report.note_borrowing(watching.borrowing)
-        modules = list(self.model.named_modules())
-        unseen = [name for name in self.chosen if watching.unseen(name, scales)]
-        for name in unseen:
-            # the same rule as in ``block.finish`` and ``in_memory``
-            if within_any(name, blocks):
-                self.chosen[name] = (
-                    self.chosen[name][0],
-                    self.report.weight_only(name),
-                )
-            else:
-                self._stay_float(name)
-        for name, module in modules:
-            yield from self._outside(name, module, scales)
+        return [moved(sample, self.device) for sample in samples]
 
-    def _stay_float(self, name: str) -> None:
-        self.report.stay_float(name)
-        self.chosen.pop(name)
+    def before_blocks(self, early: Mapping[str, Scales], stream: BlockStream) -> None:
+        """Open the journal, and write the modules before the blocks, in the order of the model."""
+        self.journal.begin(stream.tensors())
+        for name, scales in early.items():
+            self.put(name, scales)
 
-    def _outside(
+    def restore_block(
+        self, index: int, name: str, layers: Layers, stream: BlockStream
+    ) -> bool:
+        """Write a block from the journal; return whether the journal has it."""
+        stored = self.journal.find(index)
+        if stored is None:
+            return False
+        tensors, entries = stored
+        entries.tell(self.report)
+        # ``load_block`` would have marked them
+        self._mark(name, self.model.get_submodule(name))
+        states = self.journal.hidden(index, stream.states)
+        stream.states = [state.to(self.device) for state in states]
+        self._write_block(name, layers, tensors)
+        return True
+
+    def load_block(self, name: str, layers: Layers) -> None:
+        """Read the weights of a block."""
+        # filling a layer finds codes to keep, which is noted in the report
+        self._before = Lengths.of(self.report)
+        self._fill(name, layers)
+
+    def store_block(
+        self, index: int, name: str, layers: Layers, stream: BlockStream
+    ) -> None:
+        """Write a block, note it in the journal, and free it."""
+        # algorithms on the full model need all blocks, with codes and float weights, in memory
+        if finalizers(self.config):
+            self._unwritten.append(name)
+            return
+        tensors = self._named(name, layers)
+        entries = StoredBlock.of(layers, self.report, self._before)
+        self.journal.keep(index, tensors, entries, stream.states)
+        self._write_block(name, layers, tensors)
+
+    def state(self, index: int) -> State:
+        """Return the file of an algorithm in the journal's folder."""
+        return self.journal.state(index)
+
+    def after_blocks(
         self,
-        name: str,
-        module: Any,
-        scales: Scales,
-    ) -> Iterator[tuple[str, Any]]:
-        """Yield the codes or the stored tensors of a module outside of the blocks.
-
-        Args:
-            name: full name of the module, empty for the model.
-            module: the module; children are not included.
-            scales: activation scales of the observed layers.
-
-        Yields:
-            Pairs of a name in the output checkpoint and a tensor.
-        """
-        if name in self.chosen:
-            yield from self._one(name, module, scales)
-        else:
-            yield from self._untouched(name, module)
-
-    def _after(
-        self,
-        layers: Layers,
-        blocks: dict[str, Any],
-        walk: BlockStream,
-        samples: Iterable[Any],
-    ) -> Iterator[tuple[str, Any]]:
-        """Calibrate layers after the blocks; layers that stay inactive stay float.
-
-        Args:
-            layers: the layers after the last block, mostly heads.
-            blocks: the blocks by name; their final hidden states are in ``walk``.
-            walk: the hidden states after the last block.
-            samples: the calibration batches.
-
-        Yields:
-            Pairs of a name in the output checkpoint and a tensor.
-        """
-        # the modules before the blocks run again, up to the last head
-        self._fill_outside(blocks)
-        with ActivationObservers(layers) as watching:
-            walk.finish(self.model, samples)
-        scales = watching.scales(self.config.least_of)
-        self._empty_outside(blocks)
-        for name, (module, _) in layers.items():
-            if watching.unseen(name, scales):
-                self._stay_float(name)
-            yield from self._outside(name, module, scales)
+        early: Mapping[str, Scales],
+        later: Mapping[str, Scales],
+        samples: list[Any],
+        progress: bool | None,
+    ) -> None:
+        """Run the algorithms on the full model and write its blocks, and then the later modules."""
+        if finalizers(self.config):
+            self._fill_outside(self._unwritten)
+            self.run_finalizers(samples, progress)
+            for name in self._unwritten:
+                layers = inside(self.chosen, name)
+                self._write_block(name, layers, self._named(name, layers))
+        for name, scales in later.items():
+            self.put(name, scales)
 
     def _fill_outside(
         self,
@@ -496,166 +393,17 @@ class FileRun:
                 " embedding of tokens",
             )
 
-    def _empty_outside(self, blocks: Iterable[str]) -> None:
-        for module in _outside(self.model, blocks).values():
-            empty(module, recurse=False)
-
-    def _blocks(
-        self,
-        blocks: dict[str, Any],
-        walk: BlockStream,
-        journal: BlockJournal,
-        progress: bool | None,
-    ) -> Iterator[tuple[str, Any]]:
-        if needs_float_reference(self.chosen, self.config):
-            walk.split()
-        journal.begin(walk.tensors())
-        names = list(blocks)
-        with (
-            Progress(progress, len(blocks), "quantizing", "block") as bar,
-            ReadAhead() as ahead,
-        ):
-            for index, (name, block) in enumerate(blocks.items()):
-                part = inside(self.chosen, name)
-                found = journal.find(index)
-                # blocks that an earlier run has finished are read from the journal, until the first
-                # missing one
-                if found is None:
-                    # the entries from here on belong to the block; filling it finds kept codes
-                    before = Lengths.of(self.report)
-                    self._fill(name, part)
-                    self._read_ahead(ahead, names[index + 1 : index + 2])
-                    for done in quantize_block(
-                        self.model,
-                        name,
-                        part,
-                        walk,
-                        self.config,
-                        self.report,
-                    ):
-                        bar.update(index + done / (len(walk) + 1))
-                    tensors = self._named(name, part, tensors_of(block, self.layout))
-                    journal.keep(
-                        index,
-                        tensors,
-                        StoredBlock.of(part, self.report, before),
-                        walk.states,
-                    )
-                else:
-                    tensors, kept = found
-                    kept.tell(self.report)
-                    # ``_fill`` would have marked them; their tensors are in the journal
-                    self._mark(name, block)
-                    states = journal.hidden(index, walk.states)
-                    walk.states = [state.to(self.device) for state in states]
-                # since a journal returns tensors in a different order
-                yield from sorted(tensors.items())
-                bar.update(index + 1)
-                empty(block)
-                # QuantizedLayers have replaced the layers in the block, which still hold float
-                # weights
-                _drop(self.model, part)
-                release_memory()
-
-    def _at_once(
-        self,
-        blocks: dict[str, Any],
-        walk: BlockStream,
-        journal: BlockJournal,
-        progress: bool | None,
-    ) -> None:
-        """Quantize with every block in memory, for algorithms on the full model.
-
-        Args:
-            blocks: the blocks by name, in the order of execution.
-            walk: the hidden states at the input of the first block, which become those after the
-                last one.
-            journal: journal of the run.
-            progress: whether to show a progress bar; None decides by the terminal.
-        """
-        if needs_float_reference(self.chosen, self.config):
-            walk.split()
-        journal.begin(walk.tensors())
-        names = list(blocks)
-        with (
-            Progress(progress, len(blocks), "quantizing", "block") as bar,
-            ReadAhead() as ahead,
-        ):
-            for index, name in enumerate(names):
-                part = inside(self.chosen, name)
-                self._fill(name, part)
-                self._read_ahead(ahead, names[index + 1 : index + 2])
-                for done in quantize_block(
-                    self.model,
-                    name,
-                    part,
-                    walk,
-                    self.config,
-                    self.report,
-                ):
-                    bar.update(index + done / (len(walk) + 1))
-                bar.update(index + 1)
-
-    def _finalized(
-        self,
-        blocks: dict[str, Any],
-        samples: list[Any],
-        journal: BlockJournal,
-        progress: bool | None,
-    ) -> Iterator[tuple[str, Any]]:
-        """Run the algorithms on the full model.
-
-        The journal keeps the state of these algorithms.
-
-        Args:
-            blocks: the quantized blocks by name.
-            samples: the calibration batches, on which the algorithms run the model.
-            progress: whether to show a progress bar; None decides by the terminal.
-
-        Yields:
-            Pairs of a name in the output checkpoint and a tensor, sorted by name within each block,
-            after the last algorithm has run.
-        """
-        self._fill_outside(blocks)
-        for index, each in enumerate(finalizers(self.config)):
-            self.report.outcomes += each(
-                self.model,
-                self.chosen,
-                samples,
-                progress,
-                journal.state(index),
-            )
-        for name, block in blocks.items():
-            tensors = self._named(
-                name,
-                inside(self.chosen, name),
-                tensors_of(block, self.layout),
-            )
-            yield from sorted(tensors.items())
-            empty(block)
-
-    def _read_ahead(
-        self,
-        ahead: ReadAhead,
-        names: Iterable[str],
-        *,
-        recurse: bool = True,
-    ) -> None:
-        """Begin to read the tensors of modules that come next.
-
-        Args:
-            ahead: the thread that reads.
-            recurse: whether to include the children.
-        """
+    def read_ahead(self, names: Iterable[str], *, recurse: bool = True) -> None:
+        """Begin to read the stored tensors of modules."""
         for name in names:
             module = self.model.get_submodule(name)
             # a parameter may be made of several stored tensors (stacked or split experts)
             # codes of another format are decoded, and quantized anew
-            parts = list[StoredTensor]()
+            tensors = list[StoredTensor]()
             for key, _ in module.named_parameters(recurse=recurse):
-                parts += self.sources.stored_parts(f"{name}.{key}" if name else key)
-            if parts:
-                ahead.start(parts)
+                tensors += self.sources.stored_parts(joined(name, key))
+            if tensors:
+                self.ahead.start(tensors)
 
     def _fill(self, name: str, layers: Layers) -> None:
         block = self.model.get_submodule(name)
@@ -666,10 +414,10 @@ class FileRun:
                 f"the checkpoint {self.sources.reader.folder} has no tensor for"
                 f" {name}.{missing[0]}",
             )
-        for each, (module, spec) in layers.items():
+        for layer_name, (module, spec) in layers.items():
             if spec.weight is not None:
-                check_finite(module.weight, each)
-                self._keep_codes(each, module)
+                check_finite(module.weight, layer_name)
+                self._keep_codes(layer_name, module)
 
     def _keep_codes(self, name: str, module: Any) -> None:
         """Let a layer keep the checkpoint's codes if the format is as requested.
@@ -694,41 +442,41 @@ class FileRun:
         """Return the name of a layer in the output checkpoint."""
         return self.sources.key_of(f"{layer}.weight").removesuffix(".weight")
 
-    def _named(
-        self,
-        block: str,
-        layers: Layers,
-        tensors: Iterable[tuple[str, Any]],
-    ) -> dict[str, Any]:
-        """Return the tensors of a block under the checkpoint's names.
+    def _named(self, block_name: str, layers: Layers) -> dict[str, torch.Tensor]:
+        """Return the tensors of a quantized block by their names in the output checkpoint.
 
-        Args:
-            block: full name of the block.
-            layers: the quantized layers of the block, by full name.
-            tensors: pairs of a name below the block and a tensor.
-
-        Returns:
-            Tensors on the CPU by their names in the output checkpoint. Float tensors have the
-            dtype of the checkpoint; tensors that are copied from file to file are left out.
+        The tensors are on the CPU. Float tensors have the dtype of the checkpoint; tensors that are
+        copied from file to file are left out.
         """
-        found = dict[str, Any]()
-        for key, tensor in tensors:
+        named = dict[str, torch.Tensor]()
+        block = self.model.get_submodule(block_name)
+        for key, tensor in tensors_of(block, self.layout):
             tensor = tensor.cpu()
-            # a key ends with the part of a layer: weight, weight_scale, ...
-            owner, _, end = f"{block}.{key}".rpartition(".")
+            name = f"{block_name}.{key}"
+            # a name ends with the part of a layer: weight, weight_scale, ...
+            owner, _, end = name.rpartition(".")
             if owner in layers:
-                key = f"{self._key(owner)}.{end}"
-            else:
-                name = f"{block}.{key}"
-                if self._is_copied(name):
-                    continue
-                if name in self.sources:
-                    # norms of a bfloat16 checkpoint may be float32 in memory, or the other way
-                    # round
-                    tensor = _as_stored(tensor, self.sources.get(name))
-                key = self.sources.key_of(name)
-            found[key] = tensor
-        return found
+                named[f"{self._key(owner)}.{end}"] = tensor
+                continue
+            if self._is_copied(name):
+                continue
+            if name in self.sources:
+                # norms of a bfloat16 checkpoint may be float32 in memory, or the other way round
+                tensor = _as_stored(tensor, self.sources.get(name))
+            named[self.sources.key_of(name)] = tensor
+        return named
+
+    def _write_block(
+        self, name: str, layers: Layers, tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Write the tensors of a block, and free the block."""
+        # sorted, since a journal returns tensors in a different order
+        for key in sorted(tensors):
+            self.write(key, tensors[key])
+        empty(self.model.get_submodule(name))
+        # QuantizedLayers have replaced the layers in the block, which still hold float weights
+        _drop(self.model, layers)
+        release_memory()
 
     def _is_copied(self, name: str) -> bool:
         """Return whether the stored tensors of a converted parameter are copied."""
@@ -763,9 +511,11 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
     """Return the modules with parameters outside of the blocks."""
-    # own parameters, not those of children
-    own = {name: module for name, module in model.named_modules() if module._parameters}
-    return outside_of(own, blocks)
+    # parameters of the module itself, not those of children
+    modules = {
+        name: module for name, module in model.named_modules() if module._parameters
+    }
+    return outside_of(modules, blocks)
 
 
 def _drop(model: Any, layers: Layers) -> None:

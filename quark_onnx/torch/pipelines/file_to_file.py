@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from quark_onnx.torch.checkpoints.export import described, untied
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
 from quark_onnx.torch.checkpoints.recast import with_type
 from quark_onnx.torch.checkpoints.safetensors_io import (
     SHARD,
@@ -33,6 +34,7 @@ from quark_onnx.torch.pipelines.block import (
     specs_of,
 )
 from quark_onnx.torch.pipelines.file_run import FileRun
+from quark_onnx.torch.pipelines.flow import quantize_with_data, quantize_without_data
 from quark_onnx.torch.pipelines.in_memory import check_ranks, chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal
@@ -122,17 +124,17 @@ def quantize_checkpoint(  # noqa: PLR0913
     # weights are rounded with scales of the type that the layout stores
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
-    _check_folders(source.folder, output, writing)
+    # nothing is written into the folder of the model
+    for folder in (output, writing.resume, writing.spill):
+        check_apart(folder, source.folder)
     # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
     chosen, kept = chosen_layers(model, config, reader)
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
-    if distributed.count() > 1:
-        check_ranks(config)
-        _check_resume(writing)
-        data = distributed.own_part(list(batches(data or ()))) if measured else None
+    check_ranks(config)
+    _check_resume(writing)
     # before rotations, which rename layers
     notes = notes_of(model, chosen, config, kept)
     notes += notes_on_stacks(model) + notes_on_kept(kept)
@@ -142,11 +144,13 @@ def quantize_checkpoint(  # noqa: PLR0913
     content = _content(source.folder)
     run = FileRun(
         model,
-        Sources(reader, model),
         config,
         chosen,
         report,
+        Sources(reader, model),
         layout,
+        BlockJournal(writing.resume, reader, config, repr(layout)),
+        ReadAhead(),
         writing.spill,
         device_named(writing.device),
         # algorithms change the weights for which the stored codes were made
@@ -155,27 +159,32 @@ def quantize_checkpoint(  # noqa: PLR0913
     # a missing tensor is found here, and not after hours
     run.check()
     rotated = [
-        rotate_sources(model, run.sources, each) for each in rotations_of(config)
+        rotate_sources(model, run.sources, rotation)
+        for rotation in rotations_of(config)
     ]
-    if any(each.untied for each in rotated):
+    if any(rotation.untied for rotation in rotated):
         # rotations rewrite embedding and head in different ways, so that they cannot stay tied
         content = untied(content)
     # raises errors before the run, and not at its end
     matrices = float_matrices(reader.tensors)
     described(content, model, config, layout, report.quantized, matrices)
-    journal = BlockJournal(writing.resume, reader, config, repr(layout))
     is_first = distributed.is_first()
-    parts: Iterator[tuple[str, Any]] = iter(())
-    if measured:
-        # one bar for all processes
-        parts = run.measured(data, journal, progress if is_first else False)
-    # without data there is nothing to share
-    elif is_first:
-        parts = run.unmeasured(progress)
-    if is_first:
-        with Writer(output, writing.max_shard) as writer:
-            _write_tensors(writer, parts, run, layout)
-            writer.write_json(
+    # one bar for all processes
+    progress = progress if is_first else False
+    with ExitStack() as stack:
+        stack.enter_context(run.ahead)
+        if is_first:
+            # the other processes compute the same tensors, and write none
+            run.writer = stack.enter_context(Writer(output, writing.max_shard))
+        if measured:
+            samples = distributed.own_part(list(batches(data or ())))
+            quantize_with_data(run, samples, progress)
+        # without data there is nothing to share
+        elif is_first:
+            quantize_without_data(run, progress)
+        if run.writer is not None:
+            run.write_rest()
+            run.writer.write_json(
                 "config.json",
                 described(
                     content,
@@ -183,15 +192,12 @@ def quantize_checkpoint(  # noqa: PLR0913
                     config,
                     layout,
                     report.quantized,
-                    float_matrices(writer.written),
+                    float_matrices(run.writer.written),
                 ),
             )
             # tokenizer, generation settings and the like
             for file in others:
-                writer.copy(file)
-    else:
-        # the first process has the same tensors, and writes them
-        deque(parts, maxlen=0)
+                run.writer.copy(file)
     distributed.wait_for_all()
     if is_first:
         report.note_idle(config.algorithms)
@@ -205,8 +211,8 @@ def _check_arguments(source: object, data: object, output: object) -> None:
     """
     order = "The order of arguments is model, data, config, output"
     for name, value in {"source": source, "output": output}.items():
-        known = (str, Path) if name == "output" else (str, Path, FloatCheckpoint)
-        if not isinstance(value, known):
+        types = (str, Path) if name == "output" else (str, Path, FloatCheckpoint)
+        if not isinstance(value, types):
             raise ConfigError(
                 f"{name} is a {type(value).__name__}; it must be a folder. {order}"
             )
@@ -217,10 +223,14 @@ def _check_arguments(source: object, data: object, output: object) -> None:
         )
 
 
-def _check_folders(source: Path, output: Path, writing: Writing) -> None:
-    """Raise ConfigError if something would be written into the folder of the model."""
-    for folder in (output, writing.resume, writing.spill):
-        check_apart(folder, source)
+def _check_resume(writing: Writing) -> None:
+    """Raise ConfigError if several processes would share a folder of finished blocks."""
+    # other processes would need the hidden states of their own samples
+    if writing.resume is not None and distributed.count() > 1:
+        raise ConfigError(
+            f"resume is {writing.resume}, but finished blocks are stored by a single"
+            " process; leave it out, or run one process",
+        )
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -229,30 +239,3 @@ def _content(folder: Path) -> dict[str, Any]:
     if "float64" in (content.get("dtype"), content.get("torch_dtype")):
         return with_type(content, "float32")
     return content
-
-
-def _write_tensors(
-    writer: Writer,
-    parts: Iterator[tuple[str, Any]],
-    run: FileRun,
-    layout: Layout,
-) -> None:
-    """Write the tensors of a run, and then the unchanged tensors of the checkpoint."""
-    for name, tensor in parts:
-        # the layout may have other names for tensors than AMD Quark
-        writer.add(layout.key(name), tensor.cpu())
-        del tensor  # frees memory before the next tensor is computed
-    reader = run.sources.reader
-    # parameters that are not in the model, and stored parts of converted ones that stay float
-    for name in run.sources.rest():
-        writer.add(name, reader.get(name))
-
-
-def _check_resume(writing: Writing) -> None:
-    """Raise ConfigError if several processes would share a folder of finished blocks."""
-    # other processes would need the hidden states of their own samples
-    if writing.resume is not None:
-        raise ConfigError(
-            f"resume is {writing.resume}, but finished blocks are stored by a single"
-            " process; leave it out, or run one process",
-        )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
-from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,
+    NotWalkable,
     batches,
-    inference,
-    run_whole,
 )
-from quark_onnx.torch.calibration.observers import ActivationObservers
+from quark_onnx.torch.calibration.observers import Scales
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import (
     OPERATORS,
@@ -45,7 +44,7 @@ from quark_onnx.torch.models.layer_patterns import (
     with_layer_names,
 )
 from quark_onnx.torch.models.mixtures import routers_of
-from quark_onnx.torch.models.names import within_any
+from quark_onnx.torch.models.names import outside_of
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
@@ -53,25 +52,23 @@ from quark_onnx.torch.models.quantized_layer import (
     unlike_its_base,
 )
 from quark_onnx.torch.models.structure import (
-    blocks_of,
     layers_of,
     put_modules,
     shared_among,
 )
 from quark_onnx.torch.pipelines.block import (
-    check_unshared,
-    finalizers,
-    finish,
-    inside,
     measures,
     missing_data,
     needs_data,
-    needs_float_reference,
-    quantize_block,
     quantize_data_free,
     rotations_of,
     specs_of,
     weight_algorithms,
+)
+from quark_onnx.torch.pipelines.flow import (
+    QuantizationRun,
+    quantize_with_data,
+    quantize_without_data,
 )
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.runtime import distributed
@@ -107,25 +104,25 @@ def chosen_layers(
                 f"types names {kind!r}, an operator; quantize_graph quantizes"
                 " those, in exported models",
             )
-    found = layers_of(model)
+    layers = layers_of(model)
     unfit = _unfit_layers(model)
     for glob in config.named:
-        names = matching(dict.fromkeys((*found, *unfit)), glob)
+        names = matching(dict.fromkeys((*layers, *unfit)), glob)
         if names and unfit.keys() >= set(names):
             raise ConfigError(
                 f"layers names {glob!r}, but {names[0]} cannot be quantized:"
                 f" {unfit[names[0]]}",
             )
-    patterns = LayerPatterns(model, found, stored)
+    patterns = LayerPatterns(model, layers, stored)
     config = with_layer_names(config, patterns, model)
     # names and globs without a layer are errors, mostly typing errors
-    config.check(found)
+    config.check(layers)
     # a router that the configuration names is quantized like any other layer
     routers = set(routers_of(model))
     routers -= asked_for(config, patterns, routers)
-    specs = {name: config.spec_of(name, kind) for name, (_, kind) in found.items()}
+    specs = {name: config.spec_of(name, kind) for name, (_, kind) in layers.items()}
     narrow = {
-        name for name, spec in specs.items() if not fills_a_group(found[name][0], spec)
+        name for name, spec in specs.items() if not fills_a_group(layers[name][0], spec)
     }
     narrow -= asked_for(config, patterns, narrow)
     # later reasons have priority
@@ -133,19 +130,19 @@ def chosen_layers(
     for name, spec in specs.items():
         if name in routers:
             reasons[name] = ROUTER
-        elif not found[name][0].weight.numel():
+        elif not layers[name][0].weight.numel():
             # a part of the model that its configuration gives a width of 0
             reasons[name] = EMPTY
         elif spec is None:
             reasons[name] = reason_of(name, config)
-    kept = {name: reasons[name] for name in found if name in reasons}
+    kept = {name: reasons[name] for name in layers if name in reasons}
     chosen = {
-        name: (found[name][0], spec)
+        name: (layers[name][0], spec)
         for name, spec in specs.items()
         if spec is not None and name not in kept
     }
     # matrices that no quantizable layer holds, with the reason
-    kept |= other_weights_of(model, found, routers)
+    kept |= other_weights_of(model, layers, routers)
     check_not_all_float(chosen, kept)
     return chosen, kept
 
@@ -203,12 +200,12 @@ def quantize_model(
     check_ranks(config)
     notes = notes_of(model, chosen, config, kept)
     notes += notes_on_stacks(model) + notes_on_kept(kept)
-    for each in rotations_of(config):
+    for rotation in rotations_of(config):
         # a loader can be read once only, and rotations are learned on the same data
         data = None if data is None else list(batches(data))
         rotated = rotate(
             model,
-            each,
+            rotation,
             data,
             _learned_on(chosen, config),
             progress=progress,
@@ -217,46 +214,95 @@ def quantize_model(
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
     report = TorchReport(specs_of(chosen), kept, notes)
-    # the model is not run, and layers are independent of each other
+    run = ModuleRun(model, config, dict(chosen), report)
     if data is None or not needs_data(chosen, config):
-        made = dict[str, Any]()
-        with Progress(progress, len(chosen), "quantizing", "layer") as bar:
-            for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
-                made[name] = QuantizedLayer(
-                    module,
-                    quantize_data_free(name, chosen, config, report),
-                    spec,
-                )
-                bar.update(done)
-        # at the end: an error in a layer leaves the model float
-        put_modules(model, made)
-        report.note_idle(config.algorithms)
-        return report
-    # every process takes its part of the same list, and statistics are merged
-    data = distributed.own_part(list(batches(data)))
-    with inference(model), _float_again(model, chosen):
-        if not _walk(model, chosen, data, config, progress, report):
-            _whole(model, chosen, data, config, report)
-        for each in finalizers(config):
-            report.outcomes += each(model, chosen, data, progress)
+        quantize_without_data(run, progress)
+    else:
+        # every process takes its part of the same list, and statistics are merged
+        samples = distributed.own_part(list(batches(data)))
+        quantize_with_data(run, samples, progress)
     report.note_idle(config.algorithms)
     return report
 
 
-@contextlib.contextmanager
-def _float_again(model: nn.Module, layers: Layers) -> Iterator[None]:
-    """Restore the float layers after an error.
+@dataclass
+class ModuleRun(QuantizationRun):
+    """Quantization of a module in memory, whose layers are replaced in place.
 
-    Inside, attention modules expose rotated keys and probabilities; they keep doing so on success.
+    Attributes:
+        quantized: quantized layers that ``place`` puts into the model, by name.
     """
-    undo = install_attention_hooks(model, layers)
-    try:
-        yield
-    # KeyboardInterrupt as well: the model must stay usable in a notebook
-    except BaseException:
-        undo()
-        put_modules(model, {name: module for name, (module, _) in layers.items()})
-        raise
+
+    quantized: dict[str, QuantizedLayer] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """Return the layers to quantize; other modules stay as they are."""
+        return list(self.chosen)
+
+    def put(self, name: str, scales: Scales) -> None:
+        """Quantize a layer; ``place`` puts it into the model."""
+        # a layer that the data does not reach has left ``chosen``
+        if name in self.chosen:
+            module, spec = self.chosen[name]
+            codes = quantize_data_free(name, self.chosen, self.config, self.report)
+            self.quantized[name] = QuantizedLayer(
+                module, codes, spec, **scales.of(name)
+            )
+
+    def place(self) -> None:
+        """Replace the float layers by those of ``put``."""
+        put_modules(self.model, self.quantized)
+
+    @contextlib.contextmanager
+    def calibrating(self) -> Iterator[None]:
+        """Restore the float layers after an error.
+
+        Inside, attention modules expose rotated keys and probabilities; they keep doing so on
+        success.
+        """
+        layers = {name: module for name, (module, _) in self.chosen.items()}
+        undo = install_attention_hooks(self.model, self.chosen)
+        try:
+            yield
+        # KeyboardInterrupt as well: the model must stay usable in a notebook
+        except BaseException:
+            undo()
+            put_modules(self.model, layers)
+            raise
+
+    def check_blocks(self, blocks: Mapping[str, Any]) -> None:
+        """Raise NotWalkable if one run of the whole model is simpler, or blocks share a layer."""
+        outside = outside_of(self.chosen, blocks)
+        # one run of the whole model measures all scales, and keeps no hidden states
+        if measures(outside) and not self.config.algorithms:
+            raise NotWalkable(
+                f"{next(iter(outside))} lies outside of the blocks, and its activations"
+                " are measured"
+            )
+        if shared_among(self.model, blocks, self.chosen):
+            raise NotWalkable("two blocks have a layer in common")
+
+    def record(self, blocks: Mapping[str, Any], samples: list[Any]) -> BlockStream:
+        """Return the hidden states at the input of the first block."""
+        return BlockStream(self.model, blocks, samples)
+
+    def load_whole(self, samples: list[Any], reason: str) -> list[Any]:
+        """Log the reason; the weights are in memory."""
+        logger.debug("the model is run as a whole: %s", reason)
+        return samples
+
+    def after_blocks(
+        self,
+        early: Mapping[str, Scales],
+        later: Mapping[str, Scales],
+        samples: list[Any],
+        progress: bool | None,
+    ) -> None:
+        """Replace the layers around the blocks, and run the algorithms on the full model."""
+        for name, scales in {**early, **later}.items():
+            self.put(name, scales)
+        self.place()
+        self.run_finalizers(samples, progress)
 
 
 def check_ranks(config: TorchConfig) -> None:
@@ -265,11 +311,11 @@ def check_ranks(config: TorchConfig) -> None:
     Args:
         config: the quantization configuration; every algorithm passes in a single process.
     """
-    for each in config.algorithms:
+    for algorithm in config.algorithms:
         # algorithms whose statistics add up are merged over processes
-        if distributed.count() > 1 and not getattr(each, "sums", True):
+        if distributed.count() > 1 and not getattr(algorithm, "sums", True):
             raise ConfigError(
-                f"{each.name} needs all samples at once; run it in one process",
+                f"{algorithm.name} needs all samples at once; run it in one process",
             )
 
 
@@ -317,134 +363,3 @@ def _check_float(model: nn.Module) -> None:
                 " model onto devices, or quantize its folder file to file (quark-onnx llm"
                 " ptq), which takes less memory",
             )
-
-
-def _walk(  # noqa: C901, PLR0913
-    model: nn.Module,
-    chosen: Layers,
-    data: list[Any],
-    config: TorchConfig,
-    progress: bool | None,
-    report: TorchReport,
-) -> bool:
-    """Quantize block by block, with scales of the float model, as in AMD Quark.
-
-    Returns:
-        False if this is impossible: a calibrated layer lies outside of the blocks, or the blocks do
-        not run in sequence, once per sample.
-    """
-    blocks = blocks_of(model)
-    parts = {block: inside(chosen, block) for block in blocks}
-    in_blocks = {name for part in parts.values() for name in part}
-    rest = {name: layer for name, layer in chosen.items() if name not in in_blocks}
-    try:
-        if not blocks:
-            # a fallback for models without algorithms: the handler below returns False
-            raise ModelError("the model has no list of blocks")
-        if measures(rest) and not config.algorithms:
-            raise ModelError(
-                f"{next(iter(rest))} lies outside of the blocks, and its activations"
-                " are measured",
-            )
-        if shared_among(model, blocks, chosen):
-            raise ModelError("two blocks have a layer in common")
-        check_unshared(model, blocks, config)
-        # only layers outside of the blocks need the data: one run of the whole model is simpler
-        if not config.algorithms and not any(map(measures, parts.values())):
-            return False
-        with ActivationObservers(rest) as watching:
-            if measures(rest):
-                run_whole(model, data)
-        # outside of the observers: recording skips the blocks, so that layers after them read other
-        # values
-        walk = BlockStream(model, blocks, data)
-        walk.check_once(model)
-        if needs_float_reference(chosen, config):
-            walk.split()
-    except ModelError as error:
-        if config.algorithms:
-            raise ModelError(
-                f"{config.algorithms[0].name} works block by block: {error}",
-            ) from error
-        # the scales are the same; block by block needs less memory
-        logger.debug("the model is run as a whole: %s", error)
-        return False
-    with Progress(progress, len(blocks), "quantizing", "block") as bar:
-        for index, name in enumerate(blocks):
-            for done in quantize_block(model, name, parts[name], walk, config, report):
-                # one more than the samples: codes are chosen after the last of them
-                bar.update(index + done / (len(walk) + 1))
-            bar.update(index + 1)
-    # layers that no sample reached stay float, before any of them is rounded
-    rest = _reached(model, rest, watching, config, report)
-    report.note_outside(rest, config.algorithms)
-    alone = {name: quantize_data_free(name, rest, config, report) for name in rest}
-    finish(
-        model,
-        rest,
-        watching,
-        config,
-        report,
-        {key: value for key, value in alone.items() if value is not None},
-    )
-    return True
-
-
-def _whole(
-    model: nn.Module,
-    layers: Layers,
-    data: list[Any],
-    config: TorchConfig,
-    report: TorchReport,
-) -> None:
-    """Quantize layers of a model that cannot run block by block.
-
-    Args:
-        model: the model; its layers are replaced.
-        data: the calibration batches.
-        config: the quantization configuration.
-        report: the report, for notes on layers that the data did not reach.
-    """
-    with ActivationObservers(layers) as watching:
-        run_whole(model, data)
-    finish(
-        model,
-        _reached(model, layers, watching, config, report),
-        watching,
-        config,
-        report,
-    )
-
-
-def _reached(
-    model: nn.Module,
-    layers: Layers,
-    watching: ActivationObservers,
-    config: TorchConfig,
-    report: TorchReport,
-) -> dict[str, tuple[Any, LayerSpec]]:
-    """Return the layers to quantize, without inactive layers outside of the blocks.
-
-    Layers that the calibration data does not activate have no activation scales. Outside of the
-    blocks they stay float.
-
-    Args:
-        layers: the observed layers.
-        watching: their observers, after the run.
-        config: the quantization configuration.
-        report: the report, to which layers that stay float are added.
-
-    Returns:
-        A new dict of layers. Inactive layers within blocks, and all layers of a model without
-        blocks, are kept.
-    """
-    blocks, scales = blocks_of(model), watching.scales(config.least_of)
-    found = dict(layers)
-    # ``finish`` quantizes the weight alone, within blocks and in a model without blocks
-    if not blocks:
-        return found
-    for name in layers:
-        if watching.unseen(name, scales) and not within_any(name, blocks):
-            report.stay_float(name)
-            del found[name]
-    return found

@@ -85,7 +85,9 @@ class Mixture:
         """Return the bits and the divergences of the groups in the order of the model."""
         chosen = Counter(group.chosen.scheme for group in self.groups)
         count = len(self.groups)
-        key = key_of(f"{each}: {chosen[each]} of {count}" for each in _schemes_of(self))
+        key = key_of(
+            f"{scheme}: {chosen[scheme]} of {count}" for scheme in _schemes_of(self)
+        )
         return Drawing(
             "Mixed precision",
             "Bits per weight of a group of layers, scales included; below, how far what the"
@@ -97,10 +99,10 @@ class Mixture:
         )
 
     def _plots(self) -> list[str]:
-        size, small = (1000.0, 240.0, "wide"), (380.0, 220.0, "narrow")
+        wide, narrow = (1000.0, 240.0, "wide"), (380.0, 220.0, "narrow")
         return [
-            draw(self, *each)
-            for each in (size, small)
+            draw(self, *size)
+            for size in (wide, narrow)
             for draw in (_bits, _divergences)
         ]
 
@@ -138,30 +140,26 @@ def _bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     most = max(map(_greatest_size, mixture.groups))
     # 8 % of room above the tallest bar.
     frame = Frame(_names(mixture), width, height, 0.0, 1.08 * most, log=False)
-    schemes, parts, wide = _schemes_of(mixture), [], _BAR * frame.slot
+    schemes, bars, bar_width = _schemes_of(mixture), [], _BAR * frame.slot
     # The bar of a group has the size of its chosen scheme.
-    for place, group in enumerate(mixture.groups):
+    for index, group in enumerate(mixture.groups):
         top = frame.y(group.chosen.bits / group.weights)
-        hover, own = (
-            tag("title", escape(_hover(group))),
-            series(schemes.index(group.chosen.scheme)),
-        )
-        left = frame.x(place) - wide / 2
-        parts.append(
+        color = series(schemes.index(group.chosen.scheme))
+        bars.append(
             tag(
                 "rect",
-                hover,
-                class_=f"{own} filled",
-                x=left,
+                tag("title", escape(_hover(group))),
+                class_=f"{color} filled",
+                x=frame.x(index) - bar_width / 2,
                 y=top,
-                width=wide,
+                width=bar_width,
                 height=frame.bottom - top,
             ),
         )
     return frame.drawn(
         "Bits per weight of each group of layers",
         "bits",
-        parts,
+        bars,
         class_,
     )
 
@@ -177,30 +175,26 @@ def _divergences(mixture: Mixture, width: float, height: float, class_: str) -> 
     for group in mixture.groups:
         values += [option.divergence for option in group.options]
     frame = Frame.around(_names(mixture), width, height, values)
-    schemes, parts = _schemes_of(mixture), []
+    schemes, columns = _schemes_of(mixture), []
     # A dot is narrower than its slot, and neither vanishes nor covers its neighbours.
     radius = min(max(0.35 * frame.slot, _LEAST), _GREATEST)
-    for place, group in enumerate(mixture.groups):
+    for index, group in enumerate(mixture.groups):
         dots = ""
-        for each in sorted(
-            group.options,
-            key=lambda option: option == group.chosen,
-        ):  # drawn last, on top
-            marker = "hollow"
-            if each == group.chosen:
-                marker = "filled"
+        # the chosen option is drawn last, on top
+        for option in sorted(group.options, key=lambda option: option == group.chosen):
+            marker = "filled" if option == group.chosen else "hollow"
             dots += tag(
                 "circle",
-                class_=f"{series(schemes.index(each.scheme))} {marker}",
-                cx=frame.x(place),
-                cy=frame.y(each.divergence),
+                class_=f"{series(schemes.index(option.scheme))} {marker}",
+                cx=frame.x(index),
+                cy=frame.y(option.divergence),
                 r=radius,
             )
-        parts.append(tag("g", tag("title", escape(_hover(group))) + dots))
+        columns.append(tag("g", tag("title", escape(_hover(group))) + dots))
     return frame.drawn(
         "Divergence of each group of layers at each scheme",
         "nats for each token",
-        parts,
+        columns,
         class_,
     )
 

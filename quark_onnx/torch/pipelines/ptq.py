@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from quark_onnx.common.errors import DataError
-from quark_onnx.common.progress import forecast
 from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Block, Facts
 from quark_onnx.page.reported import Reported
@@ -26,10 +25,10 @@ from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.forward_trace import further_inputs
 from quark_onnx.torch.models.structure import positions_of, vocabulary_of
 from quark_onnx.torch.pipelines.estimate import (
-    AT_ONCE,
+    BATCH_TOKENS,
     Estimate,
-    Estimator,
     check_room,
+    estimate,
     size,
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
@@ -37,7 +36,6 @@ from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.mixture import Mixture
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import (
-    GENERATED,
     HELD_OUT,
     CheckpointVerdict,
     judge,
@@ -51,9 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds of a run that is long enough to name shorter ones, with a number of samples or tokens
-#: per sample, if these take at most a fraction of its time.
-_LONG, _FEW, _SHORT, _USEFUL = 300.0, 32, 256, 0.8
 #: Files of a tokenizer, of which a folder has one or more.
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -131,13 +126,12 @@ class PtqResult(Reported):
             "estimate": {
                 "memory": self.estimate.memory,
                 "disk": self.estimate.disk,
-                "seconds": self.estimate.seconds,
             },
         }
 
 
 def write_page(
-    found: PtqResult,
+    result: PtqResult,
     path: Path,
     name: str = "model",
     mixture: Mixture | None = None,
@@ -145,7 +139,7 @@ def write_page(
     """Write the page of a result atomically.
 
     Args:
-        found: the result of ``ptq``.
+        result: the result of ``ptq``.
         path: the file.
         name: the name of the model.
         mixture: the result of a mixed-precision search, if there was one.
@@ -153,8 +147,8 @@ def write_page(
     Raises:
         OSError: the folder cannot be written to.
     """
-    found = replace(found, mixture=mixture or found.mixture)
-    found.write_page(path, "Quantization report", name)
+    result = replace(result, mixture=mixture or result.mixture)
+    result.write_page(path, "Quantization report", name)
 
 
 def ptq(  # noqa: PLR0913
@@ -226,23 +220,20 @@ def ptq(  # noqa: PLR0913
         config,
         # the share of one process, as ``distributed.own_part`` divides them
         windows[:: distributed.count()],
-        _evaluated(held_out if verdict else None, judges),
         writing,
     )
     if announce is not None:
         announce(expected)
     # the values of a file are copied once, behind its header
     check_room(Path(output), expected.disk + min(expected.disk, writing.max_shard))
-    batches = _batched(windows) if windows else None
-    with forecast(expected.seconds - expected.evaluation, expected.evaluation):
-        report = quantize_checkpoint(
-            source,
-            batches,
-            config,
-            output,
-            writing=writing,
-            progress=progress,
-        )
+    report = quantize_checkpoint(
+        source,
+        _batched(windows) if windows else None,
+        config,
+        output,
+        writing=writing,
+        progress=progress,
+    )
     # the other processes have written nothing, and would only repeat the evaluation
     if not distributed.is_first():
         return PtqResult(report, expected)
@@ -270,62 +261,18 @@ def _estimate(
     source: FloatCheckpoint,
     config: TorchConfig,
     windows: Sequence[Any],
-    evaluated: Sequence[int],
     writing: Writing,
 ) -> Estimate:
-    """Estimate a run, and runs with less work if it is long.
-
-    Args:
-        config: the quantization configuration.
-        windows: calibration windows.
-        evaluated: tokens of each window of the evaluation.
-        writing: settings for writing.
-    """
-    layers = chosen_layers(source.model, config, source.reader)[0]
-    disk = written_bytes(source, config, writing.form)
-    spilled = writing.spill is not None
-    estimator = Estimator(source, layers, disk, evaluated, spilled=spilled)
-
-    def estimated(samples: int, length: int, algorithms: tuple[Any, ...]) -> Estimate:
-        return estimator.estimate(samples * length, samples, algorithms)
-
-    samples = len(windows)
-    length = len(windows[0]) if windows else 0
-    found = estimated(samples, length, config.algorithms)
-    # short runs need no advice
-    if found.seconds < _LONG:
-        return found
-    shorter = dict[str, Estimate]()
-    if samples > _FEW:
-        shorter[f"--samples {_FEW}"] = estimated(_FEW, length, config.algorithms)
-    if length > _SHORT:
-        shorter[f"--length {_SHORT}"] = estimated(samples, _SHORT, config.algorithms)
-    if config.algorithms:
-        # without algorithms and measured scales the model is not run at all
-        used = (samples, length) if config.measures else (0, 0)
-        shorter["without --algorithm, as --recipe fast"] = estimated(*used, ())
-    useful = list[tuple[str, float]]()
-    for option, each in shorter.items():
-        # reading and writing remain, so that less data may save next to nothing
-        if each.seconds < _USEFUL * found.seconds:
-            useful.append((option, each.seconds))
-    return replace(found, shorter=tuple(useful))
-
-
-def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[int]:
-    """Return the tokens of each window on which models are evaluated.
-
-    Args:
-        held_out: windows of the verdict; without windows, the float model writes some, token by
-            token. None for no verdict.
-        judges: windows of the evaluation.
-    """
-    lengths = list(map(len, judges))
-    if held_out is None:
-        return lengths
-    # both kinds of evaluation run both models on their windows
-    lengths += list(map(len, held_out[:HELD_OUT]))
-    return lengths if held_out else [*lengths, *GENERATED]
+    """Estimate the memory and the disk space of a run on calibration windows."""
+    return estimate(
+        source,
+        chosen_layers(source.model, config, source.reader)[0],
+        sum(map(len, windows)),
+        disk=written_bytes(source, config, writing.form),
+        spilled=writing.spill is not None,
+        samples=len(windows),
+        algorithms=config.algorithms,
+    )
 
 
 def text_windows(
@@ -382,7 +329,9 @@ def _batched(windows: Sequence[Any]) -> list[Any]:
     Larger products are faster.
     """
     # all windows have the same length
-    return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
+    return list(
+        torch.stack(list(windows)).split(max(1, BATCH_TOKENS // len(windows[0])))
+    )
 
 
 def tokenizer_of(

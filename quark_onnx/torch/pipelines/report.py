@@ -133,11 +133,11 @@ class TorchReport(Reported):
                     f"{_are(unreached[name])} not reached by the data: {name} rounds"
                     " to nearest there",
                 )
-        for each in algorithms:
+        for algorithm in algorithms:
             # rotations rewrite the whole model, and report no outcomes
-            if each.stage != "model" and each.name not in self.algorithms:
+            if algorithm.stage != "model" and algorithm.name not in self.algorithms:
                 self.notes.append(
-                    f"{each.name} has changed nothing: it has found nothing in the"
+                    f"{algorithm.name} has changed nothing: it has found nothing in the"
                     " blocks that it works on",
                 )
 
@@ -228,15 +228,10 @@ def _are(layers: list[str]) -> str:
 
 def _spec(spec: LayerSpec) -> dict[str, str]:
     """Return the formats of a layer's tensors that are quantized, by side."""
-    parts = {
+    sides = {
         "weight": spec.weight,
         "input": spec.input,
         "output": spec.output,
         "probabilities": spec.probabilities,
     }
-    return {
-        name: str(each)
-        for name, each in {
-            key: value for key, value in parts.items() if value is not None
-        }.items()
-    }
+    return {side: str(form) for side, form in sides.items() if form is not None}

@@ -109,10 +109,10 @@ class StoredBlock:
         Raises:
             ValueError: the text is no JSON, or has other entries than ``text()`` writes.
         """
-        found = parse_json(text, "the report of a block", ValueError).value
+        entries = parse_json(text, "the report of a block", ValueError).value
         try:
-            outcomes = [Outcome(**each) for each in found.pop("outcomes")]
-            block = cls(outcomes=outcomes, **found)
+            outcomes = [Outcome(**outcome) for outcome in entries.pop("outcomes")]
+            block = cls(outcomes=outcomes, **entries)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no entries of a report: {error}") from error
         for names in (block.unreached, block.notes, block.kept_codes):
@@ -185,9 +185,9 @@ class BlockJournal:
             # the marks are written before the first block, so that files without marks are
             # leftovers
             if state.exists():
-                found = read_json(state, "state", ConfigError, _ANEW).object()
+                stored = read_json(state, "state", ConfigError, _ANEW).object()
                 for key, mark in self._marks.items():
-                    if key not in found or found[key].value != mark:
+                    if key not in stored or stored[key].value != mark:
                         raise ConfigError(
                             f"{self._folder} holds the work of another run: its {key}"
                             " differs; name another folder to resume from, or remove it",
@@ -214,14 +214,14 @@ class BlockJournal:
         """
         assert self._folder is not None
         names = {value.name for value in self._folder.iterdir()}
-        own = set(filter(_OWN.fullmatch, names))
+        journal_files = set(filter(_OWN.fullmatch, names))
         # a mistyped folder must not lose its files
-        if others := names - own:
+        if others := names - journal_files:
             raise ConfigError(
                 f"{self._folder} holds other files, as {min(others)}; name an empty"
                 " folder, or one to resume from",
             )
-        for name in own:
+        for name in journal_files:
             (self._folder / name).unlink()
 
     def find(self, index: int) -> tuple[dict[str, Any], StoredBlock] | None:
@@ -252,8 +252,8 @@ class BlockJournal:
         # states of earlier blocks are removed; blocks before the last one need none to be skipped
         if self._folder is None or self._last != index:
             return now
-        found = load_file(str(self._hidden(index)))
-        return [found[str(place)] for place in range(len(found))]
+        states = load_file(str(self._hidden(index)))
+        return [states[str(sample)] for sample in range(len(states))]
 
     def keep(
         self,
@@ -346,26 +346,26 @@ class BlockJournal:
 def _stamps(files: Iterable[Path]) -> Iterator[str]:
     """Yield name, size and time of files, to detect changes without reading them."""
     for file in sorted(files):
-        found = file.stat()
-        yield f"{file.name} {found.st_size} {found.st_mtime_ns}"
+        status = file.stat()
+        yield f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
 def _write(path: Path, tensors: Iterable[Any], notes: Mapping[str, str]) -> None:
     """Write tensors by index into a file with metadata, without copying them in memory."""
     file = TensorFile(path, notes)
     try:
-        for place, tensor in enumerate(tensors):
-            file.add(str(place), tensor)
+        for index, tensor in enumerate(tensors):
+            file.add(str(index), tensor)
         file.close()
     finally:
         file.abandon()
 
 
 def _digest(*parts: str | bytes) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(part.encode() if isinstance(part, str) else part)
+        digest.update(part.encode() if isinstance(part, str) else part)
         # a separator, so that ("ab", "c") and ("a", "bc") differ
-        found.update(b"\0")
+        digest.update(b"\0")
     # 64 bits are enough to tell two runs apart
-    return found.hexdigest()[:16]
+    return digest.hexdigest()[:16]

@@ -45,8 +45,6 @@ _WORST = 3
 _WRITES = 300_000_000
 #: Number of generated windows, and their length in tokens.
 _WRITTEN, _LENGTH = 4, 64
-#: Tokens of each run of a model for a generated text: the windows token by token, then as a whole.
-GENERATED = (_WRITTEN,) * _LENGTH + (_LENGTH,) * _WRITTEN
 #: Beginnings of the names of the tensors of a quantized weight, in all layouts.
 #: Scales of inputs and outputs are no part of the weights.
 _OF_WEIGHTS = ("weight", "qweight", "qzeros", "scales", "g_idx")
@@ -248,9 +246,8 @@ def judge(  # noqa: PLR0913
         return _compared_models(
             source, checkpoint, config, windows, text, sizes, progress, layout
         )
-    except (
-        Exception
-    ) as error:  # the checkpoint is written; a model may not run by itself
+    # the checkpoint is written; a model may not run by itself
+    except Exception as error:
         # the first line: errors of torch and transformers have pages of hints
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         return replace(sizes, skipped=reason)
@@ -293,7 +290,7 @@ def _compared_models(  # noqa: PLR0913
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     # a layer of a rotated or rescaled model reads other values than that of the float model
     rewritten_by = tuple(
-        [value.name for value in at_stage(config.algorithms, "model", "block")]
+        algorithm.name for algorithm in at_stage(config.algorithms, "model", "block")
     )
     errors = dict[str, float]()
     with inference(model), inference(quantized):
@@ -313,7 +310,7 @@ def _compared_models(  # noqa: PLR0913
         return replace(sizes, skipped=reason)
     # the sort is stable: equal errors keep the order of the model
     worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
-    found = replace(
+    verdict = replace(
         sizes,
         text=text,
         tokens=sum(map(len, windows)),
@@ -323,8 +320,8 @@ def _compared_models(  # noqa: PLR0913
         worst=tuple(worst),
         rewritten_by=rewritten_by,
     )
-    advice, options = _advice(found, config, specs, layout or _layout(checkpoint))
-    return replace(found, advice=advice, options=options)
+    advice, options = _advice(verdict, config, specs, layout or _layout(checkpoint))
+    return replace(verdict, advice=advice, options=options)
 
 
 def _layout(checkpoint: Path | str) -> Layout:
@@ -421,10 +418,12 @@ def _written(model: Any) -> list[Any]:
 
     # tiny test models have fewer positions than 64
     limit = int(getattr(model.config, "max_position_embeddings", 0) or _LENGTH)
-    first = getattr(model.config, "bos_token_id", None)
+    first_token = getattr(model.config, "bos_token_id", None)
     length = min(_LENGTH, limit)
     # 0 where the tokenizer has no first token
-    start = torch.full((_WRITTEN, 1), first if isinstance(first, int) else 0)
+    start = torch.full(
+        (_WRITTEN, 1), first_token if isinstance(first_token, int) else 0
+    )
     settings = GenerationConfig(
         # greedy text repeats itself, and every window would be the same
         do_sample=True,
@@ -436,12 +435,12 @@ def _written(model: Any) -> list[Any]:
     # a fixed seed for the same text in every run, and the caller's generator stays as it is
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = model.generate(
+        tokens = model.generate(
             start,
             attention_mask=torch.ones_like(start),
             generation_config=settings,
         )
-    return list(found[:, :length])
+    return list(tokens[:, :length])
 
 
 def _scores(
@@ -465,13 +464,18 @@ def _scores(
         for done, window in enumerate(windows, 1):
             ids = torch.as_tensor(window).long()[None]
             # (tokens - 1, vocabulary): the last token has no successor to predict
-            pair = [each(input_ids=ids).logits[0, :-1] for each in (model, quantized)]
+            logits = [
+                compared(input_ids=ids).logits[0, :-1]
+                for compared in (model, quantized)
+            ]
             wanted = ids[0, 1:]
             for start in range(0, len(wanted), _ROWS):
-                part = slice(start, start + _ROWS)
+                rows = slice(start, start + _ROWS)
                 # in parts, as float64 logits of a window take gigabytes with a large vocabulary
-                before, after = (each[part].double().log_softmax(-1) for each in pair)
-                token = wanted[part, None]
+                before, after = (
+                    values[rows].double().log_softmax(-1) for values in logits
+                )
+                token = wanted[rows, None]
                 # KL(float || quantized) = sum of p (log p - log q)
                 sums[0] += total(before.exp() * (before - after))
                 sums[1] -= before.gather(1, token).sum()
@@ -500,22 +504,22 @@ def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
     for name, module in quantized.named_modules():
         if isinstance(module, QuantizedLayer) and name in floats:
             pairs[name] = floats[name], module
-    found = dict[str, float]()
-    with _compared(pairs, found):
+    errors = dict[str, float]()
+    with _compared(pairs, errors):
         model(input_ids=torch.as_tensor(window).long()[None])
-    return found
+    return errors
 
 
 @contextmanager
 def _compared(
     pairs: Mapping[str, tuple[nn.Module, QuantizedLayer]],
-    found: dict[str, float],
+    errors: dict[str, float],
 ) -> Iterator[None]:
     """Run quantized layers on the inputs of the float layers, and record the errors.
 
     Args:
         pairs: float and quantized layers by name.
-        found: receives the relative errors by name.
+        errors: receives the relative errors by name.
     """
 
     def comparing(name: str, quantized: QuantizedLayer) -> Any:
@@ -524,7 +528,7 @@ def _compared(
             error = total((quantized(*inputs).double() - exact).square())
             # an output of zeros would divide by 0
             power = total(exact.square()).clamp(1e-30 * exact.numel())
-            found[name] = float(error / power)
+            errors[name] = float(error / power)
 
         return hook
 
@@ -540,7 +544,7 @@ def _compared(
 
 
 def _advice(
-    found: CheckpointVerdict,
+    verdict: CheckpointVerdict,
     config: TorchConfig,
     specs: Mapping[str, LayerSpec],
     layout: Layout,
@@ -548,7 +552,7 @@ def _advice(
     """Return the change to try in words, and the options of ``llm ptq`` that make it.
 
     Args:
-        found: the verdict, with a divergence.
+        verdict: the verdict, with a divergence.
         config: the quantization configuration.
         specs: how the layers of the checkpoint are quantized, by name.
         layout: the layout of the checkpoint, which the next run writes, too.
@@ -556,17 +560,17 @@ def _advice(
     Returns:
         The text, and the options, which may be empty.
     """
-    assert found.divergence is not None
+    assert verdict.divergence is not None
     # nothing to improve: the next step is to use the checkpoint
-    if found.divergence <= SMALL:
+    if verdict.divergence <= SMALL:
         return "check that the runtime reads the checkpoint, with llm validate", ""
-    known = _activation_advice(config, layout) or _weight_advice(config)
-    if known is not None:
-        return known
+    advice = _activation_advice(config, layout) or _weight_advice(config)
+    if advice is not None:
+        return advice
     # no layer where an algorithm has rewritten the inputs, and none that may differ in this layout
-    if not found.worst or layout.name == OgaLayout.name:
+    if not verdict.worst or layout.name == OgaLayout.name:
         return "more bits for all weights or a layer", ""
-    return _layer_advice(found.worst[0][0], specs, layout)
+    return _layer_advice(verdict.worst[0][0], specs, layout)
 
 
 def _layer_advice(
@@ -627,10 +631,8 @@ def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
         float weights, for weights of more than 4 bits, and if the rounding is learned already and
         groups have at most 32 weights.
     """
-    weight, names = (
-        config.default.weight,
-        {algorithm.name for algorithm in config.algorithms},
-    )
+    weight = config.default.weight
+    names = {algorithm.name for algorithm in config.algorithms}
     # weights of 6 or 8 bits lose little; the loss has another cause
     if weight is None or weight.dtype.bits > 4:
         return None

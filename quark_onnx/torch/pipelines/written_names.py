@@ -36,12 +36,12 @@ def untouched_names(
         chosen: names of the quantized layers.
         config: the quantization configuration.
     """
-    own = [
+    ends = [
         *dict(module.named_parameters(recurse=False)),
         *persistent_buffers(module),
     ]
     names = list[str]()
-    for key in (joined(name, end) for end in own):
+    for key in (joined(name, end) for end in ends):
         twin = sources.tied.get(key)
         # the twin is written with its own module, unless that is quantized and so has codes alone
         is_written = twin is None or twin.rpartition(".")[0] in chosen
@@ -95,4 +95,4 @@ def is_copied(
     converted = sources.made_with(name)
     if not converted or at_stage(config.algorithms, "model", "block"):
         return False
-    return not any(each.rpartition(".")[0] in chosen for each in converted)
+    return not any(name.rpartition(".")[0] in chosen for name in converted)

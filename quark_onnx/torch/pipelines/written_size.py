@@ -77,18 +77,18 @@ def written_tensors(
     sources = Sources(reader, model)
     tensors = dict[str, torch.Tensor]()
     #: Tensors of equal layers, by everything on which they depend.
-    known = dict[object, dict[str, torch.Tensor]]()
+    tensors_by_kind = dict[object, dict[str, torch.Tensor]]()
     for name, module in model.named_modules():
         if name in chosen:
             spec = chosen[name][1]
             weight, has_bias = module.weight, getattr(module, "bias", None) is not None
             key = (type(module), weight.shape, weight.dtype, spec, has_bias)
-            if key not in known:
+            if key not in tensors_by_kind:
                 shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
                 layout.check_layer(name, kind_of(module) or "", spec, shape)
-                known[key] = _layer_tensors(name, module, spec, layout)
+                tensors_by_kind[key] = _layer_tensors(name, module, spec, layout)
             stored = sources.key_of(f"{name}.weight").removesuffix(".weight")
-            for end, tensor in known[key].items():
+            for end, tensor in tensors_by_kind[key].items():
                 tensors[layout.key(f"{stored}.{end}")] = tensor
             mark_written(name, module, sources, chosen, config)
             continue

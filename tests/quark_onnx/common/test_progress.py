@@ -8,7 +8,7 @@ import pytest
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import TimeLimitError
-from quark_onnx.common.progress import Progress, check_time, forecast, time_limit
+from quark_onnx.common.progress import Progress, check_time, time_limit
 from quark_onnx.common.progress_bars import plain_progress
 from tests.models import conv_relu, residual, samples
 from tests.quark_onnx.optimizers.networks import attentive
@@ -152,28 +152,46 @@ def test_a_log_has_lines_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_an_estimate_is_corrected_by_what_is_measured(
+def test_steps_of_an_earlier_run_have_no_part_in_the_speed(
     capsys: pytest.CaptureFixture[str], seconds: list[float]
 ) -> None:
-    """A minute and ten seconds for the work after it, at half of the estimated speed."""
-    with plain_progress(), forecast(60, 10):
-        with Progress(None, 6, "quantizing", "block") as bar:
-            for now, done in ((12, 0.5), (20, 1), (40, 2)):
-                seconds.append(now)
-                bar.update(done)
-                if done == 1:
-                    with Progress(None, None, "inner", "step") as inner:
-                        seconds.append(30)
-                        inner.update(5)
-        with Progress(None, 2, "comparing", "window") as bar:
-            seconds.append(51)
-            bar.update(1)
+    """A loop within the loop, which shows lines of its own, has no part in it either."""
+    with plain_progress(), Progress(None, 6, "quantizing", "block") as bar:
+        seconds.append(11)
+        bar.update(2, skipped=True)
+        for now, done in ((25, 2.5), (31, 3), (41, 3.2)):
+            seconds.append(now)
+            bar.update(done)
+            if done == 3:
+                with Progress(None, None, "inner", "step") as inner:
+                    seconds.append(41)
+                    inner.update(5)
     assert capsys.readouterr().err.splitlines() == [
-        "quark-onnx: quantizing: block 0 of 6, 0:12 elapsed, about 1:12 remaining",
+        "quark-onnx: quantizing: block 2 of 6, 0:11 elapsed",
+        "quark-onnx: quantizing: block 2 of 6, 0:25 elapsed",
         "quark-onnx: inner: step 5, 0:10 elapsed",
-        "quark-onnx: quantizing: block 2 of 6, 0:40 elapsed, about 1:40 remaining",
-        "quark-onnx: comparing: window 1 of 2, 0:11 elapsed, about 0:11 remaining",
+        "quark-onnx: quantizing: block 3 of 6, 0:41 elapsed, about 0:50 remaining",
     ]
+
+
+def test_a_terminal_shows_the_remaining_time_by_complete_steps(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    """Half of a step says nothing; then a third of six blocks have taken a minute."""
+    shown = list[str]()
+    for done in (0.5, 2):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        seconds.append(0)
+        with Progress(True, 6, "quantizing", "block") as bar:
+            seconds.append(60)
+            bar.update(done)
+            with Progress(True, None, "inner", "step"):  # a new bar draws all of them
+                pass
+        shown.append(terminal.getvalue())
+    assert "-:--" in shown[0] and "2:00" not in shown[0]
+    assert "2:00" in shown[1]
 
 
 def test_a_closed_log_ends_no_work(

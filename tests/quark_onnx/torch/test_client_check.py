@@ -123,6 +123,6 @@ def test_the_command_warns_before_the_work(
     lines = capsys.readouterr().err.splitlines()
     assert "vLLM 0.33.0 refuses" in lines[0]
     assert "or use --layout compressed-tensors" in lines[0]
-    assert "take about" in lines[1]
+    assert "takes about" in lines[1]
     assert main([*arguments, "int4_wo_32", "--overwrite"]) == 0
     assert "refuses" not in capsys.readouterr().err

@@ -49,7 +49,7 @@ def run() -> Run:
         scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=algorithms
     )
     report = quantize_model(model, tokens(), config, progress=False)
-    return Found(report, Estimate(1 << 30, 1 << 20, 50.0), 10.0, 10.5), mixture
+    return Found(report, Estimate(1 << 30, 1 << 20), 10.0, 10.5), mixture
 
 
 def test_the_page_stands_alone(run: Run) -> None:
@@ -140,7 +140,7 @@ def test_names_are_text() -> None:
         ["<i>"],
         [Outcome(name, "<u>", 0.2, 0.1, "<s>")],
     )
-    text = render(Found(report, Estimate(1, 1, 1.0)))
+    text = render(Found(report, Estimate(1, 1)))
     assert (
         not re.search("<(?:script|b|i|u|s)>", text.replace("<b>0.1", ""))
         and "&lt;script&gt;" in text
@@ -155,7 +155,7 @@ def test_odd_errors(before: float, after: float) -> None:
     report = TorchReport(
         {"m.0.q": scheme("int8")}, outcomes=[Outcome("m.0.q", "gptq", before, after)]
     )
-    text = render(Found(report, Estimate(1, 1, 1.0)))
+    text = render(Found(report, Estimate(1, 1)))
     check_alone(text)
     assert ("Errors along the model" in text) is (before > 0 and math.isfinite(after))
 
@@ -171,7 +171,7 @@ def test_errors_below_zero_are_in_the_table() -> None:
     text = render(
         Found(
             TorchReport(dict.fromkeys(names, scheme("int8")), outcomes=outcomes),
-            Estimate(1, 1, 1.0),
+            Estimate(1, 1),
         )
     )
     assert (
@@ -191,7 +191,7 @@ def test_verdict_and_repeated_formats() -> None:
     verdict = CheckpointVerdict(
         4 << 20, 1 << 20, 2 << 20, "of text", 12, 0.2, 9.0, 9.5, advice="x"
     )
-    text = render(Found(TorchReport(quantized), Estimate(1, 1, 1.0), verdict=verdict))
+    text = render(Found(TorchReport(quantized), Estimate(1, 1), verdict=verdict))
     assert (
         "4.0 MiB before, 1.0 MiB after: 4.00 bits per weight of all layers; much is"
         in text
@@ -207,7 +207,7 @@ def test_verdict_and_repeated_formats() -> None:
 
 
 def test_a_report_without_anything_to_show() -> None:
-    text = render(Found(TorchReport(), Estimate(1, 1, 1.0)))
+    text = render(Found(TorchReport(), Estimate(1, 1)))
     assert "<svg" not in text and "Layers quantized" in text
     check_alone(text)
 
@@ -250,6 +250,6 @@ def test_a_browser_lays_out_many_blocks(tmp_path: Path) -> None:
         for place, name in enumerate(names)
     ]
     report = TorchReport(dict.fromkeys(names, spec), {}, [], outcomes)
-    write_page(Found(report, Estimate(1, 1, 1.0)), tmp_path / "page.html")
+    write_page(Found(report, Estimate(1, 1)), tmp_path / "page.html")
     for width in (1280, 390):
         assert len(laid_out(tmp_path / "page.html", width)["plots"]) == 2

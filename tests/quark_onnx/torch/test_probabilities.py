@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -659,7 +658,7 @@ def test_what_it_takes_is_said_beforehand(
     )
     least = 4 * 4 * 128**2 * 4  # one number for each
     more = with_it.memory - without.memory - (with_it.disk - without.disk)
-    assert least < more <= 4 * least and math.isfinite(with_it.seconds)
+    assert least < more <= 4 * least
 
 
 def test_hand_over_without_transformers() -> None:

@@ -17,7 +17,7 @@ from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.language import config_for
-from quark_onnx.torch.pipelines import file_run
+from quark_onnx.torch.pipelines import file_to_file, flow
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from tests.torch_models import llama, made, saved, tokens
 
@@ -104,7 +104,7 @@ def test_one_block_is_read_ahead_in_order(
     algorithms: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = saved(made(llama(num_hidden_layers=3)), tmp_path / "float")
-    monkeypatch.setattr(file_run, "ReadAhead", Recording)
+    monkeypatch.setattr(file_to_file, "ReadAhead", Recording)
     Recording.asked = []
     config = config_for("int4_wo_32").with_(algorithms=algorithms)
     if not algorithms:
@@ -122,7 +122,7 @@ def test_layers_are_read_ahead_without_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = saved(made(llama()), tmp_path / "float")
-    monkeypatch.setattr(file_run, "ReadAhead", Recording)
+    monkeypatch.setattr(file_to_file, "ReadAhead", Recording)
     Recording.asked = []
     quantize_checkpoint(
         source, None, config_for("uint4_wo_32"), tmp_path / "out", progress=False
@@ -141,8 +141,8 @@ def test_a_file_that_disappears_is_named(
         lost.unlink(missing_ok=True)
         return original(*given, **named)
 
-    original = file_run.quantize_block
-    monkeypatch.setattr(file_run, "quantize_block", run)
+    original = flow.quantize_block
+    monkeypatch.setattr(flow, "quantize_block", run)
     with pytest.raises(ModelError, match=lost.name):
         quantize_checkpoint(
             source, tokens(), config_for("fp8"), tmp_path / "out", progress=False

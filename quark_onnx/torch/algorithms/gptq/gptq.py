@@ -26,14 +26,14 @@ from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
 from quark_onnx.optimizers.base import require_flag
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.gptq.hessian import (
     HessianStats,
     collect_hessians,
     largest_stage,
 )
 from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Rounded, Solver
-from quark_onnx.torch.algorithms.scheduling.replay import Replay, replayed
+from quark_onnx.torch.algorithms.memory import Shapes
+from quark_onnx.torch.algorithms.scheduling.replay import Replay, stored_bytes
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.algorithms.weight_rounding.losses import (
@@ -43,10 +43,8 @@ from quark_onnx.torch.algorithms.weight_rounding.losses import (
     squares_of,
 )
 from quark_onnx.torch.algorithms.weight_rounding.range_search import (
-    SHARES,
     fitted,
     has_ranges,
-    tries,
 )
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.quantized_layer import kind_of
@@ -122,41 +120,19 @@ class GPTQ:
         """Whether the inputs of the float model are needed."""
         return self._correction > 0
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost."""
-        # GPTAQ and Qronos also run the float model and sum X^T D and D^T D.
-        both = 2 if self.aims_at_float else 1
-        passes = self.coordinate_descent_passes
-        # a sweep for each range, coordinate descent and the final error; symmetric and
-        # triangular matrices cost half
-        errors = (
-            (1 + self.search_scales) / 2
-            + max(0.0, 1.5 * passes - 0.5)
-            + 1
-            + 2.5 * (both - 1)
-        )
-        # A Cholesky factorization takes n^3 / 3 operations.
-        factored = sum(inputs**3 for _, inputs in shapes.groups) / 3
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of stored inputs, Hessians and a sweep."""
+        # GPTAQ and Qronos also sum X^T D, with D the difference to the inputs of the float model.
+        sums = 2 if self.aims_at_float else 1
+        hessians = 4 * sums * largest_stage(shapes)
         most = max((inputs for _, inputs in shapes.layers.values()), default=0)
-        widest, columns = 0, 0
+        widest = 0
         for (_, inputs), outputs in shapes.groups.items():
             # Both candidates of scales are swept side by side.
-            rows = outputs * (1 + self.search_scales)
-            sweeps = -(-rows // max(1, AT_ONCE // max(1, inputs)))
-            widest = max(widest, rows * inputs)
-            columns += sweeps * inputs
-        kept, runs = replayed(shapes, both)
-        # Hessians, and the larger of a copy during the factorization and the sweep
-        memory = 4 * both * largest_stage(shapes) + max(
-            4 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)
-        )
-        products = (2 * both - 1.5) * shapes.hessians + factored
-        return shapes.runs(runs) + Cost(
-            shapes.block + kept + memory,
-            products + errors * shapes.errors,
-            tries(len(SHARES)) * self.search_scales * shapes.count,
-            (1 + passes) * columns,
-        )
+            widest = max(widest, outputs * (1 + self.search_scales) * inputs)
+        # the larger of a copy of H during the factorization and the sweep
+        working = max(4 * most**2, _SWEPT * 4 * min(widest, AT_ONCE))
+        return shapes.block + stored_bytes(shapes) + hessians + working
 
     def damping_for(self, H: torch.Tensor) -> float:
         """Return the damping in means of the diagonal."""

@@ -12,8 +12,8 @@ from torch import nn
 
 from quark_onnx.common.errors import DataError
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.cost import Shapes, first_number
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, mirror
+from quark_onnx.torch.algorithms.memory import Shapes, first_number
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import Stage

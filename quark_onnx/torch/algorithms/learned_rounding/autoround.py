@@ -18,7 +18,6 @@ from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require_one_of
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.cost import BACKWARD, TRAINED, Cost, Shapes
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
     through,
@@ -29,6 +28,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import (
     draws,
     looks,
 )
+from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
@@ -86,20 +86,14 @@ class SignedRounding:
                 require_number(self, rate, least=0, most=1)
         require_one_of(f"optimizer of {self.name}", self.optimizer, OPTIMIZERS)
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost."""
-        # The share of the data that a step runs, forward and backward.
-        share = min(self.batch, shapes.samples) / max(1, shapes.samples)
-        passes = self.steps * share * (1 + BACKWARD) + 2 * _LOOKS + 1
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of a block in training."""
         # shifts, gradients, two moments, means and the best, in float32, in addition to the
         # weights; and the activations of one sample
         widths = sum(sum(shape) for shape in shapes.layers.values())
         kept = shapes.tokens // max(1, shapes.samples) * widths
         state = 4 * (9 * shapes.count + kept) // max(1, shapes.blocks)
-        return shapes.runs(passes) + Cost(
-            shapes.block + state,
-            roundings=TRAINED * self.steps * shapes.count,
-        )
+        return shapes.block + state
 
     def __call__(
         self, job: BlockJob, quantized_weights: Mapping[str, Quantized]

@@ -21,7 +21,6 @@ from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.algorithms.cost import BACKWARD, TRAINED, Cost, Shapes
 from quark_onnx.torch.algorithms.learned_rounding.autoround import (
     Training,
     descend,
@@ -36,6 +35,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import (
     draws,
     looks,
 )
+from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.block_stream import call
 from quark_onnx.torch.checkpoints.atomic_file import State
@@ -97,18 +97,11 @@ class Distillation:
         require_whole(self, "seed", least=0)
         require_number(self, "lr", least=0, most=1)
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost."""
-        learned = self.steps * self.batch * shapes.length * (2 + BACKWARD)
-        written = self.sequences * shapes.length
-        tokens = learned + written + 2 * _LOOKS * shapes.tokens
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of the whole model in training."""
         # all blocks; the state of SignedRounding and four more numbers per weight; logits of
         # both models, and gradients of one
-        memory = shapes.blocks * shapes.block + 4 * 13 * shapes.count + 3 * 4 * _LOGITS
-        return shapes.runs(tokens / max(1, shapes.tokens)) + Cost(
-            memory,
-            roundings=TRAINED * self.steps * shapes.count,
-        )
+        return shapes.blocks * shapes.block + 4 * 13 * shapes.count + 3 * 4 * _LOGITS
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ import torch
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_flag, require_whole
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.cost import Cost, Shapes
+from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.rescaling.rescale import (
     Readers,
     TriedScale,
@@ -57,14 +57,9 @@ class AWQ:
         """The algorithm to run next unless another algorithm chooses codes."""
         return "clip" if self.clip else ""
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost; of symmetric matrices, half is computed."""
-        trials = self.steps * (1 + self.duo)
-        return shapes.runs(1) + Cost(
-            shapes.block_hessians,
-            (shapes.hessians + trials * shapes.errors) / 2,
-            trials * shapes.count,
-        )
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of a block's Hessians."""
+        return shapes.block_hessians
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""

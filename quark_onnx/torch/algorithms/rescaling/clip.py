@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
+from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.scheduling.stages import Stage, stages_in
 from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squares_of
 from quark_onnx.torch.algorithms.weight_rounding.range_search import (
     fitted,
     has_ranges,
-    tries,
 )
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of
@@ -54,17 +53,9 @@ class Clip:
         require_whole(self, "steps")
         require_number(self, "shrink", least=0.01, most=0.99)
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost.
-
-        All stages are observed in one run. Both ends of a range are searched together, then
-        singly.
-        """
-        return shapes.runs(1) + Cost(
-            shapes.block + shapes.block_hessians,
-            shapes.hessians / 2 + 1.5 * shapes.errors,
-            3 * tries(self.steps + 1) * shapes.count,
-        )
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of a copy of a block and its Hessians."""
+        return shapes.block + shapes.block_hessians
 
     def __call__(
         self,

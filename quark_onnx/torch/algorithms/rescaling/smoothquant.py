@@ -15,7 +15,7 @@ from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.dtypes import Scaled
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.cost import Cost, Shapes
+from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.rescaling.activation_stats import KEPT_TOKENS
 from quark_onnx.torch.algorithms.rescaling.rescale import (
     Readers,
@@ -53,10 +53,9 @@ class SmoothQuant:
         require_number(self, "alpha", least=0, most=1)
         require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost."""
-        # Without factors, and with those of alpha.
-        return _cost(shapes, trials=2)
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of the tokens on which scales are compared."""
+        return _kept_bytes(shapes)
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""
@@ -87,9 +86,9 @@ class AutoSmoothQuant:
         require_whole(self, "steps")
         require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost."""
-        return _cost(shapes, trials=self.steps + 2)
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of the tokens on which scales are compared."""
+        return _kept_bytes(shapes)
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""
@@ -176,12 +175,8 @@ def _rounded(
     return fake_quantize(x, spec, params.each(lambda tensor: tensor.to(x.device)))
 
 
-def _cost(shapes: Shapes, trials: int) -> Cost:
-    """Return the cost of rounding every layer several times, compared on kept tokens."""
+def _kept_bytes(shapes: Shapes) -> int:
+    """Return the bytes of the kept inputs of a block's layers, in float32."""
     kept = min(KEPT_TOKENS, shapes.tokens)
     widths = sum(inputs for _, inputs in shapes.groups) // max(1, shapes.blocks)
-    return shapes.runs(1) + Cost(
-        4 * kept * widths,
-        trials * kept * shapes.count,
-        trials * shapes.count,
-    )
+    return 4 * kept * widths

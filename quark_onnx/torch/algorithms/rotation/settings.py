@@ -19,7 +19,7 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
 from quark_onnx.optimizers.base import require_flag
-from quark_onnx.torch.algorithms.cost import Cost, Shapes
+from quark_onnx.torch.algorithms.memory import Shapes
 
 
 @ALGORITHMS.register("rotation", "quarot", "spinquant")
@@ -82,19 +82,9 @@ class Rotation:
                 " trained to false",
             )
 
-    def cost(self, shapes: Shapes) -> Cost:
-        """Return the estimated cost.
-
-        Weights are rotated in float64, at about twice the runtime of float32.
-        """
-        # The residual stream is the narrower side of most matrices.
-        width = min((min(shape) for shape in shapes.layers.values()), default=0)
-        largest = max((prod(shape) for shape in shapes.layers.values()), default=0)
-        learned = 0.0
-        if self.trained:
-            # Forward and backward, three passes, over 8 samples per step.
-            learned = 3 * self.steps * shapes.active * shapes.length * 8
-        return Cost(2 * 8 * largest, 2.0 * shapes.count * width + learned)
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of the largest matrix before and after, in float64."""
+        return 2 * 8 * max((prod(shape) for shape in shapes.layers.values()), default=0)
 
     @property
     def needs_data(self) -> bool:

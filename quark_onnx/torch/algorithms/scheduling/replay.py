@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.cost import Shapes
+from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
 from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
@@ -27,8 +27,6 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
 #: Bytes for the stored tensors of all samples; the size of the block, if that is greater.
 LEAST = 1 << 26
-#: Stages of a typical block.
-_STAGES = 4
 
 
 @dataclass
@@ -232,20 +230,9 @@ def _returning(result: torch.Tensor) -> Callable[..., torch.Tensor]:
     return lambda *args, **named: result
 
 
-def replayed(shapes: Shapes, models: int = 1) -> tuple[int, float]:
-    """Return the bytes of stored tensors, and the passes over the data of all stages.
-
-    A stage runs the preceding part of the block again, except for samples with stored tensors.
-
-    Args:
-        shapes: sizes of the model and the data.
-        models: 2 if the float model runs as well; its tensors are not stored.
-    """
+def stored_bytes(shapes: Shapes) -> int:
+    """Return the estimated bytes of the tensors that are stored for the stages of a block."""
     widths = [inputs for _, inputs in shapes.layers.values()] or [0]
-    number_bytes = shapes.block * max(1, shapes.blocks) / max(1, shapes.weights)
-    # Per token, the widest and the narrowest input of layers; the bytes of a number are those of
-    # the model's weights.
-    wanted = int(shapes.tokens * (max(widths) + min(widths)) * number_bytes)
-    kept = min(wanted, max(LEAST, shapes.block))
-    share = kept / max(1, wanted)
-    return kept, 1 + (models - share) * _STAGES / 2
+    # Per token, the widest and the narrowest input of layers.
+    wanted = shapes.tokens * (max(widths) + min(widths)) * shapes.itemsize
+    return min(wanted, max(LEAST, shapes.block))

@@ -30,18 +30,6 @@ def has_ranges(spec: TensorSpec) -> bool:
     return isinstance(spec.dtype, Scaled) and not spec.per_tensor
 
 
-def tries(shares: int) -> int:
-    """Return the number of shares that a search tries.
-
-    Args:
-        shares: the number of shares to choose from.
-
-    >>> tries(29)
-    14
-    """
-    return -(-shares // _STRIDE) + 2 * (_STRIDE - 1)
-
-
 def fitted(
     weight: torch.Tensor,
     start: Quantized,
