@@ -90,6 +90,7 @@ def run(options: Namespace) -> Answer:
         verdict = compared_with_commands(
             replace(verdict, next_steps=steps), options, again
         )
+        comparison = replace(comparison, verdict=verdict)
     if options.html is not None:
         names = f"{options.reference.name} → {options.other.name}"
         comparison.write_page(options.html, "Comparison", names)

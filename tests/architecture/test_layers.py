@@ -218,12 +218,8 @@ ONE_OF_EACH = {
     },
     # The samples that are held out.
     "HoldOut": {"measuring/run_data.py"},
-    # The samples of searches and advice, and their runs.
-    "SplitData": {
-        "analysis/accuracy.py",
-        "analysis/advise.py",
-        "search/search.py",
-    },
+    # The samples of searches, and the runs of searches and advice.
+    "SplitData": {"analysis/accuracy.py", "search/search.py"},
     "Runs": {"analysis/accuracy.py", "analysis/advise.py", "search/search.py"},
     # The loop, the journal, the records and the front of every search.
     "Study": {
