@@ -45,8 +45,29 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+#: Weight of a page in the site's search, by the start of its path; 1 elsewhere. Answers come first,
+#: and the generated reference after what explains.
+_WEIGHTS = {
+    "faq.md": 4,
+    "howto/": 2,
+    "goals/": 2,
+    "reference/": 0.25,
+    "tutorials/": 0.5,
+    "from_": 0.5,
+    "changelog.md": 0.25,
+    "contributing.md": 0.25,
+}
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the reference parts, and turn links to copied files into links to their pages."""
+    path = page.file.src_uri
+    # Tables of measurements have many words and answer no question.
+    if path.startswith("results/"):
+        page.meta["search"] = {"exclude": True}
+    weights = [weight for start, weight in _WEIGHTS.items() if path.startswith(start)]
+    if weights:
+        page.meta["search"] = {"boost": weights[0]}
     source = COPIES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {path: copy for copy, path in COPIES.items()}
     pages |= {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -25,9 +26,36 @@ from calibrators.errors import CalibrationError, DataError, RuntimeCrash
 from calibrators.limits import VARIABLE, tensor_limit
 from calibrators.onnx_runtime.isolation import always_isolated
 from calibrators.readers.encoded import read_encoded
+from calibrators.readers.files import find_files
 
 #: Suffixes of images. JPEG and PNG can be decoded on every system; others are refused, not skipped.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+def class_folders(path: Path) -> list[str]:
+    """Return the names of the sub-folders with images, sorted, of a folder without images itself.
+
+    Data sets have one such folder per class: ``train/<class>/*.jpg``.
+    """
+    if not path.is_dir() or find_files(path, IMAGE_SUFFIXES):
+        return []
+    folders = [folder for folder in path.iterdir() if folder.is_dir()]
+    return sorted(
+        folder.name for folder in folders if find_files(folder, IMAGE_SUFFIXES)
+    )
+
+
+def image_files(path: Path) -> list[Path]:
+    """Return the images of a folder, sorted by name; or one of each class folder in turn.
+
+    The first samples, which a limit keeps, are then of all classes.
+
+    Args:
+        path: a folder of images or of class folders, or a single file.
+    """
+    files = [find_files(path / name, IMAGE_SUFFIXES) for name in class_folders(path)]
+    turns = zip_longest(*files) if files else [find_files(path, IMAGE_SUFFIXES)]
+    return [file for turn in turns for file in turn if file is not None]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from calibrators.errors import (
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.names import names_of
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files, read_arrays
-from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec, read_images
+from calibrators.readers.images import ImageSpec, image_files, read_images
 from calibrators.readers.samples import (
     Allowed,
     Array,
@@ -343,7 +343,8 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if present
     - one stack of samples: {input name: array}, or the bare array
     - a path to .npz or .npy files, see `calibrators.readers.files.read_arrays`
-    - with ``images``, a path to an image, or to a folder of images, taken by name
+    - with ``images``, a path to an image, to a folder of images, taken by name, or to a folder with
+      a sub-folder of images for each class, of which one image is taken in turn
     - `RandomData`
 
     A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, or an
@@ -394,7 +395,7 @@ def _from_path(
 ) -> _Source:
     if not path.exists():
         raise DataError(f"{path} does not exist")
-    pictures = find_files(path, IMAGE_SUFFIXES)
+    pictures = image_files(path)
     if images is not None:
         return _Source(
             partial(read_images, pictures, images),

@@ -138,8 +138,10 @@ def compare(  # noqa: PLR0913
         data: samples, as for ``quantize_static``.
         limit: maximum number of samples; None for all samples.
         task: task of the models, as for ``quantize``.
-        labels: a CSV file with the columns name and label, for classifiers, or a JSON file in
-            COCO's format, for detectors; both models are then scored on the labels.
+        labels: a CSV file with the columns name and label, for classifiers; a JSON file in COCO's
+            format, for detectors; or a text file with the names of class folders in the model's
+            order of classes. Both models are then scored on the labels. Class folders in the order
+            of the classes need no file.
         time: True to measure the latency of both models on the first sample.
         threads: number of threads for the latency; 0 for all cores.
         isolate: run onnxruntime in another process, as for ``quantize``.
@@ -160,7 +162,7 @@ def compare(  # noqa: PLR0913
         before, after = load(reference), load(other)
         require_order(before, after)
         # Labels are read before any model runs, so that a wrong file costs no time.
-        scorer = None if labels is None else scorer_for(labels, data)
+        scorer = scorer_for(labels, data)
         reader = reader_for(Graph.of(before), data)
         counter = _Counter(islice(iter(reader), limit))
         judged = judge_models(

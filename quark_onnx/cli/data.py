@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files
-from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
+from calibrators.readers.images import ImageSpec, image_files
 from calibrators.readers.open import RandomData, Reader, open_reader
 from quark_onnx.cli.parsing import (
     Parser,
@@ -153,7 +153,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     if given:
         images = ImageSpec(**given)
     # A folder that holds arrays, too, is read as arrays.
-    elif find_files(options.data, IMAGE_SUFFIXES) and not find_files(
+    elif image_files(options.data) and not find_files(
         options.data,
         ARRAY_SUFFIXES,
     ):

@@ -51,6 +51,7 @@ from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
+from quark_onnx.measuring.labelled import has_class_folders
 from quark_onnx.page.blocks import Heading, Notes
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.recipes import Choice, choose
@@ -163,7 +164,7 @@ def run(options: Namespace) -> Answer:
     if choice is not None:
         lines.append(entry("recipe", [_described(choice)]))
     lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
-    if scored is not None:
+    if scored is not None and scored.scores:
         lines.append(entry("labels", scored.score_lines))
     lines.append(str(report))
     # The report shortens its lists; --verbose appends them in full.
@@ -252,8 +253,8 @@ def _advised(
 
 
 def _scored(options: Namespace, data: Any) -> Comparison | None:
-    """Compare the models on the whole data, if labels are given."""
-    if options.labels is None:
+    """Compare the models on the whole data, if it has labels."""
+    if options.labels is None and not has_class_folders(data):
         return None
     return compare(
         options.model,

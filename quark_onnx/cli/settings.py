@@ -282,7 +282,7 @@ def add_labels_option(parser: Parser) -> None:
         "--labels",
         metavar="FILE",
         type=input_path,
-        help="labels: CSV (name,label) for top-1 and top-5, COCO JSON for mAP",
+        help="labels: CSV (name,label), COCO JSON, or class names (.txt) in the model's order",
     )
 
 

@@ -8,51 +8,117 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.readers.files import find_files
-from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
+from calibrators.errors import nearest
+from calibrators.readers.images import ImageSpec, class_folders, image_files
 from calibrators.readers.open import CalibrationData
 from quark_onnx.common.errors import ConfigError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.verdict import Scorer, read_labels
+from quark_onnx.report.verdict.labels import Labels, read_class_names
 from quark_onnx.report.verdict.task import Task, find_task
 from quark_onnx.running.run import Reference
 
 Floats = NDArray[np.float64]
 
 
-def scorer_for(labels: str | Path, data: CalibrationData | None) -> Scorer:
+def scorer_for(
+    labels: str | Path | None, data: CalibrationData | None
+) -> Scorer | None:
     """Return a scorer for labels and data.
 
     Args:
-        labels: a CSV or JSON file, see ``read_labels``.
-        data: as for ``compare``. Samples of image files are named like their files, other samples
-            by their index.
+        labels: a CSV or JSON file, see ``read_labels``; a text file with the names of class folders
+            in the order of the model's classes; or None, where class folders stand in the order of
+            the classes.
+        data: as for ``compare``. Samples of image files are named like their files (with the folder
+            of the class), other samples by their index.
 
     Returns:
-        The scorer.
+        The scorer; None without labels.
 
     Raises:
         DataError: the labels cannot be read.
         ConfigError: labels and data do not go together.
     """
-    # Images in files arrive as a partial of open_reader; arrays have no pixels to which boxes
-    # refer.
-    images = data.keywords.get("images") if isinstance(data, partial) else None
-    if (
-        not isinstance(data, partial)
-        or not isinstance(images, ImageSpec)
-        or not data.args
-    ):
+    folder = _image_folder(data)
+    names = [] if folder is None else class_folders(folder)
+    if labels is None and not names:
+        return None
+    if labels is None or Path(labels).suffix.lower() == ".txt":
+        order = names if labels is None else read_class_names(Path(labels))
+        return _folder_scorer(folder, names, order, labels)
+    if folder is None:
         return Scorer(read_labels(Path(labels)), None, None)
-    # open_reader finds the files by the same call: names and samples have the same order.
-    files = find_files(Path(data.args[0]), IMAGE_SUFFIXES)
+    assert isinstance(data, partial)
     return Scorer(
         read_labels(Path(labels)),
-        [file.name for file in files],
-        partial(placed, images),
+        _sample_names(folder),
+        partial(placed, data.keywords["images"]),
     )
+
+
+def has_class_folders(data: CalibrationData | None) -> bool:
+    """Return whether data is a folder with a sub-folder of images for each class."""
+    folder = _image_folder(data)
+    return folder is not None and bool(class_folders(folder))
+
+
+def _image_folder(data: CalibrationData | None) -> Path | None:
+    """Return the path of image files; None for other data.
+
+    Images in files arrive as a partial of open_reader; arrays have no pixels to which boxes refer.
+    """
+    if not isinstance(data, partial) or not data.args:
+        return None
+    if not isinstance(data.keywords.get("images"), ImageSpec):
+        return None
+    return Path(data.args[0])
+
+
+def _sample_names(folder: Path) -> list[str]:
+    """Return the names of the samples, in the order in which open_reader finds the files."""
+    files = image_files(folder)
+    if not folder.is_dir():
+        return [file.name for file in files]
+    return [file.relative_to(folder).as_posix() for file in files]
+
+
+def _folder_scorer(
+    folder: Path | None,
+    names: list[str],
+    order: list[str],
+    labels: str | Path | None,
+) -> Scorer:
+    """Return a scorer by class folders.
+
+    Args:
+        folder: the folder of the images; None for other data.
+        names: names of the class folders.
+        order: names of the classes 0, 1, 2, ...
+        labels: the file of the names; None if the order is that of the folders.
+
+    Raises:
+        ConfigError: the file has names of classes, and the data has no such folders.
+    """
+    if folder is None or not names:
+        raise ConfigError(
+            f"labels {labels} are names of classes, for images in folders that are called"
+            " so; the data has no such folders",
+        )
+    for name in names:
+        if name not in order:
+            raise ConfigError(
+                f"labels {labels}: no class is called like the folder"
+                f" {name!r}{nearest(name, order)}",
+            )
+    samples = _sample_names(folder)
+    classes = {sample: order.index(sample.partition("/")[0]) for sample in samples}
+    found = Labels(
+        Path(labels or folder), classes, assumed=len(names) * (labels is None)
+    )
+    return Scorer(found, samples, None)
 
 
 def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
@@ -108,6 +174,7 @@ def labelled_findings(
         DataError: the labels or the data cannot be read.
     """
     scorer = scorer_for(labels, data)
+    assert scorer is not None  # there are labels
     if scorer.kind != "classifier":
         return None
     reader = reader_for(Graph.of(reference.model), data)

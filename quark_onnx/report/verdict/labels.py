@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,8 @@ from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.report.figures import percent
 from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
+
+logger = logging.getLogger(__name__)
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -78,11 +82,14 @@ class Labels:
         source: the file.
         classes: class of each sample.
         images: boxes of each image.
+        assumed: number of folders whose order was taken for that of the model's classes, so that
+            the labels count only if the model has as many; 0 for given labels.
     """
 
     source: Path
     classes: Mapping[str, int] = field(default_factory=dict)
     images: Mapping[str, _Image] = field(default_factory=dict)
+    assumed: int = 0
 
     @property
     def kind(self) -> str:
@@ -116,6 +123,24 @@ def read_labels(path: Path) -> Labels:
     if not labels.names:
         raise DataError(f"labels {path}: there is no label in it")
     return labels
+
+
+def read_class_names(path: Path) -> list[str]:
+    """Read names of classes, one per line, in the order of the model's classes.
+
+    Raises:
+        DataError: the file cannot be read, is empty, or has a name twice.
+    """
+    lines = read_document(path, "labels", DataError).split("\n")
+    names = [line.strip() for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise DataError(f"labels {path}: there is no name of a class in it")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"labels {path}: the class {repeated[0]!r} is there twice")
+    return names
 
 
 def _csv(path: Path, text: str) -> Labels:
@@ -260,6 +285,8 @@ class Scorer:
             )
         self._labels, self._names, self._placement = labels, names, placement
         self._index = 0
+        # The reason why folders are no labels of this model; None as long as they are.
+        self._no_classes: str | None = None
         # Ranks of the label in the float and in the quantized model, for each row.
         self._ranks: list[tuple[int, int]] = []
         # Numbers of classes among which the label counts: top-1 and top-5.
@@ -281,6 +308,8 @@ class Scorer:
         Raises:
             ConfigError: the labels are for another task.
         """
+        if self._labels.assumed and not self._are_classes(task, expected):
+            return []
         undecoded = self._labels.kind == "detector" and task.layout is None
         if task.name != self._labels.kind or undecoded:
             raise ConfigError(
@@ -292,6 +321,22 @@ class Scorer:
             self._add_boxes(task, expected, found)
             return []
         return self._add_classes(task, expected, found)
+
+    def _are_classes(self, task: Task, expected: Outputs) -> bool:
+        """Return whether folders can be the classes of the model."""
+        folders = f"{self._labels.assumed} folders in {self._labels.source}"
+        if task.name != "classifier":
+            self._no_classes = f"{folders} are no labels: the task is {task.name}"
+            return False
+        scores = _rows(expected[task.output])
+        # Where the model returns classes, their number is not known.
+        if scores.ndim == 2 and scores.shape[1] != self._labels.assumed:
+            self._no_classes = (
+                f"{folders}, and the model has {scores.shape[1]} classes: for top-1 give"
+                " the names of all classes in the model's order, --labels NAMES.txt"
+            )
+            return False
+        return True
 
     def _name(self) -> str:
         """Return the name of the next sample; empty for more samples than names."""
@@ -352,11 +397,14 @@ class Scorer:
         return len(self._found) or len(self._ranks)
 
     def scores(self) -> list[Score]:
-        """Return the metrics of the two models.
+        """Return the metrics of the two models; none for folders that are not the model's classes.
 
         Raises:
             DataError: no sample has a label.
         """
+        if self._no_classes is not None:
+            logger.warning("%s", self._no_classes)
+            return []
         if not self.count:
             shown = self._names[0] if self._names else "0"
             raise DataError(
@@ -365,11 +413,21 @@ class Scorer:
             )
         if self._ranks:
             ranks = np.array(self._ranks)
-            return [
+            scores = [
                 # ranks: (rows, 2), the number of classes before the label.
                 Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
                 for k in self._depths
             ]
+            chance = 1 / max(1, self._labels.assumed)
+            if self._labels.assumed and scores[0].reference <= 1.5 * chance:
+                logger.warning(
+                    "the float model's top-1 is %s, as by chance, with the folders in %s as"
+                    " classes: their order is not the model's, or the preprocessing is"
+                    " wrong; give the names in the model's order, --labels NAMES.txt",
+                    percent(scores[0].reference) + " %",
+                    self._labels.source,
+                )
+            return scores
         truths, before, after = zip(*self._found, strict=True)
         reference, reference_at_50 = mean_average_precision(truths, before)
         other, other_at_50 = mean_average_precision(truths, after)
