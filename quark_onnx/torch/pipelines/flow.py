@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.common.errors import ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,
@@ -200,8 +199,8 @@ def quantize_with_data(
 
     Raises:
         DataError: the model cannot be run on the data.
-        ModelError: an algorithm works block by block, and the model does not; or a weight is
-            missing.
+        NotWalkable: an algorithm works block by block, and the model does not.
+        ModelError: a weight is missing.
     """
     config, report = run.config, run.report
     blocks = blocks_of(run.model)
@@ -210,10 +209,9 @@ def quantize_with_data(
         try:
             stream, observers = _record(run, blocks, outside, samples)
         except NotWalkable as error:
+            # algorithms work block by block
             if config.algorithms:
-                raise ModelError(
-                    f"{config.algorithms[0].name} works block by block: {error}"
-                ) from error
+                raise
             _quantize_whole(run, blocks, samples, str(error))
             return
         scales = observers.scales(config.least_of)

@@ -220,7 +220,12 @@ def quantize_model(
     else:
         # every process takes its part of the same list, and statistics are merged
         samples = distributed.own_part(list(batches(data)))
-        quantize_with_data(run, samples, progress)
+        try:
+            quantize_with_data(run, samples, progress)
+        except NotWalkable as error:
+            raise ModelError(
+                f"{config.algorithms[0].name} works block by block: {error}"
+            ) from error
     report.note_idle(config.algorithms)
     return report
 
