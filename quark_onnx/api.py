@@ -56,7 +56,7 @@ from quark_onnx.report.verdict import check_task
 
 logger = logging.getLogger(__name__)
 
-#: A model to register libraries for.
+#: A model whose session registers libraries of custom operators.
 _IDENTITY = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { y = Identity (x) }'
 
 #: Accepted forms of a configuration.
@@ -65,8 +65,8 @@ Config = QConfig | str | Path | dict[str, Any]
 Parameters = ParamSpec("Parameters")
 
 
-class _EitherSpelling(Protocol[Parameters]):
-    """A function that takes arguments of its own, or those of onnxruntime."""
+class _AcceptsOnnxruntimeCalls(Protocol[Parameters]):
+    """A function that also accepts the arguments of onnxruntime's function of the same name."""
 
     @overload
     def __call__(
@@ -83,35 +83,37 @@ class _EitherSpelling(Protocol[Parameters]):
     ) -> ModelProto: ...
 
 
-def _or_as_onnxruntime(
-    is_theirs: Callable[[tuple[Any, ...], dict[str, Any]], bool],
+def _accepting_onnxruntime_calls(
+    is_onnxruntime_call: Callable[[tuple[Any, ...], dict[str, Any]], bool],
     translate: Callable[[tuple[Any, ...], dict[str, Any]], Call],
-) -> Callable[[Callable[Parameters, ModelProto]], _EitherSpelling[Parameters]]:
-    """Let a function take calls of onnxruntime's function of the same name, too.
+) -> Callable[[Callable[Parameters, ModelProto]], _AcceptsOnnxruntimeCalls[Parameters]]:
+    """Return a decorator that also accepts the arguments of onnxruntime's function.
 
     Args:
-        is_theirs: returns whether a call is one of onnxruntime.
-        translate: returns the call in the terms of this package.
+        is_onnxruntime_call: returns whether arguments and keywords are those of onnxruntime.
+        translate: returns the call with the settings of this package.
     """
 
     def decorate(
         function: Callable[Parameters, ModelProto],
-    ) -> _EitherSpelling[Parameters]:
+    ) -> _AcceptsOnnxruntimeCalls[Parameters]:
         @wraps(function)
-        def called(*arguments: Any, **keywords: Any) -> ModelProto:
-            if is_theirs(arguments, keywords):
-                # Not a parameter of onnxruntime.
+        def wrapper(*arguments: Any, **keywords: Any) -> ModelProto:
+            if is_onnxruntime_call(arguments, keywords):
+                # The one keyword that onnxruntime does not have.
                 isolate = keywords.pop("isolate", False)
-                return _quantize_call(translate(arguments, keywords), isolate=isolate)
-            _require_fitting(function, arguments, keywords)
+                return _quantize_onnxruntime_call(
+                    translate(arguments, keywords), isolate=isolate
+                )
+            _require_arguments_of(function, arguments, keywords)
             return function(*arguments, **keywords)
 
-        return called
+        return wrapper
 
     return decorate
 
 
-def _require_fitting(
+def _require_arguments_of(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -167,20 +169,20 @@ def quantize(  # noqa: PLR0913
         progress: as for ``quantize_static``.
         external: store large tensors in a file next to the output, even if a single file could
             hold them.
-        resume: a folder for layers that optimizers have finished. An equal call after an
-            interruption resumes from the folder. The result equals an uninterrupted run's.
+        resume: a folder that keeps the layers that optimizers have finished. An equal call after
+            an interruption goes on from there, with the result of an uninterrupted run.
         ranges: the result of ``calibrate`` or its file, or a calibration cache of TensorRT or
             onnxruntime. Known ranges are not measured again; if all are known, no data is
             needed. A ``Calibration`` receives the measurements of this run.
         task: task of the model, for ``report.verdict``: ``classifier``, ``segmentation``,
             ``detector``, ``embedding``, ``language``, ``image`` or ``signal``; ``auto`` detects
             it from the outputs.
-        labels: a CSV file with the columns name and label, for classifiers; wrong preprocessing
-            is then found by the float model's top-1. Labels of boxes are ignored. ``compare``
-            scores both models.
-        isolate: run onnxruntime in another process, started for this call. A native crash then
-            raises ``RuntimeCrashError``, or is worked around with a note in the report;
-            otherwise it ends this process. The result is the same.
+        labels: a CSV file with the columns name and label, for classifiers. A low top-1 of the
+            float model is then reported as wrong preprocessing. Labels of boxes are ignored. The
+            quantized model is not scored; see ``compare``.
+        isolate: run onnxruntime in another process, started for this call. A native crash of
+            onnxruntime, which would end this process, then raises ``RuntimeCrashError`` or is
+            worked around with a note in the report. The result is the same.
 
     Returns:
         The quantized model, its plan and its report.
@@ -189,7 +191,7 @@ def quantize(  # noqa: PLR0913
         QuarkError: see ``quark_onnx.common.errors``; nothing is written.
     """
     require(isolate in (True, False), "isolate", isolate, "True or False")
-    # Outermost: the crash of an isolated process leaves ``isolated`` as an error.
+    # ``crash_errors`` is outermost, since ``isolated`` raises the crash of its process.
     with crash_errors(model), isolated(isolate):
         # Wrong arguments fail here, before the model is read.
         require(
@@ -204,7 +206,7 @@ def quantize(  # noqa: PLR0913
             progress,
             "True, False, or None for a terminal only",
         )
-        require(resume is None or _names_folder(resume), "resume", resume, "a folder")
+        require(resume is None or _is_path(resume), "resume", resume, "a folder")
         check_task(task)
         refuse_overwritten_arguments(
             {
@@ -224,12 +226,11 @@ def quantize(  # noqa: PLR0913
             None if resume is None else Path(resume),
             _ranges_of(ranges),
         )
-        # The store of a large model is deleted in any case.
+        # ``close`` deletes the temporary files of a large model, whatever happens.
         try:
             findings = None
             if labels is not None and data is not None:
-                # The float model runs on labelled samples before quantization; ``run`` then
-                # looks for no signs.
+                # Preprocessing is checked here on the labelled samples, and not again by ``run``.
                 findings = labelled_findings(job.model.reference, data, labels, task)
             return run(
                 replace(job, task=task, findings=findings), data, executor, progress
@@ -239,12 +240,10 @@ def quantize(  # noqa: PLR0913
 
 
 def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
-    """Return ranges from a user's argument: an object or a path."""
+    """Return the ranges of the argument ``ranges``: a Calibration, or the path of a file."""
     if ranges is None or isinstance(ranges, Calibration):
         return ranges
-    require(
-        _names_folder(ranges), "ranges", ranges, "a Calibration or the path of a file"
-    )
+    require(_is_path(ranges), "ranges", ranges, "a Calibration or the path of a file")
     return load_ranges(str(ranges))
 
 
@@ -268,7 +267,8 @@ def calibrate(  # noqa: PLR0913
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
         data: as for ``quantize_static``; every sample is measured.
-        output: the file to write, an argument ``ranges`` of ``quantize``; None for none.
+        output: the file to write, for the argument ``ranges`` of ``quantize``; None only returns
+            the statistics.
         config: selects the tensors to measure; its calibrator computes ranges for formats that
             store ranges only.
         format: format of the file: "quark", or the calibration caches "tensorrt" and
@@ -315,11 +315,11 @@ def calibrate(  # noqa: PLR0913
     return calibration
 
 
-def _names_folder(value: object) -> bool:
+def _is_path(value: object) -> bool:
     return isinstance(value, str | Path) and value != "" and "\0" not in str(value)
 
 
-@_or_as_onnxruntime(is_dynamic_call, translate_dynamic)
+@_accepting_onnxruntime_calls(is_dynamic_call, translate_dynamic)
 def quantize_dynamic(
     model: str | Path | ModelProto,
     config: Config = "DYNAMIC",
@@ -355,7 +355,7 @@ def quantize_dynamic(
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """  # noqa: E501
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
-    # Presets for measured activations serve for their weights.
+    # Of a preset for measured activations, only the weights are used.
     if not is_dynamic(config.activation):
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
     result = quantize(model, None, config, output, progress=progress, isolate=isolate)
@@ -396,7 +396,7 @@ def quantize_weights(
     return result.model
 
 
-@_or_as_onnxruntime(is_static_call, translate_static)
+@_accepting_onnxruntime_calls(is_static_call, translate_static)
 def quantize_static(  # noqa: PLR0913
     model: str | Path | ModelProto,
     data: CalibrationData | None,
@@ -454,7 +454,7 @@ def quantize_static(  # noqa: PLR0913
     ).model
 
 
-def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
+def _quantize_onnxruntime_call(call: Call, *, isolate: bool) -> ModelProto:
     """Quantize as requested through onnxruntime's API.
 
     Operators that the call names are quantized even if safety rules would keep them float, with
@@ -467,8 +467,8 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
             " read from a cache",
         )
     if not call.config.safe:
-        # Two plans, of which only the safety rules differ, tell the nodes that these rules would
-        # keep.
+        # The difference of two plans, with and without safety rules, is the nodes that these rules
+        # keep float.
         kept_by_default = plan_for(call.model, call.config.with_(safe=True)).kept
         kept = plan_for(call.model, call.config).kept
         quantized = [name for name in kept_by_default if name not in kept]
@@ -487,7 +487,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
         external=call.external,
         isolate=isolate,
     )
-    # Written from the model: the scales there are the final ones.
+    # From the quantized model, which has the final scales.
     if call.cache is not None:
         write_cache(
             call.cache, result.model, call.method, smooth=bool(call.config.optimizers)
@@ -497,10 +497,9 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
 
 @contextmanager
 def custom_op_libraries(*files: str | Path) -> Iterator[None]:
-    """Let onnxruntime compute custom operators in the block, by the libraries that have them.
+    """Register libraries of custom operators for all models that run inside the context.
 
-    All functions of this package that run a model register the libraries. Nested blocks add
-    theirs. A library is native code, which the block loads at once.
+    Nested contexts add their libraries. A library is native code, which is loaded at once.
 
     Args:
         *files: shared libraries with onnxruntime's ``RegisterCustomOps``.
@@ -532,7 +531,7 @@ def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
         config: as for ``quantize_static``.
     """
     config = QConfig.of(config)
-    # As in ``Job.open``, so that the plan is that of a run.
+    # The steps of ``Job.open`` and ``prepare``, so that the plan equals that of a run.
     graph = Graph.of(upcast_to_float32(inlined(load(model)))[0])
     select(graph, config)  # check patterns against the user's graph
     gather_constants(graph, keep_inputs=config.keep_initializer_inputs)

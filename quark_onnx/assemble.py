@@ -53,9 +53,9 @@ from quark_onnx.writing.unfused_sums import unfuse_sums
 logger = logging.getLogger(__name__)
 
 #: Greatest number of samples for the ranges of a rewritten graph, which bounds the runtime.
-_MEASURED = 32
-#: Number of samples that judge corrected biases.
-_JUDGES = 4
+_RANGE_SAMPLES = 32
+#: Greatest number of samples that decide whether biases are corrected.
+_BIAS_SAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Assembler:
     Attributes:
         reference: the float model.
         narrowing: the original types of constants.
-        resume: folder of the journal of optimized layers; None for none.
+        resume: folder of the journal of optimized layers; None without any.
     """
 
     reference: Reference
@@ -112,16 +112,18 @@ class Assembler:
             clipping: count the clipped values of the held-out samples.
         """
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = [*planned.earlier, *planned.notes]
-        # Needs ranges, so that it comes after calibration and not with the plan.
+        notes = [*planned.earlier_notes, *planned.notes]
+        # Here and not in the plan, because the decision needs the ranges.
         if config.safe:
-            plan, kept = keep_sensitive_ops_float(graph, plan, ranges)
-            notes += kept
+            plan, kept_notes = keep_sensitive_ops_float(graph, plan, ranges)
+            notes += kept_notes
         plan, params = compute_qparams(graph, plan, ranges)
-        # Rules of the target, which later changes of scales have to keep, too.
+        # The rules of the target hold for the search of scales, too.
         limits = Limits(graph, plan, params, config)
         count = apply_target_constraints(limits, params)
-        notes += _moved(count, f"for the rules of the target {config.target}")
+        notes += _note_on_moved_scales(
+            count, f"for the rules of the target {config.target}"
+        )
         corrected = correct_biases(
             graph, plan, params, data.first, config.optimizers, data.input_means
         )
@@ -133,39 +135,42 @@ class Assembler:
             [*data.first, *data.deciding] if data.first else [],
             progress,
             corrected,
-            # Another function is no reference for the errors of these outputs.
+            # Outputs of a graph whose function was changed cannot be compared with the float model.
             self.reference if config.keeps_function else None,
             ranges,
         )
-        notes += _moved(count, "by the error of the layers behind")
+        notes += _note_on_moved_scales(count, "by the error of the layers behind")
         resolved = ResolvedPlan(plan, params)
-        clipped = None
+        clipped_values = None
         if clipping:
-            clipped = self._clipping(resolved, graph, config, ranges, data)
-        # Scales of biases are products of the final scales; weight scales that are too small for
-        # int32 biases are raised.
+            clipped_values = self._clipped_values(resolved, graph, config, ranges, data)
+        # Bias scales are products of the final scales. Weight scales that are too small for int32
+        # biases are raised.
         plan = compute_bias_qparams(graph, plan, params)
-        # After the search, as codes are chosen for final scales.
-        optimizers, left_out = self._layer_optimizers(config, data)
-        notes += left_out
+        resolved = ResolvedPlan(plan, params)
+        # After the search, since optimizers choose codes for the final scales.
+        optimizers, optimizer_notes = self._layer_optimizers(config, data)
+        notes += optimizer_notes
         if optimizers:
-            resolved = ResolvedPlan(plan, params)
-            made = self._refined(planned, resolved, data, optimizers, progress)
+            assembled = self._optimize_layers(
+                planned, resolved, data, optimizers, progress
+            )
         elif corrected is not graph:
-            resolved = ResolvedPlan(plan, params)
-            made = self._with_better_biases(planned, resolved, data, corrected)
+            assembled = self._with_better_biases(planned, resolved, data, corrected)
         else:
-            pairs = _with_pairs(graph, plan, params, config)
+            with_pairs = _insert_pairs(graph, plan, params, config)
             notes += params.notes
-            # Parameters and codes of a large model are large.
+            # Parameters and codes of a large model are freed before the next stage.
             del params, resolved
-            made = self._completed(pairs, graph, plan, planned, data)
-        return replace(made, notes=[*notes, *made.notes], clipping=clipped)
+            assembled = self._complete(with_pairs, graph, plan, planned, data)
+        return replace(
+            assembled, notes=[*notes, *assembled.notes], clipping=clipped_values
+        )
 
     def _layer_optimizers(
         self, config: QConfig, data: RunData
     ) -> tuple[list[LayerOptimizer], list[str]]:
-        """Return the optimizers that choose codes, and why one, or ``resume``, has no effect."""
+        """Return the optimizers that choose codes, and notes on settings without an effect."""
         optimizers = [
             optimizer for optimizer in config.optimizers if optimizer.stage == "layer"
         ]
@@ -174,48 +179,57 @@ class Assembler:
                 "resume: no optimizer chooses codes layer by layer, nothing is kept"
             )
             return [], [unused] if self.resume else []
-        if not len(data.again):
+        if not len(data.rereadable):
             names = ", ".join(optimizer.name for optimizer in optimizers)
             return [], [f"{names}: left out, there is no calibration data"]
         return optimizers, []
 
-    def _completed(
-        self, pairs: Graph, graph: Graph, plan: Plan, planned: Planned, data: RunData
+    def _complete(
+        self,
+        with_pairs: Graph,
+        graph: Graph,
+        plan: Plan,
+        planned: Planned,
+        data: RunData,
     ) -> Assembled:
-        """Return the result of a graph with pairs: bodies, functions and operators on codes.
+        """Quantize bodies, define functions, and fuse pairs to operators on codes if configured.
 
         Args:
-            pairs: the graph with pairs, which is changed.
-            data: the samples that fused operators are run on.
+            with_pairs: the graph with pairs, which is changed.
+            graph: the float graph.
+            data: the data of the run; fused operators are run on its held-out samples.
         """
         config, notes = planned.config, list[str]()
-        in_bodies = quantize_bodies(pairs, planned.body_plans, config)
-        define_functions(pairs)
+        body_notes = quantize_bodies(with_pairs, planned.body_plans, config)
+        define_functions(with_pairs)
         if config.form == "operators":
             before = quantized_before(graph)
-            pairs, fused = fuse(
-                pairs, data.judges, before, runs=not self.reference.unknown_operator
+            with_pairs, fusion_notes = fuse(
+                with_pairs,
+                data.test_samples,
+                before,
+                runs=not self.reference.unknown_operator,
             )
-            set_accuracy_level(pairs, config.accuracy_level, before)
-            notes += [*fused, *read_floats(pairs, before)]
-        notes += [*in_bodies, *tie_transposed_weights(pairs)]
-        notes += map(ResultNote, unfuse_sums(pairs, config))
-        self.narrowing.store_constants(pairs)
-        quantized = bool(in_bodies) or any(
+            set_accuracy_level(with_pairs, config.accuracy_level, before)
+            notes += [*fusion_notes, *read_floats(with_pairs, before)]
+        notes += [*body_notes, *tie_transposed_weights(with_pairs)]
+        notes += map(ResultNote, unfuse_sums(with_pairs, config))
+        self.narrowing.store_constants(with_pairs)
+        quantized = bool(body_notes) or any(
             isinstance(entry, Quantize) for entry in plan.entries.values()
         )
-        return Assembled(pairs, plan, quantized, notes, [], None)
+        return Assembled(with_pairs, plan, quantized, notes, [], None)
 
     def _candidate(
         self, planned: Planned, graph: Graph, resolved: ResolvedPlan, data: RunData
     ) -> Assembled:
-        """Return the result of a float graph, as one of two to choose from."""
+        """Return the quantized graph of a float graph, as one of two to choose from."""
         plan, params = resolved
-        pairs = _with_pairs(graph, plan, params, planned.config)
-        made = self._completed(pairs, graph, plan, planned, data)
-        return replace(made, notes=[*params.notes, *made.notes])
+        with_pairs = _insert_pairs(graph, plan, params, planned.config)
+        candidate = self._complete(with_pairs, graph, plan, planned, data)
+        return replace(candidate, notes=[*params.notes, *candidate.notes])
 
-    def _refined(
+    def _optimize_layers(
         self,
         planned: Planned,
         resolved: ResolvedPlan,
@@ -223,10 +237,10 @@ class Assembler:
         optimizers: Sequence[LayerOptimizer],
         progress: bool | None,
     ) -> Assembled:
-        """Let layer optimizers choose codes and biases.
+        """Return the result of the layer optimizers, or that of round to nearest if it is better.
 
-        If the minimum output SQNR on held-out samples is below that of round to nearest with
-        corrected biases, that is the result.
+        The result with the higher minimum output SQNR on held-out samples is returned. Round to
+        nearest has corrected biases, as in a run without the optimizers.
 
         Args:
             planned: the settings, and the float graph, whose biases are changed.
@@ -236,70 +250,66 @@ class Assembler:
         """
         graph, (plan, params) = planned.graph, resolved
         names = ", ".join(optimizer.name for optimizer in optimizers)
-        cost = (
-            f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
-            " layer by layer"
-        )
-        # The result to improve on has corrected biases, as a run without the optimizers has.
+        samples = counted(len(data.rereadable), "sample")
+        cost = f"{names}: cost both models one more run over {samples}, layer by layer"
         corrected = correct_biases(graph, plan, params, data.first)
-        plain = self._with_better_biases(planned, resolved, data, corrected)
-        before = self._sqnr(plain, params, data.deciding)
+        nearest = self._with_better_biases(planned, resolved, data, corrected)
+        before = self._sqnr(nearest, params, data.deciding)
         refinement = refine(
             graph,
             plan,
             params,
             optimizers,
-            data.again,
+            data.rereadable,
             show=progress,
             resume=self.resume,
         )
-        # Optimizers moved biases in float, and their codes follow.
+        # The optimizers have changed the float biases, so their scales are computed again.
         plan = compute_bias_qparams(graph, plan, params)
-        made = self._candidate(planned, graph, ResolvedPlan(plan, params), data)
-        after = self._sqnr(made, params, data.deciding)
+        optimized = self._candidate(planned, graph, ResolvedPlan(plan, params), data)
+        after = self._sqnr(optimized, params, data.deciding)
         # Without held-out samples there is no evidence against the optimizers.
         if before is None or after is None or after >= before:
-            notes = [cost, *refinement.notes, *made.notes]
-            return replace(made, notes=notes, layers=refinement.layers)
+            notes = [cost, *refinement.notes, *optimized.notes]
+            return replace(optimized, notes=notes, layers=refinement.layers)
         left_out = (
             f"{names}: left out; an output has {after:.2f} dB SQNR with it on samples"
             f" held out, and {before:.2f} dB with every weight rounded to the nearest"
         )
-        return replace(plain, notes=[cost, left_out, *plain.notes])
+        return replace(nearest, notes=[cost, left_out, *nearest.notes])
 
     def _with_better_biases(
         self, planned: Planned, resolved: ResolvedPlan, data: RunData, corrected: Graph
     ) -> Assembled:
         """Return the result with corrected biases if they raise the minimum output SQNR.
 
-        Args:
-            data: the data of the run; the first few samples that are held out decide.
+        A few held-out samples decide, or calibration samples if there are none.
         """
-        plain = self._candidate(planned, planned.graph, resolved, data)
+        uncorrected = self._candidate(planned, planned.graph, resolved, data)
         if corrected is planned.graph:
-            return plain
-        # Means over padded borders and through saturation are approximations, which only the
-        # outputs of the model can judge.
-        samples = [*data.deciding, *data.first][:_JUDGES]
-        other = self._candidate(planned, corrected, resolved, data)
-        before = self._sqnr(plain, resolved.params, samples)
-        after = self._sqnr(other, resolved.params, samples)
+            return uncorrected
+        # The corrections are approximations at padded borders and under saturation, so the outputs
+        # of the model decide.
+        samples = [*data.deciding, *data.first][:_BIAS_SAMPLES]
+        candidate = self._candidate(planned, corrected, resolved, data)
+        before = self._sqnr(uncorrected, resolved.params, samples)
+        after = self._sqnr(candidate, resolved.params, samples)
         if before is None or after is None or after <= before:
-            return plain
+            return uncorrected
         note = (
             f"biases corrected by the mean error of rounded weights: {before:.2f} ->"
             f" {after:.2f} dB SQNR at the worst output, on {counted(len(samples), 'sample')}"
         )
-        return replace(other, notes=[note, *other.notes])
+        return replace(candidate, notes=[note, *candidate.notes])
 
     def _sqnr(
-        self, made: Assembled, params: Params, samples: Sequence[Sample]
+        self, assembled: Assembled, params: Params, samples: Sequence[Sample]
     ) -> float | None:
         """Return the SQNR that decides between results; None if it cannot be measured."""
-        trial = Trial(made.graph, self.reference, params.encoded)
+        trial = Trial(assembled.graph, self.reference, params.encoded)
         return trial.sqnr_to_decide(samples)
 
-    def _clipping(
+    def _clipped_values(
         self,
         resolved: ResolvedPlan,
         graph: Graph,
@@ -307,15 +317,16 @@ class Assembler:
         ranges: Ranges,
         data: RunData,
     ) -> Clipping | None:
-        """Return the clipped values of the held-out samples; None if they are not counted.
+        """Count the clipped values of the held-out samples.
 
-        Random samples tell nothing, and the activations of a large model take too long.
+        None for random samples, whose values say nothing about real data, and for large models,
+        which would take too long.
         """
         if data.random or graph.store is not None:
             return None
         samples = data.held_out
 
-        def receive(position: int, outputs: Mapping[str, Any]) -> None:
+        def remember_outputs(position: int, outputs: Mapping[str, Any]) -> None:
             self.reference.remembering.remember(samples[position], outputs)
 
         return measure_clipping(
@@ -323,19 +334,19 @@ class Assembler:
             resolved,
             ranges,
             samples,
-            # The measurement finds these outputs there, instead of another run.
-            receive if config.keeps_function else None,
+            # The verdict finds the outputs in the reference, which saves a run of the float model.
+            remember_outputs if config.keeps_function else None,
         )
 
 
-def _with_pairs(graph: Graph, plan: Plan, params: Params, config: QConfig) -> Graph:
+def _insert_pairs(graph: Graph, plan: Plan, params: Params, config: QConfig) -> Graph:
     """Return a copy of a float graph with Q/DQ pairs."""
     lower = config.form != "operators"
     return insert(graph, plan, params, form=config.pairs, lower=lower)
 
 
-def _moved(count: int, why: str) -> list[str]:
-    """Return a note on moved scales, except for zero."""
+def _note_on_moved_scales(count: int, why: str) -> list[str]:
+    """Return a note on the number of moved scales; no note for zero."""
     if not count:
         return []
     return [f"{counted(count, 'scale')} moved {why}"]
@@ -343,10 +354,10 @@ def _moved(count: int, why: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RewriteTrials:
-    """Makes the models that rewrites of the float graph give, to choose between rewrites.
+    """Quantizes rewritten float graphs, to choose between rewrites by their output error.
 
-    A rewrite preserves the float outputs, and may change rounding errors either way: factors that
-    help one layer may harm another.
+    A rewrite, such as equalization, preserves the float outputs, and may increase or decrease
+    rounding errors: factors that help one layer may harm another.
 
     Attributes:
         assembler: assembles the models.
@@ -364,23 +375,28 @@ class RewriteTrials:
         """Return the minimum output SQNR of a quantized graph on held-out samples, in dB.
 
         None if no SQNR can be measured. Ranges are those of the first samples. Layer optimizers
-        take long, and are left out; where they will choose the biases, no bias is corrected, and
-        scales are not searched.
+        are left out, as they take long. If the run has any, biases are not corrected and scales
+        are not searched either.
 
         Args:
             graph: a float graph; not changed.
-            is_first: whether the graph is the one before any rewrite, whose outputs later steps
-                need.
+            is_first: whether this is the graph before any rewrite; its outputs are kept for later
+                steps.
         """
-        # Samples that an optimizer has seen would favour its rewrite.
+        # Held out, since an optimizer fits its rewrite to the samples that it has seen.
         samples = self.data.deciding
         if not samples:
             return None
         reference = self.assembler.reference
         stages = {optimizer.stage for optimizer in self.config.optimizers}
-        rewrites = [each for each in self.config.optimizers if each.stage == "float"]
+        rewrites = [
+            optimizer
+            for optimizer in self.config.optimizers
+            if optimizer.stage == "float"
+        ]
         config = self.config.with_(optimizers=rewrites)
-        # Corrected biases would hide the errors that a layer optimizer has to deal with.
+        # Layer optimizers start from uncorrected biases. Without calibration samples, no bias is
+        # corrected and no scale is searched.
         data = RunData(samples[0]) if "layer" in stages else self.data
         try:
             planned = plan_at_opset(
@@ -388,32 +404,34 @@ class RewriteTrials:
             )
             plan, ranges = planned.plan, Ranges()
             if config.measures:
-                # Graphs have many tensors in common, and the run goes on with one of them.
+                # Rewritten graphs have most tensors in common with each other and with the result:
+                # each range is measured once.
                 keyed = Keyed(self.statistics, tensor_keys(planned.graph), rich=False)
                 plan, ranges, _ = calibrate(
                     planned.graph,
                     plan,
-                    islice(iter(self.data.again), _MEASURED),
+                    islice(iter(self.data.rereadable), _RANGE_SAMPLES),
                     keyed=keyed,
                     receive=self.data.receive if is_first else None,
                 )
-            made = self.assembler.assemble(
+            assembled = self.assembler.assemble(
                 Planned(config, planned.graph, plan, [], [], []),
                 ranges,
                 data,
                 progress=False,
             )
-        except QuarkError as error:  # the check of the final model reports the error
+        # The check of the final model reports the error to the user.
+        except QuarkError as error:
             logger.debug("the effect of a rewrite cannot be measured: %s", error)
             return None
-        return Trial(made.graph, reference).sqnr_to_decide(samples)
+        return Trial(assembled.graph, reference).sqnr_to_decide(samples)
 
 
-class Trials:
-    """Makes models of other configurations of one float graph, with ranges that are measured once.
+class ConfigTrials:
+    """Quantizes one float graph with several configurations, and measures each range once.
 
-    A trial is the model that a run with its configuration writes. Layer optimizers take long, and
-    are left out.
+    A trial is the model that a run with the configuration would write, except that layer optimizers
+    are left out, as they take long.
     """
 
     def __init__(
@@ -432,8 +450,8 @@ class Trials:
         self._assembler = assembler
         self._ranges = ranges
         self._data = data
-        # The plan at a higher opset, once a configuration needs one.
-        self._raised: Planned | None = None
+        # The plan at a higher opset, after the first configuration that needs one.
+        self._planned_higher: Planned | None = None
 
     def of(self, config: QConfig) -> Trial:
         """Return the model of a configuration.
@@ -444,49 +462,49 @@ class Trials:
         optimizers = [
             optimizer for optimizer in config.optimizers if optimizer.stage != "layer"
         ]
-        return self._made(config, config.with_(optimizers=optimizers), self._data)
+        return self._trial(config, config.with_(optimizers=optimizers), self._data)
 
     def proxy(self, config: QConfig) -> Trial:
-        """Return the model of a configuration without what takes long: its error ranks nodes.
+        """Return a model of a configuration that is made faster; its error ranks nodes.
 
-        Scales are not searched, and biases not corrected.
+        Scales are not searched, biases are not corrected, and pairs are not fused.
 
         Args:
             config: as for ``of``.
         """
         form = "qdq" if config.form == "operators" else config.form
         plain = config.with_(optimizers=(), search=0, form=form)
-        return self._made(plain, plain, RunData(self._data.sample))
+        return self._trial(plain, plain, RunData(self._data.sample))
 
-    def _made(self, config: QConfig, built: QConfig, data: RunData) -> Trial:
+    def _trial(self, config: QConfig, assembly: QConfig, data: RunData) -> Trial:
         """Return the model of a configuration.
 
         Args:
-            config: the settings for the planned configuration.
-            built: the settings that the model is made by.
+            config: the settings of the plan.
+            assembly: the settings of the later stages.
             data: the data for the search of scales and for biases.
         """
-        measured, ranges = self.measured(config)
-        graph = measured.graph.copy()  # the stages change it
-        changed = replace(measured, config=built, graph=graph)
-        made = self._assembler.assemble(changed, ranges, data, progress=False)
-        return Trial(made.graph, self.reference)
+        planned, ranges = self.measured(config)
+        graph = planned.graph.copy()  # the stages change it
+        planned = replace(planned, config=assembly, graph=graph)
+        assembled = self._assembler.assemble(planned, ranges, data, progress=False)
+        return Trial(assembled.graph, self.reference)
 
     def measured(self, config: QConfig) -> tuple[Planned, Ranges]:
         """Return the plan of a configuration and its ranges."""
         if config == self.planned.config:
             return self.planned, self._ranges
-        base = self.planned if self._raised is None else self._raised
+        base = self._planned_higher or self.planned
         at_opset = plan_at_opset(base.graph, config, self.reference, self._data.sample)
-        same, keyed = at_opset.graph is base.graph, base.keyed
-        assert keyed is not None, "earlier statistics"
-        # The statistics of bodies have no keys: their plans stay those of the base.
-        body_plans = [] if same else at_opset.body_plans
-        is_known = same and not missing(at_opset.graph, at_opset.plan, keyed)
+        is_same_opset, keyed = at_opset.graph is base.graph, base.keyed
+        assert keyed is not None, "``_prepare`` adds statistics for mixed precision"
+        # Statistics of bodies have no keys, so bodies keep their plans and ranges.
+        body_plans = [] if is_same_opset else at_opset.body_plans
+        is_known = is_same_opset and not missing(at_opset.graph, at_opset.plan, keyed)
         calibrated = calibrate(
             at_opset.graph,
             at_opset.plan,
-            () if is_known else self._data.again,
+            () if is_known else self._data.rereadable,
             body_plans,
             keyed=keyed,
         )
@@ -495,9 +513,9 @@ class Trials:
             config=config,
             graph=at_opset.graph,
             plan=calibrated.plan,
-            body_plans=base.body_plans if same else calibrated.body_plans,
+            body_plans=base.body_plans if is_same_opset else calibrated.body_plans,
             notes=[*base.notes, *at_opset.notes],
         )
-        if not same:
-            self._raised = planned
+        if not is_same_opset:
+            self._planned_higher = planned
         return planned, calibrated.ranges

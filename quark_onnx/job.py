@@ -12,7 +12,8 @@ which holds the notes for the report so far.
     _assemble   scales, codes, biases; insert pairs        -> Assembled
     _finish     check, compare, judge and write the model  -> Result
 
-``_write`` runs the last two, and runs them again with fewer pairs after a crash of onnxruntime.
+``_assemble_and_finish`` runs the last two, and runs them again with fewer pairs after a crash of
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from calibrators.onnx_runtime.isolation import current, start
 from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
-from quark_onnx.assemble import Assembled, Assembler, RewriteTrials, Trials
+from quark_onnx.assemble import Assembled, Assembler, ConfigTrials, RewriteTrials
 from quark_onnx.common.errors import ConfigError, crash_behind
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
@@ -68,10 +69,10 @@ from quark_onnx.writing.provenance import write_provenance
 logger = logging.getLogger(__name__)
 
 #: Bytes of weights up to which the session of the float model stays open during calibration.
-_KEPT = 1 << 25
-#: Limit of weight bytes read over all measured samples, per model: a large model runs on fewer
-#: samples.
-_VERDICT_WORK = 1 << 32
+_OPEN_SESSION_BYTES = 1 << 25
+#: Bytes of weights that a model may read over all held-out samples. Each sample reads all weights
+#: once, so that a large model has fewer held-out samples.
+_VERDICT_BYTES = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,12 @@ def run(
         return _float_model_as_result(job, [plan], job.notes)
     with Spool() as spool:
         job, run_data = _open_data(job, data, spool, progress)
-        # No name for the prepared graph: where the opset is raised, it ends here.
+        # No variable holds the prepared graph: it is freed once planning has converted it to a
+        # higher opset.
         planned = _plan(job, _prepare(job, run_data, progress), run_data)
         measured = _measure(job, planned, run_data, executor, progress)
         measured = _mix(job, measured, progress)
-        return _write(job, measured, progress)
+        return _assemble_and_finish(job, measured, progress)
 
 
 @dataclass(frozen=True)
@@ -116,14 +118,14 @@ class Job:
     Attributes:
         config: the settings.
         model: the float model.
-        output: the file to write; None for none.
+        output: the file to write; None to write none.
         external: store large tensors as external data.
         notes: notes for the report.
-        resume: folder of the journal of optimized layers; None for none.
-        calibration: earlier statistics; None for none.
+        resume: folder of the journal of optimized layers; None without any.
+        calibration: earlier statistics; None without any.
         task: task of the model, for the verdict; ``auto`` detects it.
-        trained: the model before rewrites of the caller, for the check of the preprocessing; it
-            computes the same outputs. None if it is the float model.
+        trained: the model before rewrites of the caller, for the check of the preprocessing; None
+            if the caller made none. It computes the same outputs as ``model``.
         findings: signs of wrong preprocessing that are known before the run; None to look for
             them.
     """
@@ -154,10 +156,10 @@ class Job:
         Args:
             model: path of the float model, or a ModelProto.
             config: the settings.
-            output: the file to write; None for none.
+            output: the file to write; None to write none.
             external: store large tensors as external data.
-            resume: folder of the journal of optimized layers; None for none.
-            ranges: earlier statistics or ranges; None for none.
+            resume: folder of the journal of optimized layers; None without any.
+            ranges: earlier statistics or ranges; None without any.
 
         Raises:
             ConfigError: the ranges belong to another model, or the target does not take the
@@ -170,7 +172,8 @@ class Job:
         target = destination(model, output)
         # An isolated process loads onnxruntime while the model is read here.
         start()
-        # Before the model is in memory, as it reads the file, too.
+        # Before ``UserModel.open``: this check reads the file, too, and the model is then in memory
+        # only once at a time.
         external |= keeps_weights_beside(model, target)
         user = UserModel.open(model, config)
         calibration = None
@@ -180,19 +183,25 @@ class Job:
             calibration = ranges
             calibration.require_model(user.model)
         select(user.graph, config)  # check patterns against the user's graph
-        floating = FloatModel.of(user, config, target)
-        notes = [*floating.notes, *notes]
+        float_model = FloatModel.of(user, config, target)
+        notes = [*float_model.notes, *notes]
         return cls(
-            config, floating, target, external, notes, resume, calibration=calibration
+            config,
+            float_model,
+            target,
+            external,
+            notes,
+            resume,
+            calibration=calibration,
         )
 
     @property
     def assembler(self) -> Assembler:
-        """What assembles the quantized graphs of the float model."""
+        """The assembler of quantized graphs of the float model."""
         return Assembler(self.model.reference, self.model.narrowing, self.resume)
 
     @property
-    def mixing(self) -> AutoMixedPrecision | None:
+    def mixed_precision(self) -> AutoMixedPrecision | None:
         """The optimizer that chooses formats of nodes; None without it."""
         for optimizer in self.config.optimizers:
             if isinstance(optimizer, AutoMixedPrecision):
@@ -214,10 +223,11 @@ class Job:
         return replace(self, notes=[*self.notes, note])
 
     def equalizing(self) -> Job:
-        """Return the job with the optimizers that the structure of the model calls for.
+        """Return the job with equalization if the structure of the model calls for it.
 
-        Given ranges of single tensors are those of the model without them. Statistics of a
-        calibration have keys: tensors that equalization changes are measured on the data.
+        Ranges of single tensors in the configuration hold for the model without equalization, which
+        is then left out. Statistics of an earlier calibration are no obstacle: they are looked up
+        by the computation of a tensor, and tensors that equalization changes are measured again.
         """
         if self.gives_ranges:
             return self
@@ -258,20 +268,20 @@ def _target_notes(config: QConfig) -> list[str]:
 def _open_data(
     job: Job, data: CalibrationData | None, spool: Spool, progress: bool | None
 ) -> tuple[Job, RunData]:
-    """Open the data; a run that needs none, and gets none, has a random sample."""
+    """Open the data, or draw a random sample for a run that needs no data and gets none."""
     reference, config = job.model.reference, job.config
     if data is not None and not config.measures and reference.unknown_operator:
         job = job.with_note("the data was not read: the model cannot be run on it")
         data = None
     has_ranges = job.gives_ranges or job.calibration is not None
     if data is None and (has_ranges or not config.measures):
-        # Both models are run on the sample; no range is measured on it.
+        # Both models are run on the random sample; no range is measured on it.
         reference.save_memory()
         sample = None
         if not reference.unknown_operator:
             sample = random_sample(job.model.graph, reference)
         return job, RunData(sample, random=True)
-    # Not above: without data, the ranges are those of the model without equalization.
+    # Only here: without data, known ranges hold for the model without equalization.
     job = job.equalizing()
     return job, RunData.open(
         job.model.graph,
@@ -279,8 +289,7 @@ def _open_data(
         job.config,
         spool,
         progress,
-        # Each sample reads all weights once.
-        most=_VERDICT_WORK // max(1, model_bytes(job.model.original)),
+        most=_VERDICT_BYTES // max(1, model_bytes(job.model.original)),
         calibration=job.calibration,
     )
 
@@ -288,38 +297,39 @@ def _open_data(
 def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     """Clean the float graph, lower its opset, and run the optimizers of float graphs."""
     config, reference, sample = job.config, job.model.reference, data.sample
-    # The order matters: rewrites first, then the opset of the target, then optimizers on this
-    # graph.
+    # The order matters: rewrites first, then the opset of the target, then optimizers.
     graph, cleaned = prepare(job.model.graph, config, reference, sample)
     graph, lowered = lower_opset(graph, config.target, reference, sample)
     if job.keeps_rules:
-        # Before optimizers and calibration, which may take long.
+        # Broken rules are reported before optimizers and calibration, which may take long.
         checked = check_structure(graph.to_model(), config.target, format_of(config))
         require_rules(checked, "nothing was quantized")
-    # Statistics that optimizers measure anyway, and calibration need not measure again.
+    # Receives the statistics that optimizers measure, so that calibration need not measure them
+    # again.
     statistics = Calibration("")
     trials = RewriteTrials(job.assembler, config, data, statistics)
     graph, optimized = optimize_float(
-        graph, config, reference, sample, data.again, trials.sqnr, show=progress
+        graph, config, reference, sample, data.rereadable, trials.sqnr, show=progress
     )
-    graph, again = prepare_again(graph, config, sample)
+    graph, cleaned_again = prepare_again(graph, config, sample)
     calibration = job.calibration
-    if calibration is None and job.mixing is not None:
-        calibration = Calibration("")  # further formats are tried with these ranges
+    if calibration is None and job.mixed_precision is not None:
+        # Mixed precision looks up the ranges of further formats in these statistics.
+        calibration = Calibration("")
     keyed, begun = None, None
     if calibration is not None:
         keyed = Keyed(calibration, tensor_keys(graph))
     elif len(statistics):
         begun = Keyed(statistics, tensor_keys(graph), rich=False)
-    if len(data.again):  # no optimizer moves a bias without samples
+    if len(data.rereadable):  # no optimizer moves a bias without samples
         give_biases(graph, config)
-    rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *again])
+    rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])
     return Prepared(graph, [*job.notes, *rewrites], keyed, begun)
 
 
 def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     """Decide the format of every tensor of the graph and of its bodies."""
-    require_mixing(prepared.graph, job.config, data.again)
+    require_mixing(prepared.graph, job.config, data.rereadable)
     model = job.model
     config = keep_codes(job.config, prepared.graph, model.narrowing.coded)
     planned = plan_at_opset(prepared.graph, config, model.reference, data.sample)
@@ -349,14 +359,14 @@ def _measure(
     executor: Executor | None,
     progress: bool | None,
 ) -> MeasuredPlan:
-    """Measure ranges, and in the same pass what later stages need of the float model."""
-    graph, plan, held = planned.graph, planned.plan, data.held
+    """Measure ranges; the same pass computes input means and outputs for later stages."""
+    graph, plan, hold_out = planned.graph, planned.plan, data.hold_out
     config, reference = job.config, job.model.reference
-    # The session of a large float model is not needed: its outputs on a random sample are known,
-    # and calibration computes others.
-    if model_bytes(job.model.original) > _KEPT:
+    # The session of a large float model is closed: its outputs on a random sample are known, and
+    # calibration computes the others in a session of its own.
+    if model_bytes(job.model.original) > _OPEN_SESSION_BYTES:
         reference.release()
-    if held is None:
+    if hold_out is None:
         known = known_ranges(graph, plan, planned.body_plans, planned.keyed)
         return planned.measured(known, data)
     means = None
@@ -366,11 +376,11 @@ def _measure(
         # A tensor such as the list of detections may be empty, and has no mean then.
         means = InputMeans(graph, plan.shapes.sized_by_data)
 
-    share = data.receive
+    keep_outputs = data.receive
 
     def receive(position: int, outputs: Mapping[str, Any]) -> None:
-        if share is not None:
-            share(position, outputs)
+        if keep_outputs is not None:
+            keep_outputs(position, outputs)
         if means is not None and position < config.search:
             means.observe(position, outputs)
 
@@ -383,34 +393,38 @@ def _measure(
             keyed=planned.keyed,
             executor=executor,
             progress=bar.update,
-            receive=None if share is None and means is None else receive,
+            receive=None if keep_outputs is None and means is None else receive,
             others=mixed_plans(graph, config),
             extended=None if means is None else means.graph,
             begun=planned.begun,
         )
-    # Means over the first samples, on which biases are corrected and scales are searched.
+    # Biases are corrected and scales are searched on the first samples, so the means are theirs.
     if means is not None:
-        data = replace(data, input_means=means.over(len(held.first)))
-    # The verdict finds these outputs there, instead of another run of the float model.
-    for sample, outputs in held.computed():
+        data = replace(data, input_means=means.over(len(hold_out.first)))
+    # The verdict finds these outputs in the reference, which saves another run of the float model.
+    for sample, outputs in hold_out.computed():
         reference.remembering.remember(sample, outputs)
     return planned.measured(calibrated, data)
 
 
 def _mix(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPlan:
     """Choose formats of nodes by the errors of the outputs, if the settings ask for it."""
-    if job.mixing is None:
+    if job.mixed_precision is None:
         return measured
     planned, data = measured.planned, measured.data
-    trials = Trials(job.assembler, planned, measured.ranges, data)
-    config, found = mix(trials, job.mixing, data.again, data.held_out, progress)
-    notes = describe(found, job.mixing, len(planned.graph.nodes))
+    trials = ConfigTrials(job.assembler, planned, measured.ranges, data)
+    config, sensitivity = mix(
+        trials, job.mixed_precision, data.rereadable, data.held_out, progress
+    )
+    notes = describe(sensitivity, job.mixed_precision, len(planned.graph.nodes))
     mixed, ranges = trials.measured(config)
     return MeasuredPlan(replace(mixed, notes=[*notes, *mixed.notes]), ranges, data)
 
 
-def _write(job: Job, measured: MeasuredPlan, progress: bool | None) -> Result:
-    """Assemble and write the model, with a second attempt after a crash of onnxruntime.
+def _assemble_and_finish(
+    job: Job, measured: MeasuredPlan, progress: bool | None
+) -> Result:
+    """Assemble, check and write the model, with a second attempt after a crash of onnxruntime.
 
     The second attempt omits the pairs that onnxruntime moves, which cause the known crashes. It
     needs onnxruntime in a separate process.
@@ -418,7 +432,7 @@ def _write(job: Job, measured: MeasuredPlan, progress: bool | None) -> Result:
     if current() is None:  # without isolation, a crash ends this process
         return _finish(job, _assemble(job, measured, progress), measured)
     planned = measured.planned
-    graph = planned.graph.copy()  # optimizers change it
+    graph = planned.graph.copy()  # for the second attempt: optimizers change the graph
     try:
         return _finish(job, _assemble(job, measured, progress), measured)
     except Exception as error:
@@ -454,35 +468,35 @@ def _assemble(job: Job, measured: MeasuredPlan, progress: bool | None) -> Assemb
     )
 
 
-def _finish(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
+def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
     """Check the model, compare it with the float model, write it, and report."""
     config, data = measured.planned.config, measured.data
-    plans = [made.plan, *all_plans(measured.planned.body_plans)]
-    # The user's file is returned, not a rewritten one with equal function.
-    if not made.quantized and not config.target:
-        return _float_model_as_result(job, plans, made.notes, made, data)
-    notes = [*made.notes]
+    plans = [assembled.plan, *all_plans(measured.planned.body_plans)]
+    # Without quantization the user's own file is the result, not a rewritten one.
+    if not assembled.quantized and not config.target:
+        return _float_model_as_result(job, plans, assembled.notes, assembled, data)
+    notes = [*assembled.notes]
     notes += [
         f"{note}; keep_initializer_inputs keeps the interface"
         for note in describe_closed(job.model.closed)
     ]
-    if not made.quantized:
+    if not assembled.quantized:
         notes.append(
             "nothing was quantized: the result is the float model, prepared for"
             f" {config.target}",
         )
-    write_provenance(made.graph, job.config)
+    write_provenance(assembled.graph, job.config)
     reference = job.model.reference
-    # Scales of stored codes are no setting of the user.
+    # The overrides that ``keep_codes`` added are no settings of the user.
     settings = config.with_(tensors=job.config.tensors)
     judging = judging_of(reference, settings, data, job.task, job.trained, job.findings)
-    done = finish(
-        made.graph,
+    finished = finish(
+        assembled.graph,
         reference,
-        data.measured,
+        data.compared,
         job.output,
         # A float model always meets the gate.
-        min_sqnr=config.min_sqnr if made.quantized else None,
+        min_sqnr=config.min_sqnr if assembled.quantized else None,
         external=job.external,
         narrowing=job.model.narrowing,
         functions=config.functions,
@@ -490,38 +504,42 @@ def _finish(job: Job, made: Assembled, measured: MeasuredPlan) -> Result:
         target=config.target if job.keeps_rules else "",
         frugal=data.random,
     )
-    verdict, warnings = verdict_of(judging, done, data, reference)
-    if done.errors:
-        notes += [*verdicts(done.errors, states(made.graph)), *done.notes, *data.notes]
+    verdict, warnings = verdict_of(judging, finished, data, reference)
+    if finished.errors:
+        notes += [
+            *verdicts(finished.errors, states(assembled.graph)),
+            *finished.notes,
+            *data.notes,
+        ]
     else:
-        notes += done.notes
+        notes += finished.notes
     report = make_report(
         job.config,
         plans,
         job.model.original,
-        done.model,
+        finished.model,
         notes,
         samples=data.count,
         held_out=len(data.held_out),
-        outputs=done.errors,
-        layers=made.layers,
+        outputs=finished.errors,
+        layers=assembled.layers,
     )
     report = replace(
         report,
         verdict=verdict,
         warnings=warnings,
-        clipping=made.clipping,
+        clipping=assembled.clipping,
         exhibits=judging.collector.exhibits,
     )
     logger.debug("%s", report)
-    return Result(done.model, made.plan, report)
+    return Result(finished.model, assembled.plan, report)
 
 
 def _float_model_as_result(
     job: Job,
     plans: Sequence[Plan],
     notes: Sequence[str],
-    made: Assembled | None = None,
+    assembled: Assembled | None = None,
     data: RunData | None = None,
 ) -> Result:
     """Return the float model, and write it, as no tensor was quantized.
@@ -529,11 +547,11 @@ def _float_model_as_result(
     Args:
         plans: the plans of the graph and of its bodies.
         notes: notes for the report.
-        made: the graph in which nothing was quantized; None without a run.
+        assembled: the graph in which nothing was quantized; None without a run.
         data: the data of the run; None without a run.
     """
-    reference = None if made is None else job.model.reference
-    done = hand_back(
+    reference = None if assembled is None else job.model.reference
+    finished = hand_back(
         job.model.original,
         reference,
         job.model.source,
@@ -544,13 +562,13 @@ def _float_model_as_result(
         job.config,
         plans,
         job.model.original,
-        done.model,
-        [*of_float_model(notes), *done.notes],
+        finished.model,
+        [*of_float_model(notes), *finished.notes],
         samples=0 if data is None else data.count,
-        layers=[] if made is None else made.layers,
+        layers=[] if assembled is None else assembled.layers,
     )
     logger.debug("%s", report)
-    return Result(done.model, plans[0], report)
+    return Result(finished.model, plans[0], report)
 
 
 def measure_ranges(
@@ -577,17 +595,18 @@ def measure_ranges(
     if has_nothing_to_quantize(job.model.graph, job.config):
         return job.calibration
     reader = reader_for(job.model.graph, data, job.config)
-    first = RunData(first_sample(reader))
-    planned = _plan(job, _prepare(job, first, progress), first)
-    # XINT8 quantizes the most tensors, including outputs
-    most = make_plan(planned.graph, QConfig.of("XINT8"), strict=False)
+    first_data = RunData(first_sample(reader))
+    planned = _plan(job, _prepare(job, first_data, progress), first_data)
+    # XINT8 quantizes the most tensors, including outputs: with its plan, statistics serve every
+    # configuration.
+    largest_plan = make_plan(planned.graph, QConfig.of("XINT8"), strict=False)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
         calibrate(
             planned.graph,
             planned.plan,
             reader,
             keyed=planned.keyed,
-            others=(most,),
+            others=(largest_plan,),
             executor=executor,
             progress=bar.update,
         )

@@ -33,21 +33,21 @@ class RunData:
 
     Attributes:
         sample: the first sample, or a synthetic one; None if the model runs on none.
-        held: holds out the samples that the result is measured on; None without data.
-        again: samples that may be read repeatedly; empty if no step needs them.
-        receive: keeps outputs of the float model that later steps need, called with the position
-            of a calibration sample and the outputs on it; None if none does.
+        hold_out: holds out the samples that the result is measured on; None without data.
+        rereadable: calibration samples that may be read repeatedly; empty if no step needs them.
+        receive: keeps outputs of the float model for later steps, called with the position of a
+            calibration sample and the outputs on it; None if no later step needs them.
         random: the samples are random numbers, without information on real data.
         input_means: channel means of the inputs of layers over the first samples, by tensor and
             whether its channels are axis 1; empty if unknown.
-        calibration: earlier statistics that the run uses; None for none.
+        calibration: earlier statistics that the run uses; None without any.
         stream: the calibration samples, read once.
         length: number of all samples; None if unknown.
     """
 
     sample: Sample | None = None
-    held: HoldOut | None = None
-    again: Samples = ()
+    hold_out: HoldOut | None = None
+    rereadable: Samples = ()
     random: bool = False
     receive: Receive | None = None
     input_means: dict[tuple[str, bool], NDArray[np.float64]] = field(
@@ -75,11 +75,11 @@ class RunData:
             graph: the float graph.
             data: as for ``quantize_static``.
             config: the settings.
-            spool: receives all samples if steps of the run read them again; generators can be
-                read once only.
+            spool: receives all samples if steps of the run read them again, since a generator can
+                be read only once.
             progress: as for ``quantize_static``.
             most: as for ``HoldOut``.
-            calibration: earlier statistics that the run uses; None for none.
+            calibration: earlier statistics that the run uses; None without any.
 
         Raises:
             DataError: the data cannot be read, or does not fit the model.
@@ -87,36 +87,38 @@ class RunData:
         reader = reader_for(graph, data, config)
         # Read before anything else, so that unusable data fails early.
         sample = first_sample(reader)
-        # An entry may be a batch, so this is a lower bound.
+        # An entry may be a batch, so the number of entries is a lower bound.
         least = len(data) if isinstance(data, list | tuple) else None
         # Recurrent models are measured over consecutive samples, since each step reads the state
         # of the last.
-        run = stretch(reader.length or least) if states(graph) else range(0)
-        held = HoldOut(
+        consecutive = range(0)
+        if states(graph):
+            consecutive = stretch(reader.length or least)
+        hold_out = HoldOut(
             reader,
             remember=config.search,
-            run=run,
+            run=consecutive,
             verdict=not reader.random,
             most=most,
         )
-        stream: Iterable[Sample] = held
+        stream: Iterable[Sample] = hold_out
         if config.rereads:
             stream = spool
             with (
                 Progress(progress, reader.length, "reading", "sample") as bar,
                 data_errors(),
             ):
-                for count, calibrating in enumerate(held, 1):
-                    spool.append(calibrating)
+                for count, sample_to_keep in enumerate(hold_out, 1):
+                    spool.append(sample_to_keep)
                     bar.update(count)
-        # Float outputs are computed during calibration; they serve the verdict if no rewrite
-        # changed them.
-        shares = not reader.random and config.keeps_function
+        # Calibration computes the float outputs, too; the verdict uses them unless a rewrite
+        # changes the function of the model.
+        shares_outputs = not reader.random and config.keeps_function
         return cls(
             sample,
-            held,
+            hold_out,
             spool,
-            receive=held.receive if shares else None,
+            receive=hold_out.receive if shares_outputs else None,
             random=reader.random,
             calibration=calibration,
             stream=stream,
@@ -124,28 +126,30 @@ class RunData:
         )
 
     @property
-    def judges(self) -> list[Sample]:
-        """Return the samples for measuring the result."""
-        if self.held is not None and self.held.samples:
-            return self.held_out or self.held.samples
+    def test_samples(self) -> list[Sample]:
+        """Return the held-out samples, or the first sample if there are none."""
+        if self.hold_out is not None and self.hold_out.samples:
+            return self.held_out or self.hold_out.samples
         return [self.sample] if self.sample else []
 
     @property
     def held_out(self) -> list[Sample]:
         """Return the samples that no range was measured on, now or in an earlier calibration."""
-        if self.held is None:
+        if self.hold_out is None:
             return []
         calibration = self.calibration
         if calibration is None:
-            return self.held.samples
+            return self.hold_out.samples
         return [
-            sample for sample in self.held.samples if not calibration.has_seen(sample)
+            sample
+            for sample in self.hold_out.samples
+            if not calibration.has_seen(sample)
         ]
 
     @property
     def notes(self) -> list[str]:
         """Return the note that earlier ranges have seen samples of this run."""
-        total = len(self.held.samples) if self.held else 0
+        total = len(self.hold_out.samples) if self.hold_out else 0
         seen = total - len(self.held_out)
         if not seen or self.calibration is None:
             return []
@@ -163,31 +167,35 @@ class RunData:
     @property
     def first(self) -> list[Sample]:
         """Return the first calibration samples; empty if no step needs them in memory."""
-        return self.held.first if self.held else []
+        return self.hold_out.first if self.hold_out else []
 
     @property
     def deciding(self) -> list[Sample]:
         """Return a few of the held-out samples, for decisions between settings."""
-        return self.held.deciding if self.held else []
+        return self.hold_out.deciding if self.hold_out else []
 
     @property
-    def measured(self) -> list[Sample]:
+    def compared(self) -> list[Sample]:
         """Return the samples that both models are compared on: held-out ones if there are any."""
-        if self.held is not None and not self.held.samples and self.held.calibrated:
-            return self.held.calibrated
-        return self.judges
+        if (
+            self.hold_out is not None
+            and not self.hold_out.samples
+            and self.hold_out.calibrated
+        ):
+            return self.hold_out.calibrated
+        return self.test_samples
 
     @property
     def further(self) -> list[Sample]:
         """Return calibration samples besides those that both models are compared on."""
-        if self.held is None or not self.held.samples:
+        if self.hold_out is None or not self.hold_out.samples:
             return []
-        return self.held.calibrated
+        return self.hold_out.calibrated
 
     @property
     def count(self) -> int:
         """Return the number of calibration samples."""
-        return self.held.count if self.held else 0
+        return self.hold_out.count if self.hold_out else 0
 
 
 @dataclass(frozen=True)
@@ -197,8 +205,8 @@ class Prepared:
     Attributes:
         graph: the graph.
         notes: notes on the model and on rewrites of its graph.
-        keyed: earlier statistics with the keys of the graph's tensors; None for none.
-        begun: statistics of the first samples alone, likewise.
+        keyed: earlier statistics with the keys of the graph's tensors; None without any.
+        begun: statistics of the first samples alone, with the same keys; None without any.
     """
 
     graph: Graph
@@ -217,7 +225,7 @@ class Planned:
         plan: the plan of the graph.
         body_plans: the plans of bodies.
         notes: notes on the plan.
-        earlier: notes of the stages before.
+        earlier_notes: notes of the stages before.
         keyed: as for ``Prepared``.
         begun: as for ``Prepared``.
     """
@@ -227,12 +235,12 @@ class Planned:
     plan: Plan
     body_plans: list[SubgraphPlan]
     notes: list[str]
-    earlier: list[str]
+    earlier_notes: list[str]
     keyed: Keyed | None = None
     begun: Keyed | None = None
 
     def measured(self, calibrated: Calibrated, data: RunData) -> MeasuredPlan:
-        """Return the plan with ranges; tensors that turned out to be unfit are float.
+        """Return the plan with ranges; tensors whose values are unfit for a scale are float.
 
         Args:
             calibrated: plans and ranges.

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: User attributes of Optuna's trials and studies.
+#: Names of user attributes of Optuna's trials and, for the last one, studies.
 _RECORD, _KEY, _OWNER, _IDENTITY = "record", "config_key", "owner", "identity"
 #: Number of candidates without pruning, and minimum number of samples before pruning.
 _WARM_TRIALS, WARM_SAMPLES = 6, 8
 #: Age at which a running candidate counts as abandoned, even if its process may be alive: more than
 #: the quantization of a large language model takes.
 _ABANDONED = timedelta(days=1)
-#: Age up to which a running candidate is not abandoned although its process is not known yet.
-_ANONYMOUS = timedelta(minutes=1)
-#: Number of looks for the key of a candidate that has just begun, and seconds between them.
-_LOOKS, _LOOK = 50, 0.02
+#: Age up to which a running candidate without an owner counts as being started.
+_STARTING = timedelta(minutes=1)
+#: Number of polls for the key of a candidate that is being started, and seconds between them.
+_POLLS, _POLL_SECONDS = 50, 0.02
 #: What to do about a damaged journal.
 _REMEDY = "remove the line, or name another file to search anew"
 
@@ -97,8 +97,8 @@ class StudyJournal(Generic[C]):
         self._axes = {axis: list(labels) for axis, labels in axes.items()}
         self._identity = dict(identity)
         self._combine = combine
-        # Optuna fixes the choices of a parameter for a study's life, so that another space is
-        # another study.
+        # Optuna fixes the choices of a parameter for the life of a study, so each space has a study
+        # of its own.
         text = json.dumps([self._identity, self._axes], sort_keys=True)
         name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         with self.quiet():
@@ -137,12 +137,12 @@ class StudyJournal(Generic[C]):
         """
         records = dict[str, tuple[C, Record]]()
         for trial in self._trials():
-            # The record is stored before the state, so that a trial with a record counts even if
-            # the process died between.
+            # A trial with a record counts in any state: the record is stored before the state, and
+            # the process may have died in between.
             if _RECORD not in trial.user_attrs:
                 continue
             combination = self._combine(self._choices(trial))
-            # Labels may have had another meaning, as the path of a file that was changed since.
+            # A label may have changed its meaning, such as the path of a file that was edited.
             key = self._attribute(trial, _KEY).text()
             if key == combination.key and key not in records:
                 records[key] = combination, self._record(trial)
@@ -218,7 +218,7 @@ class StudyJournal(Generic[C]):
         """Mark the next candidate as running, and return it.
 
         Args:
-            wanted: the combination to try; None for a proposal of Optuna's sampler.
+            wanted: the combination to mark; None for a proposal of Optuna's sampler.
         """
         self.drop()
         with self.quiet():
@@ -230,7 +230,7 @@ class StudyJournal(Generic[C]):
             )
             while True:
                 if wanted is not None:
-                    # The next ask() returns an enqueued trial instead of a proposal.
+                    # The next ask() returns the enqueued trial instead of a proposal.
                     self.optuna.enqueue_trial(dict(wanted.choices))
                 asked = self.optuna.ask()
                 # Every axis is asked for, in one order: the sampler models all of them.
@@ -241,11 +241,11 @@ class StudyJournal(Generic[C]):
                 combination = self._combine(choices)
                 if wanted is None or combination.key == wanted.key:
                     break
-                # Another process has enqueued this one, and was killed before it asked.
+                # Another process enqueued this trial, and was killed before it asked.
                 self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
             asked.set_user_attr("name", combination.name)
-            # A process number means something on its own machine alone. It comes before the key: a
-            # candidate without an owner is not left to another process.
+            # With the host, as a process number is unique on one machine alone. Before the key: a
+            # candidate with a key always has an owner.
             asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")
             asked.set_user_attr(_KEY, combination.key)
         self._running = combination, asked
@@ -254,11 +254,11 @@ class StudyJournal(Generic[C]):
     def _earlier_keys(self) -> list[str]:
         """Return the keys of candidates that were finished, or begun before the running one.
 
-        Another process may begin the same candidate at the same time: the first one goes on.
+        If several processes begin the same candidate at the same time, the first one keeps it.
         """
         assert self._running is not None
         number = self._running[1].number
-        for _ in range(_LOOKS):
+        for _ in range(_POLLS):
             running = self._running_elsewhere()
             keys = [
                 trial.user_attrs.get(_KEY, "")
@@ -267,8 +267,9 @@ class StudyJournal(Generic[C]):
             ]
             if all(keys):
                 break
-            sleep(_LOOK)  # the other process is about to store the key
-        return [*keys, *(each.key for each, _ in self.finished())]
+            sleep(_POLL_SECONDS)  # the other process is about to store the key
+        finished_keys = [combination.key for combination, _ in self.finished()]
+        return [*keys, *finished_keys]
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         with self.quiet():
@@ -279,7 +280,7 @@ class StudyJournal(Generic[C]):
         return trials
 
     def _running_elsewhere(self) -> list[optuna.trial.FrozenTrial]:
-        """Return the running trials of other processes; those of ended processes are ended."""
+        """Return the running trials of other processes, and fail those of dead processes."""
         states = self._optuna.trial.TrialState
         number = None if self._running is None else self._running[1].number
         running: list[optuna.trial.FrozenTrial] = []
@@ -290,13 +291,13 @@ class StudyJournal(Generic[C]):
                 running.append(trial)
                 continue
             # Another process may end it at the same time.
-            finished = self._optuna.exceptions.UpdateFinishedTrialError
-            with self.quiet(), suppress(finished):
+            ended_already = self._optuna.exceptions.UpdateFinishedTrialError
+            with self.quiet(), suppress(ended_already):
                 self.optuna.tell(trial.number, state=states.FAIL, skip_if_finished=True)
         return running
 
     def _records_elsewhere(self) -> dict[str, Record]:
-        """Return the records of studies in the journal with an equal identity."""
+        """Return the records of other studies in the journal with an equal identity."""
         if self._storage is None:
             return {}
         summaries = self._optuna.get_all_study_summaries(self._storage)
@@ -306,23 +307,23 @@ class StudyJournal(Generic[C]):
                 " or space",
                 self._path,
             )
-        found: dict[str, Record] = {}
+        records = dict[str, Record]()
         for summary in summaries:
-            # Another space on the same model, data and metric: equal configurations have equal
-            # records.
-            same = summary.user_attrs.get(_IDENTITY) == self._identity
-            if not same or summary.study_name == self.optuna.study_name:
+            # Studies of one identity have the same model, data and metric, and another space: equal
+            # configurations have equal records.
+            is_same = summary.user_attrs.get(_IDENTITY) == self._identity
+            if not is_same or summary.study_name == self.optuna.study_name:
                 continue
-            other = self._optuna.load_study(
+            study = self._optuna.load_study(
                 study_name=summary.study_name,
                 storage=self._storage,
             )
-            for trial in other.get_trials(deepcopy=False):
+            for trial in study.get_trials(deepcopy=False):
                 if _RECORD in trial.user_attrs:
-                    # The key is set by ask(), before any record.
+                    # ``_ask`` sets the key, before any record.
                     key = self._attribute(trial, _KEY).text()
-                    found[key] = self._record(trial)
-        return found
+                    records[key] = self._record(trial)
+        return records
 
     def _attribute(self, trial: optuna.trial.FrozenTrial, name: str) -> Entry:
         """Return an attribute of a trial."""
@@ -340,7 +341,7 @@ class StudyJournal(Generic[C]):
         """
         record = self._attribute(trial, _RECORD)
         score, size = record["score"], record["bytes"]
-        # A record of an earlier version has none.
+        # Records of earlier versions have no runtime.
         runtime = record.object().get("runtime")
         if score.value is not None and type(score.value) not in (int, float):
             raise score.wrong("a number, or null")
@@ -368,9 +369,9 @@ class StudyJournal(Generic[C]):
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Hide Optuna's messages, and name the journal in its errors."""
-        logging = self._optuna.logging
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity(logging.WARNING)
+        optuna_logging = self._optuna.logging
+        verbosity = optuna_logging.get_verbosity()
+        optuna_logging.set_verbosity(optuna_logging.WARNING)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter(
@@ -387,7 +388,7 @@ class StudyJournal(Generic[C]):
                 f"journal {self._path} cannot be read and written: {reason}",
             ) from error
         finally:
-            logging.set_verbosity(verbosity)
+            optuna_logging.set_verbosity(verbosity)
 
 
 def _import_optuna() -> Any:
@@ -418,7 +419,7 @@ def _open_journal(path: Path) -> Any:
 
     lock = JournalFileOpenLock(str(path))
     if path.exists():
-        # Before the lock, so that a file of another kind gets no lock file beside it.
+        # Before the lock, so that no lock file appears next to a file of another kind.
         _check_journal(path, path.read_bytes())
         lock.acquire()
         try:
@@ -453,8 +454,7 @@ def _check_journal(path: Path, content: bytes) -> None:
         ConfigError: the first line is no entry, or a later line is damaged.
     """
     lines = content[: content.rfind(b"\n") + 1].splitlines()
-    # An empty file, or the beginning of a journal's first line (11 bytes), is a journal of a killed
-    # process.
+    # A process that was killed at its start leaves an empty file, or the beginning of a first line.
     if not lines and not b'{"op_code":'.startswith(content[:11]):
         raise _no_journal(path)
     for number, line in enumerate(lines, 1):
@@ -481,7 +481,7 @@ def _one_attribute(entry: Entry) -> None:
 
 
 def _scores(entry: Entry) -> None:
-    # A trial that failed has none; that of a search has one.
+    # A failed trial has null, and a finished one has the score of its single objective.
     if entry.value is not None:
         scores = entry.array()
         if len(scores) != 1:
@@ -490,29 +490,40 @@ def _scores(entry: Entry) -> None:
 
 
 def _score(entry: Entry) -> None:
-    # Python's JSON has infinity and NaN, which scores may be.
+    # Python's JSON has infinity and NaN, and a score may be either.
     if type(entry.value) not in (int, float):
         raise entry.wrong("a number")
 
 
-#: Checks of the keys of each operation, by its number (optuna.storages.journal, JournalOperation).
+#: Checks of the keys of each operation, by its number in Optuna's enumeration JournalOperation
+#: (optuna/storages/journal/_storage.py).
 _OPERATIONS: list[dict[str, Callable[[Entry], object]]] = [
+    # CREATE_STUDY
     {"study_name": Entry.text, "directions": Entry.array},
+    # DELETE_STUDY
     {"study_id": Entry.integer},
+    # SET_STUDY_USER_ATTR
     {"study_id": Entry.integer, "user_attr": _one_attribute},
+    # SET_STUDY_SYSTEM_ATTR
     {"study_id": Entry.integer, "system_attr": _one_attribute},
+    # CREATE_TRIAL
     {"study_id": Entry.integer},
+    # SET_TRIAL_PARAM
     {
         "trial_id": Entry.integer,
         "param_name": Entry.text,
         "param_value_internal": _score,
         "distribution": Entry.text,
     },
+    # SET_TRIAL_STATE_VALUES
     {"trial_id": Entry.integer, "state": Entry.integer, "values": _scores},
+    # SET_TRIAL_INTERMEDIATE_VALUE
     {"trial_id": Entry.integer, "step": Entry.integer, "intermediate_value": _score},
+    # SET_TRIAL_USER_ATTR
     {"trial_id": Entry.integer, "user_attr": _one_attribute},
+    # SET_TRIAL_SYSTEM_ATTR
     {"trial_id": Entry.integer, "system_attr": _one_attribute},
-    # Of another implementation, and without effect here.
+    # DISCARD_TRIALS, of another implementation (Rustuna); Optuna ignores it
     {},
 ]
 
@@ -524,12 +535,12 @@ def _no_journal(path: Path) -> ConfigError:
 
 
 def _is_running(trial: optuna.trial.FrozenTrial) -> bool:
-    """Return whether the process of a running trial may still be at work on it."""
+    """Return whether the process that started a trial may still evaluate it."""
     # Optuna stores local times without a zone.
     age = datetime.now() - (trial.datetime_start or datetime.now())
     owner = str(trial.user_attrs.get(_OWNER, ""))
-    if not owner:  # a process that is about to set it
-        return age < _ANONYMOUS
+    if not owner:  # ``_ask`` is about to set the owner
+        return age < _STARTING
     return age < _ABANDONED and _is_alive(owner)
 
 

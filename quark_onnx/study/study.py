@@ -74,12 +74,12 @@ class Study(Generic[C, R]):
     """Candidates, each of which is tried once.
 
     Args:
-        measure: function from a candidate to its record; None if its time ran out.
+        measure: function from a candidate to its record, or to None if its time ran out.
         records: the records of candidates; None to keep them in memory.
         key: function from a candidate to the key that equal candidates have in common.
-        fits: function of a candidate and of all finished ones with their records; False if the
-            candidate would exceed the budget.
-        is_enough: function of a record; True ends the study.
+        fits: function of a candidate and all finished candidates with their records; it returns
+            False if the candidate would exceed the budget.
+        is_enough: function from a record to whether it ends the study.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Study(Generic[C, R]):
         self._measure, self._key = measure, key
         self._fits, self._is_enough = fits, is_enough
         self._records: Records[C, R] = Memory() if records is None else records
-        self._left = dict[Hashable, tuple[C, str]]()
+        # Candidates without a record, by key, with a note for their names.
+        self._untried = dict[Hashable, tuple[C, str]]()
         self._warnings = WarningsOnce()
 
     def finished(self) -> list[tuple[C, R]]:
@@ -106,49 +107,50 @@ class Study(Generic[C, R]):
         return self._records.finished()
 
     def is_reached(self) -> bool:
-        """Return whether a record is enough."""
+        """Return whether the record of a finished candidate is enough."""
         return any(self._is_enough(record) for _, record in self.finished())
 
     @property
     def untried(self) -> list[C]:
         """The candidates that did not fit into the budget."""
-        return [candidate for candidate, _ in self._left.values()]
+        return [candidate for candidate, _ in self._untried.values()]
 
     @property
     def untried_names(self) -> list[str]:
         """The names of ``untried``, with a note on those whose time ran out."""
-        left: Iterable[tuple[Any, str]] = self._left.values()
-        return [f"{candidate.name}{note}" for candidate, note in left]
+        untried: Iterable[tuple[Any, str]] = self._untried.values()
+        return [f"{candidate.name}{note}" for candidate, note in untried]
 
     def first_open(self, candidates: Iterable[C]) -> C | None:
-        """Return the first candidate to try; those before it that do not fit are left out.
+        """Return the first candidate to try; candidates before it that do not fit become untried.
 
         Args:
             candidates: candidates in their order.
 
         Returns:
-            A candidate that is neither finished nor running nor left out; None if there is none.
+            A candidate that is neither finished, running nor untried; None if there is none.
         """
         finished = self.finished()
-        done = {self._key(candidate) for candidate, _ in finished}
-        done.update(self._records.running(), self._left)
+        closed = {self._key(candidate) for candidate, _ in finished}
+        closed.update(self._records.running(), self._untried)
         for candidate in candidates:
             key = self._key(candidate)
-            if key in done:
+            if key in closed:
                 continue
-            # A known record takes no time.
+            # A known record takes no time, so that it fits any budget.
             if self._records.known(candidate) is not None:
                 return candidate
             if self._fits(candidate, finished):
                 return candidate
-            self._left[key] = candidate, ""
+            self._untried[key] = candidate, ""
         return None
 
     def run(self, candidates: Iterable[C]) -> Iterator[tuple[C, R]]:
         """Try candidates in their order, each once, until one is enough.
 
         Args:
-            candidates: the candidates; an iterator is asked for the next one after each record.
+            candidates: the candidates. The next one is taken after the record of the last, so that
+                a generator can choose it by the records.
 
         Yields:
             Each candidate that was tried, with its record.
@@ -166,26 +168,26 @@ class Study(Generic[C, R]):
                         record = self._measure(candidate)
                 if record is None:
                     note = " (ended: the budget was over)"
-                    self._left[self._key(candidate)] = candidate, note
+                    self._untried[self._key(candidate)] = candidate, note
                     self._records.drop()
                     continue
                 self._records.keep(record)
                 yield candidate, record
                 if self.is_reached():
                     return
-        # A candidate that stays "running" in a journal would be left out by other processes.
+        # Other processes would skip a candidate that stays marked as running in a journal.
         finally:
             self._records.drop()
 
     def record(self, candidate: C) -> R:
-        """Return the record of a candidate, which is tried unless it was before.
+        """Return the record of a candidate, and try the candidate if there is none.
 
         Args:
             candidate: a candidate of a study without a budget, in memory.
         """
         key = self._key(candidate)
-        for other, record in self.finished():
-            if self._key(other) == key:
+        for finished, record in self.finished():
+            if self._key(finished) == key:
                 return record
         ((_, record),) = self.run([candidate])
         return record
@@ -195,10 +197,10 @@ def bisected(low: int, high: int, passes: Callable[[int], bool]) -> int:
     """Return the least number that passes, by bisection.
 
     Args:
-        low: a number that is known to fail, or below all.
-        high: a number above ``low`` that is taken to pass.
-        passes: function of a number between both; numbers above one that passes are assumed to
-            pass, too.
+        low: a number that fails, such as one below all candidates.
+        high: a number above ``low`` that is assumed to pass.
+        passes: monotonic function of a number between ``low`` and ``high``: above a number that
+            passes, all pass.
     """
     while high - low > 1:
         middle = (low + high) // 2

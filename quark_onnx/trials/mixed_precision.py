@@ -99,7 +99,7 @@ class Sensitivity:
 
 
 class Make(Protocol):
-    """Makes the models of configurations; see ``Trials``."""
+    """Makes the models of configurations; see ``ConfigTrials``."""
 
     planned: Planned
     reference: Reference

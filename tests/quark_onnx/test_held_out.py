@@ -68,7 +68,7 @@ def test_a_verdict_is_of_held_out_samples_if_there_are_any() -> None:
         held = HoldOut(data, verdict=True)
         calibrated = list(map(id, held))
         run = RunData(data[0], held)
-        found = list(map(id, run.measured))
+        found = list(map(id, run.compared))
         if count <= 10:
             assert found == calibrated and not run.further
         else:
