@@ -52,22 +52,22 @@ _SINGLE_AXIS_OPSET = 13
 
 @dataclass(frozen=True)
 class _Move:
-    """A node that can read bases.
+    """How a node computes on the bases of its inputs.
 
     Attributes:
-        perm: the perm of the result; None if the result is the same.
+        perm: the perm of the result; None if the node computes the result itself, not a base.
         rewrite: changes attributes and constants of the node.
-        costs: Transposes that onnxruntime makes inside of the moved operator.
+        added: number of Transposes that onnxruntime adds inside of the moved operator.
     """
 
     perm: Perm | None
     rewrite: Callable[[], None]
-    costs: int = 0
+    added: int = 0
 
 
 @register
 def cancel_transposes(graph: Graph) -> int:
-    """Move operators before Transposes where Transposes cancel; return the number that is saved."""
+    """Move operators before Transposes where Transposes cancel; return how many are saved."""
     moves, perms = _movable(graph)
     count = 0
     done = set[Node]()
@@ -87,7 +87,7 @@ def cancel_transposes(graph: Graph) -> int:
 
 
 def _movable(graph: Graph) -> tuple[dict[Node, _Move], dict[str, Perm]]:
-    """Return the nodes that may read bases, in topological order, and the perms of tensors."""
+    """Return the nodes that can read bases, in topological order, and the perms of tensors."""
     moves = dict[Node, _Move]()
     perms = dict[str, Perm]()
     for node in in_order(graph.nodes, graph.leaders):
@@ -97,7 +97,7 @@ def _movable(graph: Graph) -> tuple[dict[Node, _Move], dict[str, Perm]]:
         moves[node] = move
         if move.perm is not None:
             perms[node.outputs[0]] = move.perm
-    # An operator whose result is read by no member gains nothing before the Transpose.
+    # A move pays only if a node that can read bases reads the result.
     for node in reversed(list(moves)):
         result = node.outputs[0]
         is_read = any(reader in moves for reader in graph.consumers(result))
@@ -107,14 +107,14 @@ def _movable(graph: Graph) -> tuple[dict[Node, _Move], dict[str, Perm]]:
 
 
 def _move(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
-    """Return how a node reads bases; None if it cannot."""
+    """Return how a node computes on bases; None if it cannot."""
     move = _MOVES.get(node.kind)
     if move is None or len(node.outputs) != 1:
         return None
     return move(graph, node, perms)
 
 
-def _nothing() -> None:
+def _unchanged() -> None:
     """Leave attributes and constants as they are."""
 
 
@@ -122,44 +122,45 @@ def _transpose(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | N
     """Return the perm of a Transpose from the base of its input."""
     # Without the attribute, a Transpose reverses the axes.
     rank = len(graph.sizes(node.inputs[0]))
-    own: Perm = tuple(node.attribute("perm", range(rank)[::-1]))
-    if not own:
+    perm: Perm = tuple(node.attribute("perm", range(rank)[::-1]))
+    if not perm:
         return None
-    before = perms.get(node.inputs[0])
-    perm = own if before is None else tuple(before[axis] for axis in own)
+    input_perm = perms.get(node.inputs[0])
+    if input_perm is not None:
+        perm = tuple(input_perm[axis] for axis in perm)
     if perm == tuple(range(len(perm))):
-        return _Move(None, _nothing)
+        return _Move(None, _unchanged)
     return _Move(perm, lambda: node.set_attribute("perm", perm))
 
 
 def _unary(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
-    """Move an operator on single values; further inputs are the bounds of a Clip."""
+    """Move an element-wise operator; further inputs are the bounds of a Clip."""
     del graph
     perm = perms.get(node.input(0))
-    return None if perm is None else _Move(perm, _nothing)
+    return None if perm is None else _Move(perm, _unchanged)
 
 
 def _broadcasting(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
     """Move an operator whose inputs are transposed alike, or constants."""
-    transposed = {perms[name] for name in node.inputs if name in perms}
-    if len(transposed) != 1 or graph.opset < _NUMPY_BROADCAST_OPSET:
+    input_perms = {perms[name] for name in node.inputs if name in perms}
+    if len(input_perms) != 1 or graph.opset < _NUMPY_BROADCAST_OPSET:
         return None
-    [perm] = transposed
-    constants = [place for place, name in enumerate(node.inputs) if name not in perms]
-    for place in constants:
-        name = node.inputs[place]
+    [perm] = input_perms
+    constants = [index for index, name in enumerate(node.inputs) if name not in perms]
+    for index in constants:
+        name = node.inputs[index]
         if not graph.is_constant(name) or len(graph.sizes(name)) > len(perm):
             return None
 
     def rewrite() -> None:
-        for place in constants:
-            graph.set_input(node, place, _base_of(graph, node.inputs[place], perm))
+        for index in constants:
+            graph.set_input(node, index, _base_of(graph, node.inputs[index], perm))
 
     return _Move(perm, rewrite)
 
 
 def _base_of(graph: Graph, name: str, perm: Perm) -> str:
-    """Return the constant that broadcasts against a base as another does against the tensor."""
+    """Return a constant, transposed to broadcast against bases instead of tensors."""
     array = graph.constant(name)
     assert array is not None
     if array.size == 1 and array.ndim < 2:
@@ -190,7 +191,7 @@ def _softmax(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | Non
         return None
     axis = perm[int(node.attribute("axis", -1))]
     is_last = axis == len(perm) - 1
-    return _Move(perm, lambda: node.set_attribute("axis", axis), costs=int(not is_last))
+    return _Move(perm, lambda: node.set_attribute("axis", axis), added=int(not is_last))
 
 
 def _reduction(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
@@ -207,16 +208,18 @@ def _reduction(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | N
     if node.attribute("keepdims", 1):
         return _Move(perm, rewrite)
     kept = [axis for axis in perm if axis not in reduced]
-    # The axes that are left count from 0 again.
-    after = tuple(sorted(kept).index(axis) for axis in kept)
-    return _Move(None if after == tuple(range(len(after))) else after, rewrite)
+    # The kept axes are numbered from 0 again.
+    result_perm = tuple(sorted(kept).index(axis) for axis in kept)
+    if result_perm == tuple(range(len(result_perm))):
+        return _Move(None, rewrite)
+    return _Move(result_perm, rewrite)
 
 
 def _pad(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
     """Move a Pad with constant sizes."""
     perm = perms.get(node.input(0))
     pads = setting(graph, node, "pads", 1, ())
-    # Input 3 names some axes.
+    # Input 3 restricts the pads to some axes.
     if perm is None or pads is None or node.input(3) or len(pads) != 2 * len(perm):
         return None
     moved = np.zeros((2, len(perm)), np.int64)
@@ -225,7 +228,7 @@ def _pad(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:
 
 
 def _set(graph: Graph, node: Node, name: str, values: list[int]) -> None:
-    """Set what is an attribute of a node at low opsets, and the second input at higher ones."""
+    """Set a value that is an attribute at low opsets, and the second input at higher ones."""
     if node.input(1):
         constant = graph.add_constant(f"{node.name}_{name}", np.array(values, np.int64))
         graph.set_input(node, 1, constant)
@@ -249,13 +252,13 @@ _MOVES: dict[str, Callable[[Graph, Node, Mapping[str, Perm]], _Move | None]] = {
 def _region(
     graph: Graph, node: Node, moves: Mapping[Node, _Move], perms: Mapping[str, Perm]
 ) -> dict[Node, None]:
-    """Return the members that are connected with a node by transposed tensors."""
+    """Return the nodes that transposed tensors connect with a node."""
 
     def neighbours(member: Node) -> list[Node]:
         tensors = [name for name in (*member.inputs, *member.outputs) if name in perms]
-        around = [graph.producer(name) for name in tensors]
-        around += [reader for name in tensors for reader in graph.consumers(name)]
-        return [other for other in around if other is not None and other in moves]
+        candidates = [graph.producer(name) for name in tensors]
+        candidates += [reader for name in tensors for reader in graph.consumers(name)]
+        return [node for node in candidates if node is not None and node in moves]
 
     return reach([node], neighbours)
 
@@ -266,21 +269,21 @@ def _saved(
     moves: Mapping[Node, _Move],
     perms: Mapping[str, Perm],
 ) -> int:
-    """Return by how many Transposes the graph has fewer after the rewrite of a region."""
+    """Return how many Transposes the rewrite of a region saves; negative if it adds some."""
     saved = 0
     for node in nodes:
-        needed = _is_read_outside(graph, node.outputs[0], moves)
+        is_needed = _is_read_outside(graph, node.outputs[0], moves)
         if node.kind != "Transpose":
-            saved -= moves[node].costs
-            saved -= int(needed and node.outputs[0] in perms)
-        # One that reads another cancels it, or takes its place.
-        elif moves[node].perm is None or not needed:
+            saved -= moves[node].added
+            saved -= int(is_needed and node.outputs[0] in perms)
+        # It has cancelled another Transpose, or nothing but members of the region read its result.
+        elif moves[node].perm is None or not is_needed:
             saved += 1
     return saved
 
 
 def _is_read_outside(graph: Graph, tensor: str, moves: Container[Node]) -> bool:
-    """Return whether the tensor itself is needed, not only its base."""
+    """Return whether a tensor itself is needed: as an output, or by a node that reads no bases."""
     if graph.is_output(tensor) or graph.captured(tensor):
         return True
     return any(reader not in moves for reader in graph.consumers(tensor))
@@ -292,29 +295,29 @@ def _rewrite(
     moves: Mapping[Node, _Move],
     perms: Mapping[str, Perm],
 ) -> None:
-    """Let the nodes of a region read and compute bases."""
+    """Make the nodes of a region compute on bases."""
     bases = dict[str, str]()
     cancelled = list[Node]()
     for node in nodes:
         move = moves[node]
         result = node.outputs[0]
-        needed = _is_read_outside(graph, result, moves)
+        is_needed = _is_read_outside(graph, result, moves)
         move.rewrite()
-        for place, name in enumerate(node.inputs):
+        for index, name in enumerate(node.inputs):
             if name in bases:
-                graph.set_input(node, place, bases[name])
+                graph.set_input(node, index, bases[name])
         if move.perm is None:
             if node.kind == "Transpose":
                 node.rename("Identity")
                 node.drop_attribute("perm")
                 cancelled.append(node)
         elif node.kind == "Transpose":
-            # It stays for readers outside, and is unused otherwise.
+            # The Transpose stays for readers outside of the region; without any it is unused.
             bases[result] = node.inputs[0]
         else:
             bases[result] = graph.fresh(f"{result}_base")
             graph.set_output(node, 0, bases[result])
-            if needed:
+            if is_needed:
                 graph.add("Transpose", [bases[result]], [result], perm=move.perm)
     for node in cancelled:
         graph.bypass(node)

@@ -1,9 +1,10 @@
 """Fold multiplications by and additions of constants into the layer before or after them.
 
 Converters write a BatchNormalization as Mul and Add, and exporters write the normalization of an
-image in front of the first layer. ``(W x + b) * factor + shift`` is a layer with the weight
-``W * factor`` and the bias ``b * factor + shift``; ``W (x * factor + shift) + b`` is one with the
-weight ``W * factor`` and the bias ``b + W shift``.
+image before the first layer. With F = diag(factor),
+
+    F (W x + b) + shift = (F W) x + (F b + shift)
+    W (F x + shift) + b = (W F) x + (b + W shift)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
-from quark_onnx.graph.matching import only_reader
+from quark_onnx.graph.matching import alone_reads, only_reader
 from quark_onnx.passes.base import register
 from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer, reads_activation
 
@@ -36,28 +37,30 @@ class _Step(NamedTuple):
 def fold_affine(graph: Graph) -> int:
     """Fold Mul, Div, Add and Sub with a constant into Conv, ConvTranspose, Gemm and MatMul.
 
-    An Add after a MatMul stays, as its bias. Shared weights stay as they are, and so does the
+    Not folded: an Add after a MatMul, which is its bias; a factor of a shared weight; and the
     affine part of a normalization, which runtimes fuse with the normalization.
     """
-    count = sum(_fold_behind(graph, node) for node in graph.nodes_of(_ARITHMETIC))
-    # Backward, so that the layer comes nearer with each step that is folded.
-    steps = reversed(graph.nodes_of(_ARITHMETIC))
-    return count + sum(_fold_in_front(graph, node) for node in steps)
+    count = sum(
+        _fold_into_layer_before(graph, node) for node in graph.nodes_of(_ARITHMETIC)
+    )
+    # From the last node: a chain of steps is folded into the layer after it one by one.
+    backward = reversed(graph.nodes_of(_ARITHMETIC))
+    return count + sum(_fold_into_layer_after(graph, node) for node in backward)
 
 
 def _step_of(graph: Graph, node: Node) -> _Step | None:
     """Return the affine step of a node with one constant operand; None for other nodes."""
-    left, right = graph.constant(node.inputs[0]), graph.constant(node.inputs[1])
-    if (left is None) == (right is None):
+    left, right = node.inputs
+    is_right = graph.is_constant(right)
+    if graph.is_constant(left) == is_right:
         return None
-    is_right = right is not None
-    x = node.inputs[0] if is_right else node.inputs[1]
-    stored = right if right is not None else left
+    x, name = (left, right) if is_right else (right, left)
+    stored = graph.constant(name)
     if stored is None or graph.elem_type(x) != TensorProto.FLOAT:
         return None
     constant = stored.astype(np.float64)
     if node.kind == "Div":
-        # A computed divisor is no factor.
+        # constant / x is not affine.
         if not is_right or not constant.all():
             return None
         return _Step(x, 1 / constant, np.zeros(1))
@@ -68,57 +71,62 @@ def _step_of(graph: Graph, node: Node) -> _Step | None:
     return _Step(x, sign, shift)
 
 
-def _fold_behind(graph: Graph, node: Node) -> bool:
-    """Fold a step into the layer, or into the MatMul and its bias, before it."""
+def _fold_into_layer_before(graph: Graph, node: Node) -> bool:
+    """Fold a step into the layer before it, or into a MatMul and its bias."""
     step = _step_of(graph, node)
-    if step is None or not _only_read_by(graph, step.x, node):
+    if step is None or not alone_reads(graph, node, step.x):
         return False
-    last = graph.producer(step.x)
-    layer = None if last is None else _layer_with_bias(graph, last)
-    if last is None or layer is None:
+    producer = graph.producer(step.x)
+    if producer is None:
+        return False
+    layer = _layer_with_bias(graph, producer)
+    if layer is None:
         return False
     channels = layer.outputs(graph)
-    factor = _by_channel(graph, step.x, layer, channels, step.factor)
-    shift = _by_channel(graph, step.x, layer, channels, step.shift)
-    if factor is None or shift is None or not _may_scale(graph, layer, factor):
+    factor = _per_channel(graph, step.x, layer, channels, step.factor)
+    shift = _per_channel(graph, step.x, layer, channels, step.shift)
+    if factor is None or shift is None or not _can_scale_weight(graph, layer, factor):
         return False
-    if last is not layer.node:
-        _change_addend(graph, last, factor, shift)
-    elif not _change_bias(graph, layer, factor, shift):
+    if producer is not layer.node:
+        _fold_into_added_bias(graph, producer, factor, shift)
+    elif not _fold_into_bias(graph, layer, factor, shift):
         return False
     shape = layer.shape(graph)
-    by_output = factor.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    _multiply_weight(graph, layer, by_output)
+    _scale_weight(graph, layer, factor.reshape(*shape[:2], *[1] * (len(shape) - 2)))
     graph.remove([node])
-    graph.set_output(last, 0, node.outputs[0])
+    graph.set_output(producer, 0, node.outputs[0])
     return True
 
 
-def _layer_with_bias(graph: Graph, last: Node) -> Layer | None:
-    """Return the layer that a node is, or the MatMul whose bias a node adds."""
-    if last.kind != "Add":
-        return Layer.of(graph, last)
-    step = _step_of(graph, last)
-    if step is None or not _only_read_by(graph, step.x, last):
+def _layer_with_bias(graph: Graph, node: Node) -> Layer | None:
+    """Return the node as a layer; for an Add, return the MatMul before it if it adds a bias."""
+    if node.kind != "Add":
+        return Layer.of(graph, node)
+    step = _step_of(graph, node)
+    if step is None or not alone_reads(graph, node, step.x):
         return None
-    product = graph.producer_of_kind(step.x, {"MatMul"})
-    layer = None if product is None else Layer.of(graph, product)
+    matmul = graph.producer_of_kind(step.x, {"MatMul"})
+    layer = None if matmul is None else Layer.of(graph, matmul)
     if layer is None or step.shift.shape != (layer.outputs(graph),):
         return None
     return layer
 
 
-def _change_addend(graph: Graph, last: Node, factor: Doubles, shift: Doubles) -> None:
+def _fold_into_added_bias(
+    graph: Graph, add: Node, factor: Doubles, shift: Doubles
+) -> None:
     """Fold a step into the bias that an Add after a MatMul adds."""
-    place = 0 if graph.is_constant(last.inputs[0]) else 1
-    addend = ConstantInput(last, place).value(graph)
-    changed = (addend * factor + shift).astype(np.float32)
-    name = graph.add_constant(f"{last.inputs[place]}_folded", changed)
-    graph.set_input(last, place, name)
+    index = 0 if graph.is_constant(add.inputs[0]) else 1
+    bias = ConstantInput(add, index).value(graph)
+    folded = (bias * factor + shift).astype(np.float32)
+    name = graph.add_constant(f"{add.inputs[index]}_folded", folded)
+    graph.set_input(add, index, name)
 
 
-def _change_bias(graph: Graph, layer: Layer, factor: Doubles, shift: Doubles) -> bool:
-    """Fold a step into the bias of a layer; return False where it can have none."""
+def _fold_into_bias(
+    graph: Graph, layer: Layer, factor: Doubles, shift: Doubles
+) -> bool:
+    """Fold a step into the bias of a layer; return False if the layer cannot have the bias."""
     if layer.node.kind == "MatMul":
         return not shift.any()
     bias = layer.bias(graph)
@@ -129,7 +137,7 @@ def _change_bias(graph: Graph, layer: Layer, factor: Doubles, shift: Doubles) ->
     return True
 
 
-def _fold_in_front(graph: Graph, node: Node) -> bool:
+def _fold_into_layer_after(graph: Graph, node: Node) -> bool:
     """Fold a step into the layer after it, which is its only reader."""
     result = node.outputs[0]
     step = _step_of(graph, node)
@@ -140,39 +148,39 @@ def _fold_in_front(graph: Graph, node: Node) -> bool:
     if graph.is_output(result) or not reads_activation(layer.node, result):
         return False
     inputs = layer.groups * layer.shape(graph)[2]
-    factor = _by_channel(graph, step.x, layer, inputs, step.factor)
-    shift = _by_channel(graph, step.x, layer, inputs, step.shift)
-    if factor is None or shift is None or not _may_scale(graph, layer, factor):
+    factor = _per_channel(graph, step.x, layer, inputs, step.factor)
+    shift = _per_channel(graph, step.x, layer, inputs, step.shift)
+    if factor is None or shift is None or not _can_scale_weight(graph, layer, factor):
         return False
-    if shift.any() and not _shift_bias(graph, layer, shift):
+    if shift.any() and not _add_response_to_bias(graph, layer, shift):
         return False
     kernel_axes = [1] * (len(layer.shape(graph)) - 3)
-    _multiply_weight(graph, layer, factor.reshape(layer.groups, 1, -1, *kernel_axes))
+    _scale_weight(graph, layer, factor.reshape(layer.groups, 1, -1, *kernel_axes))
     graph.set_input(layer.node, 0, step.x)
     graph.remove([node])
     return True
 
 
-def _shift_bias(graph: Graph, layer: Layer, shift: Doubles) -> bool:
-    """Add the response to constant inputs to the bias; return False where there is none.
+def _add_response_to_bias(graph: Graph, layer: Layer, shift: Doubles) -> bool:
+    """Add ``W shift`` to the bias; return False if the layer cannot have the bias.
 
     Args:
         shift: values of the input channels, (inputs,).
     """
-    # Padding adds zeros, which no bias imitates at the border.
-    if layer.node.kind not in ("Conv", "Gemm") or _pads(layer.node):
+    # The shift is missing in the padding of zeros, which no bias can express at the border.
+    if layer.node.kind not in ("Conv", "Gemm") or _has_padding(layer.node):
         return False
     bias = layer.bias(graph)
     if bias is None:
         return False
     weight = layer.weight(graph)
-    by_input = shift.reshape(layer.groups, 1, -1, *[1] * (weight.ndim - 3))
-    response = (weight * by_input).sum(axis=tuple(range(2, weight.ndim)))
+    inputs = shift.reshape(layer.groups, 1, -1, *[1] * (weight.ndim - 3))
+    response = (weight * inputs).sum(axis=tuple(range(2, weight.ndim)))
     layer.set_bias(graph, bias + response.reshape(-1), "folded")
     return True
 
 
-def _pads(node: Node) -> bool:
+def _has_padding(node: Node) -> bool:
     padding = node.attribute("auto_pad", "NOTSET")
     if padding == "NOTSET":
         return any(node.attribute("pads", []))
@@ -180,9 +188,9 @@ def _pads(node: Node) -> bool:
 
 
 def _ends_normalization(graph: Graph, node: Node) -> bool:
-    """Return whether the values of an affine step come from a division or product of two tensors.
+    """Return whether a chain of affine steps starts at an operator on two computed tensors.
 
-    So do those of a decomposed LayerNorm, RMSNorm or Gelu.
+    A decomposed LayerNorm, RMSNorm or Gelu ends so.
     """
     producer: Node | None = node
     while producer is not None and (step := _step_of(graph, producer)) is not None:
@@ -190,15 +198,10 @@ def _ends_normalization(graph: Graph, node: Node) -> bool:
     return producer is not None
 
 
-def _only_read_by(graph: Graph, tensor: str, node: Node) -> bool:
-    """Return whether nothing else reads a tensor, which is no output either."""
-    return graph.consumers(tensor) == [node] and not graph.is_output(tensor)
+def _can_scale_weight(graph: Graph, layer: Layer, factor: Doubles) -> bool:
+    """Return whether all factors are 1, or are finite while no other node reads the weight.
 
-
-def _may_scale(graph: Graph, layer: Layer, factor: Doubles) -> bool:
-    """Return whether the weight may be multiplied: by finite factors, and for this layer alone.
-
-    A copy of a shared weight would make the model larger.
+    A scaled copy of a shared weight would make the model larger.
     """
     if not (factor != 1).any():
         return True
@@ -206,13 +209,13 @@ def _may_scale(graph: Graph, layer: Layer, factor: Doubles) -> bool:
     return bool(np.isfinite(factor).all()) and not is_shared
 
 
-def _multiply_weight(graph: Graph, layer: Layer, factor: Doubles) -> None:
+def _scale_weight(graph: Graph, layer: Layer, factor: Doubles) -> None:
     """Multiply a weight by factors that broadcast against ``Layer.weight``."""
     if (factor != 1).any():
         layer.set_weight(graph, layer.weight(graph) * factor, "folded")
 
 
-def _by_channel(
+def _per_channel(
     graph: Graph, x: str, layer: Layer, channels: int, constant: Doubles
 ) -> Doubles | None:
     """Return a constant as a vector of the channels of a tensor.

@@ -1,4 +1,4 @@
-"""Find the tensors that the time steps of an unrolled recurrent cell have in common.
+"""Find the corresponding tensors of the time steps of an unrolled recurrent cell.
 
 Exporters write a loop over a cell (``torch.nn.GRUCell``, for example) as copies of its operators,
 one per time step, which share the weights.
@@ -14,8 +14,8 @@ from quark_onnx.graph import Graph, Node, reach
 
 #: Fewer copies may be layers that share weights for another reason.
 _LEAST_STEPS = 4
-#: Operators that multiply by the weights of a cell, the second input.
-_PRODUCTS = frozenset({"Gemm", "MatMul", "Conv"})
+#: Layers of a cell; the weight is the second input.
+_LAYERS = frozenset({"Gemm", "MatMul", "Conv"})
 
 
 def time_steps(graph: Graph) -> list[list[str]]:
@@ -28,47 +28,48 @@ def time_steps(graph: Graph) -> list[list[str]]:
         Groups of two or more computed tensors or inputs of the model. A tensor is in one group at
         most.
     """
-    adjacent = [
-        pair
-        for steps in _sharing_weights(graph)
-        if _is_recurrent(graph, steps)
-        for pair in pairwise(steps)
-    ]
+    # Pairs of one layer at a time step and at the next.
+    adjacent = list[tuple[Node, Node]]()
+    for layers in _sharing_weights(graph):
+        if _is_recurrent(graph, layers):
+            adjacent += pairwise(layers)
     groups = dict[str, list[str]]()
-    for earlier, later in reach(adjacent, lambda pair: _around(graph, *pair)):
+    for earlier, later in reach(adjacent, lambda pair: _neighbours(graph, *pair)):
         names = zip(
             (*earlier.inputs, *earlier.outputs),
             (*later.inputs, *later.outputs),
             strict=True,
         )
-        for first, second in names:
-            if not graph.is_constant(first) and not graph.is_constant(second):
-                _unite(groups, first, second)
-    # All members of a group refer to one list.
+        for tensor, counterpart in names:
+            if not graph.is_constant(tensor) and not graph.is_constant(counterpart):
+                _unite(groups, tensor, counterpart)
+    # The members of a group share one list.
     distinct = {id(group): group for group in groups.values()}
     return [group for group in distinct.values() if len(group) > 1]
 
 
 def _sharing_weights(graph: Graph) -> list[list[Node]]:
-    """Return the layers that share a weight, in the order of the graph."""
+    """Return lists of layers that share a weight, each in the order of the graph."""
     by_weight = defaultdict[tuple[str, str], list[Node]](list)
-    for node in graph.nodes_of(_PRODUCTS):
+    for node in graph.nodes_of(_LAYERS):
         if graph.is_constant(node.input(1)):
             by_weight[node.kind, node.input(1)].append(node)
     return list(by_weight.values())
 
 
-def _is_recurrent(graph: Graph, steps: list[Node]) -> bool:
+def _is_recurrent(graph: Graph, layers: list[Node]) -> bool:
     """Return whether layers that share a weight depend on each other.
 
     Heads of a detector share weights, too, but do not depend on each other.
     """
-    if len(steps) < _LEAST_STEPS:
+    if len(layers) < _LEAST_STEPS:
         return False
-    return steps[-1] in reach(steps[:1], graph.followers)
+    return layers[-1] in reach(layers[:1], graph.followers)
 
 
-def _around(graph: Graph, earlier: Node, later: Node) -> Iterator[tuple[Node, Node]]:
+def _neighbours(
+    graph: Graph, earlier: Node, later: Node
+) -> Iterator[tuple[Node, Node]]:
     """Yield the corresponding producers and readers of two corresponding nodes."""
     for first, second in zip(earlier.inputs, later.inputs, strict=True):
         yield from _corresponding(graph, graph.producer(first), graph.producer(second))
@@ -80,15 +81,15 @@ def _around(graph: Graph, earlier: Node, later: Node) -> Iterator[tuple[Node, No
 
 
 def _role(reader: Node, tensor: str) -> tuple[str, tuple[int, ...]]:
-    """Return the operator of a reader, and the places at which it reads a tensor."""
-    places = (place for place, name in enumerate(reader.inputs) if name == tensor)
-    return reader.kind, tuple(places)
+    """Return the operator of a reader, and the indices of the inputs that are a tensor."""
+    indices = [index for index, name in enumerate(reader.inputs) if name == tensor]
+    return reader.kind, tuple(indices)
 
 
 def _corresponding(
     graph: Graph, earlier: Node | None, later: Node | None
 ) -> Iterator[tuple[Node, Node]]:
-    """Yield a pair of nodes if they are the same operator of two time steps."""
+    """Yield a pair of nodes, or nothing if they are not the same operator of two time steps."""
     if earlier is None or later is None or earlier is later:
         return
     if _signature(graph, earlier) == _signature(graph, later):
@@ -96,9 +97,9 @@ def _corresponding(
 
 
 def _signature(graph: Graph, node: Node) -> tuple[object, ...]:
-    """Return the operator of a node with its weights, which time steps have in common.
+    """Return the operator and the weights of a node, which are the same at all time steps.
 
-    Small constants, such as the index of a step, may differ.
+    Vectors and scalars, such as the index of a step, may differ.
     """
     weights = [
         name

@@ -1,4 +1,4 @@
-"""Give weights that the model stores as codes their own scales, so that the codes stay."""
+"""Keep the scales of weights that the model stores as integer codes, so that the codes stay."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from quark_onnx.plan.select import NodeSpec
 def keep_codes(
     config: QConfig, graph: Graph, coded: Mapping[str, CodedConstant]
 ) -> QConfig:
-    """Return the configuration with the scales of stored codes, where the formats take them.
+    """Return the configuration with an override for each constant that keeps its stored codes.
 
-    Other weights, of four bits or with scales that are powers of two, are quantized anew.
+    Other constants are quantized anew, for example if the configuration has weights of four bits
+    or power-of-two scales.
 
     Args:
         config: the settings; the user's overrides for single tensors take precedence.
@@ -45,22 +46,22 @@ def keep_codes(
 def _override(
     graph: Graph, name: str, coded: CodedConstant, specs: Mapping[Node, NodeSpec]
 ) -> TensorOverride | None:
-    """Return the scale of a constant; None if a reader takes no such scale."""
+    """Return the override with the stored scale; None if a reader does not accept the scale."""
     parameters = coded.parameters()
     readers = graph.consumers(name)
     if parameters is None or not readers:
         return None
-    # A scale per row is none of an activation. The table stays float in the plan, and is stored as
-    # codes again.
+    # An activation has no scale per row: the table stays float in the plan, and is written with its
+    # codes.
     if parameters.axis is not None and all(
         _looks_up_activations(reader, specs[reader]) for reader in readers
     ):
         return TensorOverride(name, keep=True)
     dtype = INT8 if coded.tensor.data_type == TensorProto.INT8 else UINT8
-    least = int(values(coded.tensor).min(initial=0))
+    lowest_code = int(values(coded.tensor).min(initial=0))
     for reader in readers:
         spec = _spec_for(graph, reader, name, specs[reader], parameters)
-        if spec is None or spec.with_(dtype=dtype).grid.qmin > least:
+        if spec is None or spec.with_(dtype=dtype).grid.qmin > lowest_code:
             return None
     return TensorOverride(
         name,
@@ -72,7 +73,7 @@ def _override(
 
 
 def _looks_up_activations(reader: Node, specs: NodeSpec) -> bool:
-    """Return whether a node gathers rows that become activations with one integer scale."""
+    """Return whether a node is a Gather whose result is an activation of an integer format."""
     spec = specs.activation
     if reader.kind != "Gather" or spec is None or not specs.static:
         return False
@@ -82,9 +83,9 @@ def _looks_up_activations(reader: Node, specs: NodeSpec) -> bool:
 def _spec_for(
     graph: Graph, reader: Node, name: str, specs: NodeSpec, parameters: Parameters
 ) -> QuantizationSpec | None:
-    """Return the format in which a reader takes a constant with these scales; None if in none."""
+    """Return the format of a reader for a constant; None if it does not allow the stored scales."""
     axes = weight_axes(graph, reader, reader.inputs.index(name))
-    # Rows of a table are activations where these have codes.
+    # A Gather passes the codes of its table on, with the format of activations.
     is_weight = axes is not None and not _looks_up_activations(reader, specs)
     spec = specs.weight if is_weight else specs.activation
     if spec is None or not isinstance(spec.dtype, Integer) or spec.dtype.bits < 8:
@@ -93,7 +94,7 @@ def _spec_for(
         return None
     if parameters.axis is None:
         return spec
-    # Integer kernels take scales of the output channels without zero points.
+    # Integer kernels accept scales per output channel, and no zero points with them.
     if axes is None or not is_weight or axes.channels != (parameters.axis,):
         return None
     return None if parameters.zero_point.any() else spec

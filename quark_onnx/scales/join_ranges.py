@@ -1,4 +1,4 @@
-"""Common ranges: of the inputs and the result of a Concat, and of time steps."""
+"""Join ranges: of the inputs and the result of a Concat, and of the time steps of a cell."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def join_ranges(
     copied without further rounding, and without the look-up table of onnxruntime's
     QLinearConcat (SqueezeNet: 0.06 instead of 0.10 ms per Concat).
 
-    An input of zeros, as the padding of channels, has no range: it gets the parameters of the
-    result.
+    An input of zeros, such as padded channels, has no range of its own and gets the parameters of
+    the result.
 
     Power-of-two scales are skipped, because their search moves them within the constraints of a
     target. Results with a configured or known range are skipped too.
@@ -47,7 +47,7 @@ def join_ranges(
         if node.kind != "Concat":
             continue
         result = Use(node.outputs[0])
-        # In topological order: an input that is itself a Concat has its final parameters here.
+        # In topological order, so that an input from another Concat has its final parameters.
         roots = _roots(node, plan, result, table)
         spanning = [table[root] for root in roots if root not in zeros]
         if not spanning:
@@ -66,10 +66,10 @@ def join_time_steps(
 ) -> None:
     """Give corresponding tensors of an unrolled cell the union of their ranges.
 
-    A step computes few values per sample, of which few samples do not show the extremes: the ranges
-    of single steps clip what the next sample brings (a GRUCell of 20 steps, ranges of 29 samples:
-    33 dB with 16-bit activations, and 44 dB with 480 samples). The steps together are more samples
-    of one distribution. Tensors of many values have seen enough by themselves.
+    A time step computes few values per sample, so that few samples do not show the extremes, and
+    the ranges of single steps clip values of the next sample (a GRUCell of 20 steps, ranges of 29
+    samples: 33 dB with 16-bit activations, and 44 dB with 480 samples). All steps together are a
+    larger sample of the same distribution. Tensors of many values need no further samples.
 
     Arguments and exceptions are those of ``join_ranges``.
     """
@@ -90,7 +90,9 @@ def join_time_steps(
 
 
 def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> list[Use]:
-    """Return the uses with the inputs' parameters; empty if formats differ or an input is float.
+    """Return the uses that hold the parameters of the inputs.
+
+    Empty if the result has no range of its own, an input is float, or the formats differ.
 
     Args:
         node: the Concat.
@@ -102,46 +104,48 @@ def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> li
     roots: list[Use] = []
     for name in node.inputs:
         root = plan.root(plan.use(name, node))
-        joined = plan.entries.get(root)
-        # A result that hands its scale to an input has no range of its own.
-        if not isinstance(joined, Quantize) or root not in table or root == result:
+        root_entry = plan.entries.get(root)
+        # An input with the scale of the result: the result has no range of its own.
+        if not isinstance(root_entry, Quantize) or root not in table or root == result:
             return []
         # Codes of another grid could not be copied.
-        if joined.axis is not None or joined.spec.grid != entry.spec.grid:
+        if root_entry.axis is not None or root_entry.spec.grid != entry.spec.grid:
             return []
         roots.append(root)
     return roots
 
 
 def _joinable(entry: Quantize) -> bool:
-    """Return whether a result has a single float scale chosen by calibration."""
-    chosen = entry.bounds is None and entry.given is None and entry.axis is None
-    spec = entry.spec
-    return chosen and isinstance(spec.dtype, Integer) and not spec.pow2
+    """Return whether a tensor has a single float scale that calibration chooses."""
+    if entry.bounds is not None or entry.given is not None or entry.axis is not None:
+        return False
+    return isinstance(entry.spec.dtype, Integer) and not entry.spec.pow2
 
 
-def _union(parts: list[QParams], entry: Quantize) -> QParams:
-    """Return the parameters of the widest input, or of the union if wider.
+def _union(qparams: list[QParams], entry: Quantize) -> QParams:
+    """Return parameters for the union of ranges.
 
     Args:
-        parts: per-tensor parameters of the inputs, on one grid.
-        entry: the decision for the result, with the same grid.
+        qparams: per-tensor parameters, on one grid.
+        entry: a decision with the same grid.
 
     Returns:
-        The very object of an input if its end codes span the union.
+        One of the given parameters, as the same object, if its range is the union; otherwise new
+        parameters.
     """
     grid = entry.spec.grid
-    # Real values of the end codes, not the measured range: codes are copied, values are not.
-    lows = [_reals(part, grid.qmin) for part in parts]
-    highs = [_reals(part, grid.qmax) for part in parts]
+    # The values of the end codes instead of the measured ranges, because a Concat copies codes.
+    lows = [_dequantize(each, grid.qmin) for each in qparams]
+    highs = [_dequantize(each, grid.qmax) for each in qparams]
     low, high = min(lows), max(highs)
-    for part, part_low, part_high in zip(parts, lows, highs, strict=True):
-        # The very parameters of an input: its codes then pass the Concat as they are.
-        if part_low == low and part_high == high:
-            return part
+    for candidate, candidate_low, candidate_high in zip(
+        qparams, lows, highs, strict=True
+    ):
+        # With equal parameters, the codes of an input pass the Concat unchanged.
+        if candidate_low == low and candidate_high == high:
+            return candidate
     return params_for(Range(np.array([low]), np.array([high])), grid, None)
 
 
-def _reals(part: QParams, code: int) -> float:
-    """Return the real value of a code."""
-    return (code - float(part.zero_point)) * float(part.scale)
+def _dequantize(qparams: QParams, code: int) -> float:
+    return (code - float(qparams.zero_point)) * float(qparams.scale)
