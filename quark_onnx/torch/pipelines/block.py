@@ -60,8 +60,7 @@ def quantize_block(  # noqa: PLR0913
     """
     block = model.get_submodule(name)
     rounders = weight_algorithms(config)
-    # no float reference is needed (``needs_float_reference``): one set of hidden states is enough,
-    # and it is that of the quantized model
+    # without a float reference, the stream has only the hidden states of the quantized model
     if rounders and stream.quantized is None:
         job = BlockJob(
             name,
@@ -72,20 +71,20 @@ def quantize_block(  # noqa: PLR0913
             known=stream.known,
         )
         job = _job_for(rounders, job)
-        codes, outcomes = refined(job, rounders)
+        codes, outcomes = choose_codes(job, rounders)
         report.outcomes += outcomes
-        yield from _advance(job, codes, stream)
-        # nothing is measured here, so that there are no scales
-        finish(model, layers, ActivationObservers({}), config, report, codes)
+        yield from _run_with_codes(job, codes, stream)
+        # without calibration there are no activation scales
+        replace_layers(model, layers, ActivationObservers({}), config, report, codes)
         return
     floats = stream.calls(name)
-    # algorithms see the error of the blocks before; without them nothing reads the second list
+    # algorithms get the inputs of the quantized model, with the error of the blocks before
     calls = stream.calls(name, quantized=True) if rounders else floats
     job = BlockJob(name, block, layers, floats, calls, known=stream.known)
     outcomes = list[Outcome]()
     for transform in transforms_of(config):
         outcomes += transform(job)
-    # After the transforms, as they change what the layers read, and before any rounding.
+    # After the transforms, which change the inputs of layers, and before any rounding.
     with ActivationObservers(layers) as observers:
         yield from stream.run(name, block)
     codes = dict[str, Quantized]()
@@ -94,13 +93,13 @@ def quantize_block(  # noqa: PLR0913
         job.targets = stream.hidden[: len(floats)]
         job.scales = observers.scales(config.least_of)
         job = _job_for(rounders, job)
-        codes, rounding_outcomes = refined(job, rounders)
+        codes, rounding_outcomes = choose_codes(job, rounders)
         outcomes += rounding_outcomes
         # progress counts the float run alone, so that a sample counts once
-        for _ in _advance(job, codes, stream, quantized=True):
+        for _ in _run_with_codes(job, codes, stream, quantized=True):
             pass
     report.outcomes += outcomes
-    finish(model, layers, observers, config, report, codes)
+    replace_layers(model, layers, observers, config, report, codes)
 
 
 def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
@@ -120,13 +119,13 @@ def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
     return job.with_float_activations()
 
 
-def _advance(
+def _run_with_codes(
     job: BlockJob,
     codes: Mapping[str, Quantized],
     stream: BlockStream,
     quantized: bool = False,
 ) -> Iterator[int]:
-    """Run the block with given codes on the hidden states of the quantized model.
+    """Run the block with given codes, to advance the hidden states of the quantized model.
 
     Args:
         job: the job of the block; its replay is removed, to free the cached outputs.
@@ -137,12 +136,13 @@ def _advance(
     Yields:
         The number of samples that the block has processed.
     """
-    # outputs that the algorithm has computed with its last codes spare another run of the block
-    replay, job.replay = job.replay, None  # its cache is freed after this run
+    # An algorithm that has computed outputs with its last codes saves another run of the block. The
+    # outputs are freed after this run.
+    replay, job.replay = job.replay, None
     if replay is not None:
         yield from stream.run(job.name, job.block, quantized, replay.result)
         return
-    # the layers are replaced for good by ``finish``
+    # for this run alone; ``replace_layers`` replaces the layers for good
     with job.put(job.quantized(codes)):
         yield from stream.run(job.name, job.block, quantized)
 
@@ -164,10 +164,10 @@ def check_unshared(
         NotWalkable: a block is a single layer and an algorithm works block by block, or a block
             shares a parameter with another module and an algorithm rewrites blocks.
     """
-    # a layer that is a block itself has no place below the block where its replacement could go
+    # a block that is a layer cannot be replaced by a quantized layer inside of the block
     bare = next((name for name in blocks if kind_of(blocks[name]) is not None), None)
-    inner = at_stage(config.algorithms, *STAGES[1:])
-    if bare is not None and inner:
+    blockwise = at_stage(config.algorithms, *STAGES[1:])
+    if bare is not None and blockwise:
         raise NotWalkable(
             f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers",
         )
@@ -216,7 +216,7 @@ def finalizers(config: TorchConfig) -> list[Any]:
     return at_stage(config.algorithms, "end")
 
 
-def refined(
+def choose_codes(
     job: BlockJob,
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
@@ -232,13 +232,13 @@ def refined(
     """
     codes = dict[str, Quantized]()
     for name in job.layers:
-        weight = weight_of(name, job.layers)
+        weight = rounded_weight(name, job.layers)
         if weight is not None:
             codes[name] = weight
-    return apply_rounders(codes, job, rounders)
+    return apply_weight_algorithms(codes, job, rounders)
 
 
-def apply_rounders(
+def apply_weight_algorithms(
     codes: dict[str, Quantized],
     job: BlockJob,
     rounders: list[Any],
@@ -260,7 +260,7 @@ def apply_rounders(
         rounder_job = job
         if not rounder.rounds_activations:
             rounder_job = job.with_float_activations()
-        # the codes change, so that outputs with the codes before are stale
+        # outputs with the codes of the preceding algorithm are stale
         rounder_job.replay = None
         codes, rounder_outcomes = rounder(rounder_job, codes)
         outcomes += rounder_outcomes
@@ -269,7 +269,7 @@ def apply_rounders(
     return codes, outcomes
 
 
-def weight_of(
+def rounded_weight(
     name: str,
     layers: Layers,
     read: Callable[[str], Any] | None = None,
@@ -364,17 +364,17 @@ def quantize_data_free(
         The codes; None if the weight stays float.
     """
     rounders = weight_algorithms(config)
-    weight = weight_of(name, layers, read)
+    weight = rounded_weight(name, layers, read)
     if weight is None or not rounders:
         return weight
     # a block of one layer without calls: data-free algorithms read nothing else
     job = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
-    codes, outcomes = apply_rounders({name: weight}, job, rounders)
+    codes, outcomes = apply_weight_algorithms({name: weight}, job, rounders)
     report.outcomes += outcomes
     return codes[name]
 
 
-def finish(  # noqa: PLR0913
+def replace_layers(  # noqa: PLR0913
     model: nn.Module,
     layers: Layers,
     observers: ActivationObservers,
@@ -382,7 +382,7 @@ def finish(  # noqa: PLR0913
     report: TorchReport,
     codes: Mapping[str, Quantized] | None = None,
 ) -> None:
-    """Replace the observed layers by quantized layers.
+    """Replace the observed layers by quantized layers in the model.
 
     Args:
         model: the model.
@@ -398,14 +398,14 @@ def finish(  # noqa: PLR0913
     report.note_borrowing(observers.borrowing)
     for name, (module, spec) in layers.items():
         if observers.unseen(name, scales):
-            # the data has not reached the layer, so that its activations have no scale
+            # the data has not reached the layer: its activations have no scale
             spec = report.weight_only(name)
-        weight = codes.get(name) or weight_of(name, layers)
+        weight = codes.get(name) or rounded_weight(name, layers)
         quantized_layers[name] = QuantizedLayer(module, weight, spec, **scales.of(name))
     put_modules(model, quantized_layers)
 
 
-def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
+def layers_in(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
     """Return the layers of a block.
 
     Args:
@@ -413,7 +413,7 @@ def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
         block: name of the block.
 
     Returns:
-        Those below the block by their full names; empty if the block has no layer to quantize.
+        The layers by their full names; empty if the block has no layer to quantize.
     """
     return {name: entry for name, entry in layers.items() if within(name, block)}
 

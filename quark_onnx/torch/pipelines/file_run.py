@@ -49,7 +49,7 @@ from quark_onnx.torch.models.quantized_layer import (
 from quark_onnx.torch.models.structure import embedding_of
 from quark_onnx.torch.pipelines.block import (
     finalizers,
-    inside,
+    layers_in,
     quantize_data_free,
 )
 from quark_onnx.torch.pipelines.flow import QuantizationRun
@@ -104,7 +104,7 @@ class FileRun(QuantizationRun):
         self._before = Lengths.of(self.report)
         #: quantized blocks that algorithms on the full model may change
         self._unwritten = list[str]()
-        self._layers_put = 0
+        self._layers_written = 0
 
     def _fill_module(self, module: Any, name: str, *, recurse: bool = True) -> None:
         """Read the empty parameters of a module onto the device.
@@ -178,19 +178,19 @@ class FileRun(QuantizationRun):
             for name in self.sources.rest():
                 self.writer.add(name, self.sources.reader.get(name))
 
-    def names(self) -> list[str]:
+    def module_names(self) -> list[str]:
         """Return all modules: the tensors of float modules are written, too."""
         return [name for name, _ in self.model.named_modules()]
 
-    def put(self, name: str, scales: Scales) -> None:
+    def hand_over(self, name: str, scales: Scales) -> None:
         """Write the codes of a layer, or the stored tensors of a float module."""
         module = self.model.get_submodule(name)
         if name in self.chosen:
-            self._put_layer(name, module, scales)
+            self._write_layer(name, module, scales)
         else:
-            self._put_float(name, module)
+            self._write_float(name, module)
 
-    def _put_layer(self, name: str, module: Any, scales: Scales) -> None:
+    def _write_layer(self, name: str, module: Any, scales: Scales) -> None:
         self._fill_module(module, name)
         self._keep_codes(name, module)
         codes = quantize_data_free(
@@ -207,11 +207,11 @@ class FileRun(QuantizationRun):
             self.write(f"{self._key(name)}.{end}", tensor)
         self._mark(name, module)
         empty(module)
-        self._layers_put += 1
-        if self._layers_put % _KEPT == 0:
+        self._layers_written += 1
+        if self._layers_written % _KEPT == 0:
             release_memory()
 
-    def _put_float(self, name: str, module: Any) -> None:
+    def _write_float(self, name: str, module: Any) -> None:
         """Write the tensors of a float module as stored; children are not included.
 
         A tied parameter is written once, if its twin stays float. Tensors that are copied from file
@@ -306,11 +306,13 @@ class FileRun(QuantizationRun):
             check_finite(module.weight, name)
         return [moved(sample, self.device) for sample in samples]
 
-    def before_blocks(self, early: Mapping[str, Scales], stream: BlockStream) -> None:
+    def before_blocks(
+        self, scales_before: Mapping[str, Scales], stream: BlockStream
+    ) -> None:
         """Open the journal, and write the modules before the blocks, in the order of the model."""
         self.journal.begin(stream.tensors())
-        for name, scales in early.items():
-            self.put(name, scales)
+        for name, scales in scales_before.items():
+            self.hand_over(name, scales)
 
     def restore_block(
         self, index: int, name: str, layers: Layers, stream: BlockStream
@@ -353,8 +355,8 @@ class FileRun(QuantizationRun):
 
     def after_blocks(
         self,
-        early: Mapping[str, Scales],
-        later: Mapping[str, Scales],
+        scales_before: Mapping[str, Scales],
+        scales_after: Mapping[str, Scales],
         samples: list[Any],
         progress: bool | None,
     ) -> None:
@@ -363,10 +365,10 @@ class FileRun(QuantizationRun):
             self._fill_outside(self._unwritten)
             self.run_finalizers(samples, progress)
             for name in self._unwritten:
-                layers = inside(self.chosen, name)
+                layers = layers_in(self.chosen, name)
                 self._write_block(name, layers, self._named(name, layers))
-        for name, scales in later.items():
-            self.put(name, scales)
+        for name, scales in scales_after.items():
+            self.hand_over(name, scales)
 
     def _fill_outside(
         self,
@@ -422,7 +424,7 @@ class FileRun(QuantizationRun):
     def _keep_codes(self, name: str, module: Any) -> None:
         """Let a layer keep the checkpoint's codes if the format is as requested.
 
-        The codes are set as ``module.kept_codes``, where ``block.weight_of`` finds them.
+        The codes are set as ``module.kept_codes``, where ``block.rounded_weight`` finds them.
 
         Args:
             name: full name of the layer.

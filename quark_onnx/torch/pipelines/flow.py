@@ -29,7 +29,7 @@ from quark_onnx.torch.models.structure import blocks_of
 from quark_onnx.torch.pipelines.block import (
     check_unshared,
     finalizers,
-    inside,
+    layers_in,
     needs_float_reference,
     quantize_block,
 )
@@ -40,7 +40,8 @@ from quark_onnx.torch.pipelines.report import TorchReport
 class QuantizationRun(ABC):
     """A model, with the source of its weights and the destination of its quantized layers.
 
-    Methods without a body are steps that a module in memory does not need.
+    Handing over a module is to keep it for the model in memory, or to write it to the output
+    checkpoint. Methods without a body are steps that a module in memory does not need.
 
     Attributes:
         model: the model.
@@ -56,12 +57,12 @@ class QuantizationRun(ABC):
     report: TorchReport
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of the modules that ``put`` gets, in order."""
+    def module_names(self) -> list[str]:
+        """Return the names of the modules that ``hand_over`` gets, in order."""
 
     @abstractmethod
-    def put(self, name: str, scales: Scales) -> None:
-        """Quantize a layer by itself, and hand it over; other modules are handed over as they are.
+    def hand_over(self, name: str, scales: Scales) -> None:
+        """Quantize a layer without samples and hand it over, or hand over a float module.
 
         Args:
             name: name of a module outside of the blocks, or of any module if no data is needed.
@@ -70,7 +71,7 @@ class QuantizationRun(ABC):
 
     @abstractmethod
     def calibrating(self) -> AbstractContextManager[None]:
-        """Prepare the model for runs on the data inside the context."""
+        """Prepare the model for runs on the data layers_in the context."""
 
     @abstractmethod
     def record(self, blocks: Mapping[str, Any], samples: list[Any]) -> BlockStream:
@@ -92,16 +93,16 @@ class QuantizationRun(ABC):
     @abstractmethod
     def after_blocks(
         self,
-        early: Mapping[str, Scales],
-        later: Mapping[str, Scales],
+        scales_before: Mapping[str, Scales],
+        scales_after: Mapping[str, Scales],
         samples: list[Any],
         progress: bool | None,
     ) -> None:
-        """Run the algorithms on the full model, and hand over what has not been handed over.
+        """Run the algorithms on the full model, and hand over the remaining modules.
 
         Args:
-            early: scales by module, as ``before_blocks`` got them.
-            later: scales of the modules that run after the blocks.
+            scales_before: scales by module, as ``before_blocks`` got them.
+            scales_after: scales of the modules that run after the blocks.
             samples: the calibration batches.
             progress: whether to show a progress bar; None decides by the terminal.
         """
@@ -112,7 +113,7 @@ class QuantizationRun(ABC):
     def outside_loaded(
         self, blocks: Iterable[str], *, heads: bool
     ) -> AbstractContextManager[None]:
-        """Load the weights outside of the blocks inside the context.
+        """Load the weights outside of the blocks layers_in the context.
 
         Args:
             blocks: names of the blocks.
@@ -121,12 +122,12 @@ class QuantizationRun(ABC):
         return nullcontext()
 
     def before_blocks(  # noqa: B027
-        self, early: Mapping[str, Scales], stream: BlockStream
+        self, scales_before: Mapping[str, Scales], stream: BlockStream
     ) -> None:
         """Hand over modules outside of the blocks before the first block.
 
         Args:
-            early: scales by module.
+            scales_before: scales by module.
             stream: the hidden states at the input of the first block.
         """
 
@@ -147,8 +148,8 @@ class QuantizationRun(ABC):
     ) -> None:
         """Hand over a quantized block; its outputs are in the stream."""
 
-    def place(self) -> None:  # noqa: B027
-        """Replace float layers of the model by those of ``put``."""
+    def place_layers(self) -> None:  # noqa: B027
+        """Replace float layers of the model by those of ``hand_over``."""
 
     def state(self, index: int) -> State:
         """Return the storage of an algorithm on the full model, by its index."""
@@ -174,15 +175,15 @@ def quantize_without_data(run: QuantizationRun, progress: bool | None) -> None:
         run: the model.
         progress: whether to show a progress bar; None decides by the terminal.
     """
-    names = run.names()
+    names = run.module_names()
     with Progress(progress, len(names), "quantizing", "layer") as bar:
         for done, name in enumerate(names, 1):
             # reading and quantizing overlap
             run.read_ahead(names[done : done + 1], recurse=False)
-            run.put(name, Scales())
+            run.hand_over(name, Scales())
             bar.update(done)
     # at the end: an error in a layer leaves the model float
-    run.place()
+    run.place_layers()
 
 
 def quantize_with_data(
@@ -215,18 +216,20 @@ def quantize_with_data(
             _quantize_whole(run, blocks, samples, str(error))
             return
         scales = observers.scales(config.least_of)
-        # heads and the like, which run after the last block
+        # layers that run after the last block, such as the head
         unseen = [name for name in outside if observers.unseen(name, scales)]
-        early = outside_of(dict.fromkeys(run.names(), scales), [*blocks, *unseen])
-        run.before_blocks(early, stream)
+        scales_before = outside_of(
+            dict.fromkeys(run.module_names(), scales), [*blocks, *unseen]
+        )
+        run.before_blocks(scales_before, stream)
         _quantize_blocks(run, blocks, stream, progress)
-        later = dict[str, Scales]()
+        scales_after = dict[str, Scales]()
         if unseen:
-            layers = {name: outside[name] for name in unseen}
-            later = _calibrate_after(run, blocks, layers, stream, samples)
+            layers_after = {name: outside[name] for name in unseen}
+            scales_after = _calibrate_after(run, blocks, layers_after, stream, samples)
         stream.release()
-        run.after_blocks(early, later, samples, progress)
-    # layers that stay float have left ``chosen``
+        run.after_blocks(scales_before, scales_after, samples, progress)
+    # layers that stay float have been removed from ``chosen``
     report.note_outside(
         [name for name in outside if name in run.chosen], config.algorithms
     )
@@ -242,7 +245,7 @@ def _record(
 
     Returns:
         The hidden states at the input of the first block, and the observers of the layers outside
-        of the blocks; those that run later have not observed anything.
+        of the blocks. Observers of layers after the blocks are empty.
     """
     if not blocks:
         raise NotWalkable("the model has no list of blocks")
@@ -263,13 +266,13 @@ def _quantize_blocks(
     stream: BlockStream,
     progress: bool | None,
 ) -> None:
-    """Quantize the blocks in order, and advance the hidden states behind the last one."""
+    """Quantize the blocks in order, and advance the hidden states to after the last block."""
     if needs_float_reference(run.chosen, run.config):
         stream.split()
     names = list(blocks)
     with Progress(progress, len(names), "quantizing", "block") as bar:
         for index, name in enumerate(names):
-            layers = inside(run.chosen, name)
+            layers = layers_in(run.chosen, name)
             if run.restore_block(index, name, layers, stream):
                 bar.update(index + 1, skipped=True)
                 continue
@@ -291,7 +294,7 @@ def _calibrate_after(
     stream: BlockStream,
     samples: list[Any],
 ) -> dict[str, Scales]:
-    """Return the scales of layers after the blocks; layers that stay inactive stay float."""
+    """Return the scales of layers after the blocks; unreached layers stay float."""
     # the modules before the blocks run again, up to the last head
     with (
         run.outside_loaded(blocks, heads=True),
@@ -308,21 +311,22 @@ def _calibrate_after(
 def _quantize_whole(
     run: QuantizationRun, blocks: Mapping[str, Any], samples: list[Any], reason: str
 ) -> None:
-    """Calibrate the layers of a model that cannot run block by block.
+    """Calibrate and quantize the layers of a model that cannot run block by block.
 
-    An inactive layer outside of the blocks stays float. Other inactive layers are quantized with
-    weights alone.
+    A layer outside of the blocks that the data does not reach stays float. Of other unreached
+    layers, only the weights are quantized.
     """
     samples = run.load_whole(samples, reason)
     with ActivationObservers(run.chosen) as observers:
         run_whole(run.model, samples)
     scales = observers.scales(run.config.least_of)
     run.report.note_borrowing(observers.borrowing)
-    for name in [name for name in run.chosen if observers.unseen(name, scales)]:
+    unreached = [name for name in run.chosen if observers.unseen(name, scales)]
+    for name in unreached:
         if blocks and not within_any(name, blocks):
             run.stay_float(name)
         else:
             run.chosen[name] = (run.chosen[name][0], run.report.weight_only(name))
-    for name in run.names():
-        run.put(name, scales)
-    run.place()
+    for name in run.module_names():
+        run.hand_over(name, scales)
+    run.place_layers()

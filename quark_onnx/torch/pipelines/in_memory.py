@@ -235,17 +235,17 @@ class ModuleRun(QuantizationRun):
     """Quantization of a module in memory, whose layers are replaced in place.
 
     Attributes:
-        quantized: quantized layers that ``place`` puts into the model, by name.
+        quantized: quantized layers that ``place_layers`` puts into the model, by name.
     """
 
     quantized: dict[str, QuantizedLayer] = field(default_factory=dict)
 
-    def names(self) -> list[str]:
+    def module_names(self) -> list[str]:
         """Return the layers to quantize; other modules stay as they are."""
         return list(self.chosen)
 
-    def put(self, name: str, scales: Scales) -> None:
-        """Quantize a layer; ``place`` puts it into the model."""
+    def hand_over(self, name: str, scales: Scales) -> None:
+        """Quantize a layer; ``place_layers`` puts it into the model."""
         # a layer that the data does not reach has left ``chosen``
         if name in self.chosen:
             module, spec = self.chosen[name]
@@ -254,8 +254,8 @@ class ModuleRun(QuantizationRun):
                 module, codes, spec, **scales.of(name)
             )
 
-    def place(self) -> None:
-        """Replace the float layers by those of ``put``."""
+    def place_layers(self) -> None:
+        """Replace the float layers by those of ``hand_over``."""
         put_modules(self.model, self.quantized)
 
     @contextlib.contextmanager
@@ -298,15 +298,15 @@ class ModuleRun(QuantizationRun):
 
     def after_blocks(
         self,
-        early: Mapping[str, Scales],
-        later: Mapping[str, Scales],
+        scales_before: Mapping[str, Scales],
+        scales_after: Mapping[str, Scales],
         samples: list[Any],
         progress: bool | None,
     ) -> None:
         """Replace the layers around the blocks, and run the algorithms on the full model."""
-        for name, scales in {**early, **later}.items():
-            self.put(name, scales)
-        self.place()
+        for name, scales in {**scales_before, **scales_after}.items():
+            self.hand_over(name, scales)
+        self.place_layers()
         self.run_finalizers(samples, progress)
 
 

@@ -37,7 +37,7 @@ from quark_onnx.torch.models.layer_patterns import LayerPatterns, with_layer_nam
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import blocks_of, layers_of, put_modules
-from quark_onnx.torch.pipelines.block import inside, weight_of
+from quark_onnx.torch.pipelines.block import layers_in, rounded_weight
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.mixture import Group, Mixture, Option
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
@@ -181,7 +181,7 @@ def _groups(
     experts = [f"{name}." for name in instances(model, UNFUSED)]
     found: dict[Any, list[str]] = {}
     for name, block in blocks.items():
-        part = inside(chosen, name)
+        part = layers_in(chosen, name)
         calls = walk.calls(name)
         if not part or not calls:
             continue
@@ -265,7 +265,7 @@ def _quantized(
     if spec.measures and not is_reached:
         # as in a run: without a scale the activations stay float
         spec = LayerSpec(spec.weight)
-    return QuantizedLayer(module, weight_of(name, layers), spec, **scales.of(name))
+    return QuantizedLayer(module, rounded_weight(name, layers), spec, **scales.of(name))
 
 
 def _size(option: Option) -> tuple[int, float]:

@@ -15,8 +15,8 @@ from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns whose feedback to later columns is applied as one product ("lazy batch updates").
 BLOCK = 256
-#: Columns of a block whose feedback is applied column by column.
-_PART = 64
+#: Columns of a panel, in which feedback is applied column by column.
+_PANEL = 64
 
 
 class ColumnLevels:
@@ -61,7 +61,7 @@ class ColumnLevels:
         Args:
             position: the position of the column in the order.
             target: (rows,), the values to round.
-            base: (rows,), the value of level 0 less the weight.
+            base: (rows,), the value of level 0 minus the weight.
             level: (rows,), receives the levels.
             out: (rows,), receives Q - W.
         """
@@ -91,7 +91,7 @@ def round_block(  # noqa: PLR0913
     target: torch.Tensor,
     feedback: torch.Tensor,
     E: torch.Tensor,
-    first: torch.Tensor | None = None,
+    first_column: torch.Tensor | None = None,
 ) -> None:
     """Round the columns of a block in order, with error feedback within the block.
 
@@ -106,7 +106,7 @@ def round_block(  # noqa: PLR0913
         feedback: (count, count), below the diagonal: row i, column j is the share of column j's
             error that column i compensates.
         E: (count, rows), receives Q - W.
-        first: (rows,), the values to round in the first column; None for the target.
+        first_column: (rows,), the values to round in the first column; None for the target.
     """
     # -zero * scale - W, for all columns of the block at once.
     bases = columns.zero_values(start, start + len(W)).neg_().sub_(W).unbind(0)
@@ -114,18 +114,21 @@ def round_block(  # noqa: PLR0913
     # views are made at once: indexing a tensor takes as long as an operation on a short column
     targets = target.unbind(0)
     errors = E.unbind(0)
-    for part, stop in panels(len(W), _PART):
-        # A matrix product for the earlier parts of the block; within a part, column by column.
-        if part:
-            target[part:stop].addmm_(feedback[part:stop, :part], E[:part], alpha=-1)
-        E_part = E[part:stop].t()
-        feedback_rows = feedback[part:stop, part:stop].unbind(0)
+    for left, right in panels(len(W), _PANEL):
+        # A matrix product for the earlier panels of the block; within a panel, column by column.
+        if left:
+            target[left:right].addmm_(feedback[left:right, :left], E[:left], alpha=-1)
+        E_panel = E[left:right].t()
+        feedback_rows = feedback[left:right, left:right].unbind(0)
         # threads that wait for each other at each short operation take 100 times as long on a
         # busy machine
         with one_thread():
-            for i in range(part, stop):
-                if done := i - part:
-                    shares = feedback_rows[done].narrow(0, 0, done)
-                    targets[i].addmv_(E_part.narrow(1, 0, done), shares, alpha=-1)
-                values = first if i == 0 and first is not None else targets[i]
+            for i in range(left, right):
+                # The errors of the columns of the panel that are already rounded.
+                if count := i - left:
+                    shares = feedback_rows[count].narrow(0, 0, count)
+                    targets[i].addmv_(E_panel.narrow(1, 0, count), shares, alpha=-1)
+                values = targets[i]
+                if i == 0 and first_column is not None:
+                    values = first_column
                 columns.round_column(start + i, values, bases[i], level, errors[i])

@@ -54,9 +54,9 @@ from quark_onnx.torch.runtime.memory import release_memory
 _POWER_ITERATIONS = 30
 #: Above this damping, the cost of a sweep consists of damping, and the loss is lost in rounding.
 _MUCH_DAMPING = 10.0
-#: Copies of a weight during a sweep: targets, dequantized values, errors, updates, scales and
-#: zero points.
-_SWEPT = 10
+#: Number of arrays of a weight's size during a sweep: targets, dequantized values, errors, updates,
+#: scales and zero points.
+_SWEEP_COPIES = 10
 #: Layers whose weight is a matrix (outputs, inputs).
 _KINDS = ("Linear", "Conv1D")
 
@@ -67,8 +67,8 @@ class GPTQ:
     """Round a weight column by column, with error feedback to later columns.
 
     Attributes:
-        damping: added to the diagonal of the Hessian, in means of the diagonal; multiplied by 10
-            until the Hessian can be factored.
+        damping: added to the diagonal of the Hessian, relative to the mean of the diagonal;
+            multiplied by 10 until the Hessian can be factored.
         act_order: round columns in the order of decreasing activation energy; groups keep their
             columns and scales.
         search_scales: first choose scales by the error of rounding, in place of the extremes.
@@ -89,7 +89,6 @@ class GPTQ:
     rounds_activations: bool = False
 
     def __post_init__(self) -> None:
-        # A method, as subclasses add settings of their own.
         for name, upper in self._upper_limits().items():
             value = getattr(self, name)
             require(
@@ -107,7 +106,7 @@ class GPTQ:
         )
 
     def _upper_limits(self) -> dict[str, float]:
-        """Return the numeric settings with their greatest values."""
+        """Return the numeric settings with their greatest values; subclasses add theirs."""
         return {"damping": 1e4}
 
     @property
@@ -131,15 +130,15 @@ class GPTQ:
             # Both candidates of scales are swept side by side.
             widest = max(widest, outputs * (1 + self.search_scales) * inputs)
         # the larger of a copy of H during the factorization and the sweep
-        working = max(4 * most**2, _SWEPT * 4 * min(widest, AT_ONCE))
+        working = max(4 * most**2, _SWEEP_COPIES * 4 * min(widest, AT_ONCE))
         return shapes.block + stored_bytes(shapes) + hessians + working
 
     def damping_for(self, H: torch.Tensor) -> float:
-        """Return the damping in means of the diagonal."""
+        """Return the damping relative to the mean of the diagonal."""
         return self.damping
 
     def _first_column(
-        self, W: torch.Tensor, pull: torch.Tensor, diagonal: torch.Tensor
+        self, W: torch.Tensor, cross_products: torch.Tensor, diagonal: torch.Tensor
     ) -> torch.Tensor | None:
         """Return values to round in the first column, (rows, inputs); None for the target."""
         return None
@@ -257,12 +256,12 @@ class GPTQ:
         solver = inputs.solver
         if not self._correction or inputs.stats.xd is None:
             return _LayerSearch(name, Loss(W, solver.losses), W, None, start, solver)
-        # (inputs, outputs): X^T D W^T, the correlation of the inputs with the error upstream in the
+        # (inputs, outputs): X^T D W^T, the products of the inputs and the error upstream at the
         # outputs.
-        pull = self._correction * (inputs.stats.xd @ W.t())
-        target = W + solver.solve(pull).t()
-        first = self._first_column(W, pull, inputs.diagonal)
-        loss = Loss(W, solver.losses, pull)
+        cross_products = self._correction * (inputs.stats.xd @ W.t())
+        target = W + solver.solve(cross_products).t()
+        first = self._first_column(W, cross_products, inputs.diagonal)
+        loss = Loss(W, solver.losses, cross_products)
         return _LayerSearch(name, loss, target, first, start, solver)
 
     def _candidates(self, search: _LayerSearch, diagonal: torch.Tensor) -> _Candidates:
@@ -296,8 +295,8 @@ class GPTQ:
         power = float(search.loss.power()) or 1.0
         # the loss leaves out a constant, the error of the float weight itself
         constant = 0.0
-        if search.loss.pull is not None:
-            # W D^T D W^T: what remains of the error upstream even with the float weight.
+        if search.loss.cross_products is not None:
+            # W D^T D W^T, the error upstream at the outputs of the float weight.
             constant = self._correction**2 * float(squares_of(stats.dd)(W).sum())
         # Differences of large float32 sums: rounding may leave a tiny negative error.
         before = max(float(search.start_error.sum()) + constant, 0.0) / power
@@ -350,31 +349,31 @@ class _LayerSearch:
         self._solver = solver
 
     def consider(self, codes: Quantized, rounded: Rounded) -> None:
-        """Take the codes of a sweep, row by row, where the loss is less.
+        """Take the rows of a sweep whose loss is less.
 
         The loss follows from the cost of the sweep, without another product with H. With R for the
-        ridge, p for the pull, and (H + R) s = p, the target is w + s. The cost
+        ridge, p for the cross products, and (H + R) s = p, the target is w + s. The cost
         (q - w - s) (H + R) (q - w - s) is the sum of the loss (q - w) H (q - w) - 2 (q - w) p, of
         (q - w) R (q - w), and of s p.
         """
         W = self.loss.weight
-        # So much damping, subtracted from the cost, would cancel nearly all of its digits.
+        # Subtracting so much damping from the cost would cancel nearly all of its digits.
         if self._solver.damping > _MUCH_DAMPING:
             error = self.loss(codes)
         else:
             error = rounded.cost - self._solver.damping_costs(rounded.Q, W)
-            if self.loss.pull is not None:
-                error -= ((self.target - W) * self.loss.pull.t()).sum(1)
+            if self.loss.cross_products is not None:
+                error -= ((self.target - W) * self.loss.cross_products.t()).sum(1)
         self.best, self.error = better(self.best, self.error, codes, error)
 
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Scales to sweep with.
+    """The candidates of scales for a layer.
 
     Attributes:
-        search: the layer.
-        starts: weights with the scales.
+        search: the search of the layer's codes.
+        starts: the weight, quantized with each candidate.
     """
 
     search: _LayerSearch
@@ -393,8 +392,7 @@ class _Candidates:
         return first.levels_of, first.scale.shape[1], len(self.levels)
 
     def consider(self, rounded: Rounded) -> None:
-        """Offer the result of a sweep, each row with the chosen scales, to the search."""
-        # Each row with the scale of the candidate that won in the sweep.
+        """Pass the result of a sweep to the search, each row with the scales that it chose."""
         codes = self.starts[0]
         for index, start in enumerate(self.starts[1:], 1):
             codes = merged(codes, start, rounded.choice == index)
@@ -480,7 +478,7 @@ class Qronos(GPTQ):
         return 1.0
 
     def damping_for(self, H: torch.Tensor) -> float:
-        """Return the damping in means of the diagonal, from the chosen unit."""
+        """Return the damping relative to the mean of the diagonal, from the chosen unit."""
         if self.relative_to == "mean":
             return self.damping
         # In float64: float32 would lose digits over 30 products.
@@ -496,7 +494,7 @@ class Qronos(GPTQ):
         )
 
     def _first_column(
-        self, W: torch.Tensor, pull: torch.Tensor, diagonal: torch.Tensor
+        self, W: torch.Tensor, cross_products: torch.Tensor, diagonal: torch.Tensor
     ) -> torch.Tensor | None:
         # The minimum of the loss in one column while the others keep their float values.
-        return W + (pull / diagonal.clamp(min=1e-30)[:, None]).t()
+        return W + (cross_products / diagonal.clamp(min=1e-30)[:, None]).t()

@@ -47,7 +47,7 @@ LOSSES_AT_ONCE = 1 << 20
 _ROW_MULTIPLE = 16
 #: Damping grows by this factor until the Hessian can be factored.
 _ESCALATION = 10.0
-#: The greatest damping that is tried, in means of the diagonal.
+#: The greatest damping that is tried, relative to the mean of the diagonal.
 _MOST_DAMPING = 1e4
 #: The exponent of the greatest power of two in float32.
 _MAX_EXPONENT = 127
@@ -78,9 +78,9 @@ class Solver:
             Hessian, H + ridge = T^T T.
         diagonal: (inputs,) float32, the diagonal of H, in that order and with that unit.
         order: (inputs,) int64, the columns in the order of rounding.
-        damping: the damping that was used, in means of the diagonal.
+        damping: the damping that was used, relative to the mean of the diagonal.
         ridge: (inputs,) float32, the addition to the diagonal, in the order of the weight.
-        unit: a power of two.
+        unit: the power of two that H is divided by.
     """
 
     HT: torch.Tensor
@@ -103,8 +103,8 @@ class Solver:
 
         Args:
             H: (inputs, inputs), X^T X.
-            damping: the addition to the diagonal, in means of the diagonal; multiplied by 10 until
-                the factorization succeeds.
+            damping: the addition to the diagonal, relative to its mean; multiplied by 10 until the
+                factorization succeeds.
             act_order: round columns in the order of decreasing diagonal.
             keep: False lets the solver overwrite H.
 
@@ -134,7 +134,8 @@ class Solver:
         # Summed in float64 and rounded to float32 once.
         undamped = ordered.double() + dead[order]
         used = _escalate(
-            lambda share: _factor(flipped, HT, undamped + share * mean / unit), damping
+            lambda tried: _factor(flipped, HT, undamped + tried * mean / unit),
+            damping,
         )
         store_lower(flipped, HT)
         return cls(HT, ordered, order, used, dead * unit + used * mean, unit)
@@ -198,7 +199,7 @@ class Solver:
         W: torch.Tensor,
         candidates: Sequence[TensorLevels],
         descent_passes: int = 0,
-        first: torch.Tensor | None = None,
+        first_column: torch.Tensor | None = None,
     ) -> Rounded:
         """Round a weight.
 
@@ -206,8 +207,8 @@ class Solver:
             W: (rows, inputs) float32, the values to approximate.
             candidates: levels to choose from; each row takes the candidate with the least loss.
             descent_passes: passes of coordinate descent after the sweep.
-            first: (rows, inputs) float32; the column that is first in the order is rounded from
-                here in place of W.
+            first_column: (rows, inputs) float32, whose column that is first in the order is rounded
+                in place of W's; None for W.
         """
         # Rows are independent: chunks bound the memory of the sweep.
         count = self._row_count(AT_ONCE // len(candidates))
@@ -222,9 +223,9 @@ class Solver:
                 W[rows],
                 [levels.part(rows) for levels in candidates],
                 descent_passes,
-                None if first is None else first[rows],
+                None if first_column is None else first_column[rows],
             )
-            # block by block, to make no copy of the whole E in the order of the weight
+            # block by block, since reordering E as a whole would make a copy of it
             for left, right in panels(len(position), BLOCK):
                 E_block = E.index_select(0, position[left:right]).t()
                 torch.add(E_block, W[rows, left:right], out=Q[rows, left:right])
@@ -236,7 +237,7 @@ class Solver:
         W: torch.Tensor,
         candidates: Sequence[TensorLevels],
         descent_passes: int,
-        first: torch.Tensor | None,
+        first_column: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Round some rows.
 
@@ -244,12 +245,12 @@ class Solver:
             E, (inputs, rows) in the order of rounding; the choices, (rows,); and the costs, (rows,)
             divided by ``unit``.
         """
-        start = None
-        if first is not None:
-            start = first[:, self.order[0]].repeat(len(candidates))
+        first_values = None
+        if first_column is not None:
+            first_values = first_column[:, self.order[0]].repeat(len(candidates))
         columns = ColumnLevels(TensorLevels.stacked(candidates), self.order)
         E, Err, cost = self._sweep(
-            W, len(candidates), columns, start, keep_err=bool(descent_passes)
+            W, len(candidates), columns, first_values, keep_err=bool(descent_passes)
         )
         E, Err, cost, levels, choice = _choose(E, Err, cost, candidates)
         # The descent goes on with the chosen scales alone.
@@ -274,7 +275,7 @@ class Solver:
         W: torch.Tensor,
         count: int,
         columns: ColumnLevels,
-        first: torch.Tensor | None,
+        first_column: torch.Tensor | None,
         *,
         keep_err: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -282,9 +283,9 @@ class Solver:
 
         Args:
             W: (rows, inputs).
-            count: candidates, which are swept side by side.
+            count: number of candidates, which are swept side by side.
             columns: the levels of all candidates.
-            first: (count * rows,), the values to round in the first column; None for W.
+            first_column: (count * rows,), the values to round in the first column; None for W.
             keep_err: return Err, which takes as much memory as E.
 
         Returns:
@@ -313,7 +314,7 @@ class Solver:
                 target,
                 feedback[:, start:],
                 E[start:stop],
-                None if start else first,
+                None if start else first_column,
             )
             # Err_i = T_ii (q_i - target_i), and target - W - E is target - Q.
             Err_block = target.sub_(W_block).sub_(E[start:stop]).mul_(-diagonal)
@@ -360,11 +361,11 @@ class Solver:
             # the minimum of a parabola: q - gradient / curvature
             target.div_(-diagonal).add_(Q_block)
             feedback = self.HT[start:stop, start:stop].triu(1).t() / diagonal
-            # the moves of the block take the place of its Err
+            # the moves of the block overwrite its Err
             moves = Err_block
             round_block(columns, start, Q_block, target, feedback, moves)
             E[start:stop] += moves
-            # the parabola at q + move less at q: diagonal * move * (2 (q - target) + move)
+            # the parabola at q + move minus that at q: diagonal * move * (2 (q - target) + move)
             change += (
                 Q_block.sub_(target)
                 .mul_(2)
@@ -402,22 +403,23 @@ def _choose(
     for index in range(1, len(candidates)):
         # Strictly less: of equal candidates the first one stays.
         wins = costs[index] < costs[0]
-        for parts in (errors, projections, costs):
-            torch.where(wins, parts[index], parts[0], out=parts[0])
+        for per_candidate in (errors, projections, costs):
+            torch.where(
+                wins, per_candidate[index], per_candidate[0], out=per_candidate[0]
+            )
         levels = levels.merged(candidates[index], wins)
         choice = torch.where(wins, index, choice)
     return errors[0], projections[0], costs[0], levels, choice
 
 
 def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
-    """Return the least damping for which an attempt succeeds."""
-    share = damping
-    while not attempt(share):
+    """Multiply the damping by 10 until an attempt succeeds, and return it."""
+    while not attempt(damping):
         # From 0, the escalation starts at 1e-5.
-        share = max(share, 1e-6) * _ESCALATION
-        if share > _MOST_DAMPING:
+        damping = max(damping, 1e-6) * _ESCALATION
+        if damping > _MOST_DAMPING:
             raise ArithmeticError("the products of the inputs are not finite")
-    return share
+    return damping
 
 
 def _factor(flipped: torch.Tensor, H: torch.Tensor, diagonal: torch.Tensor) -> bool:

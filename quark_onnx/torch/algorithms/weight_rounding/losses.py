@@ -25,23 +25,23 @@ class Loss:
     Attributes:
         weight: (outputs, inputs), the float weight W.
         squares: maps E = Q - W, (outputs, inputs), to the squared error of each output.
-        pull: (inputs, outputs), the products of the inputs and a correction that the layer should
-            add to its float outputs; None for no correction.
+        cross_products: (inputs, outputs), the products of the inputs and a correction that the
+            layer should add to its float outputs; None for no correction.
     """
 
     weight: torch.Tensor
     squares: Callable[[torch.Tensor], torch.Tensor]
-    pull: torch.Tensor | None = None
+    cross_products: torch.Tensor | None = None
 
     def __call__(self, quantized: Quantized) -> torch.Tensor:
-        """Return the loss of each output, (outputs,); up to a constant with a pull."""
+        """Return the loss of each output, (outputs,); with a correction, up to a constant."""
         E = quantized.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
         square = self.squares(E)
-        if self.pull is None:
+        if self.cross_products is None:
             return square
         # (q - w) H (q - w) - 2 (q - w) p: the squared error of the corrected outputs, less a
         # constant.
-        return square - 2 * (E * self.pull.t()).sum(1)
+        return square - 2 * (E * self.cross_products.t()).sum(1)
 
     def power(self) -> torch.Tensor:
         """Return the sum of squares of the float outputs; an estimate for many outputs.

@@ -23,7 +23,7 @@ from quark_onnx.torch.models.float_weights import (
 )
 from quark_onnx.torch.models.mixtures import routers_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.pipelines.block import weight_of
+from quark_onnx.torch.pipelines.block import rounded_weight
 from quark_onnx.torch.pipelines.graph.calls import (
     KINDS,
     LayerCalls,
@@ -123,7 +123,7 @@ def quantize_graph(
     roundings.measure(data)
     floats = {name: (calls.layer, spec) for name, (calls, spec) in layers.items()}
     for name, (calls, spec) in layers.items():
-        layer = QuantizedLayer(calls.layer, weight_of(name, floats), spec)
+        layer = QuantizedLayer(calls.layer, rounded_weight(name, floats), spec)
         layer.input = roundings.module(roundings.inputs.get(name))
         layer.output = roundings.module(roundings.outputs.get(name))
         _put(graph_module, name, layer, calls)

@@ -22,7 +22,7 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
-from quark_onnx.torch.pipelines.block import refined
+from quark_onnx.torch.pipelines.block import choose_codes
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
@@ -114,7 +114,7 @@ def test_the_best_power_against_a_search_written_anew(
 def test_what_is_promised_is_what_the_rewritten_block_gives() -> None:
     job = uneven()
     outcomes = AWQ(duo=True)(job)
-    plain, _ = refined(job, [])
+    plain, _ = choose_codes(job, [])
     for each in outcomes:
         if each.layer.endswith(("v_proj", "up_proj")):
             continue  # their rows have been rescaled since, and weigh otherwise
@@ -216,8 +216,8 @@ def narrowed(part: Any, spec: TensorSpec, low: float, high: float) -> Any:
 def test_clip_makes_no_row_worse(name: str) -> None:
     spec = LayerSpec(scheme(name).weight)
     job = uneven(spec)
-    plain, _ = refined(job, [])
-    found, outcomes = refined(job, [Clip()])
+    plain, _ = choose_codes(job, [])
+    found, outcomes = choose_codes(job, [Clip()])
     assert [each.layer for each in outcomes] != [] and not any(
         each.note for each in outcomes
     )
@@ -244,7 +244,7 @@ def row_errors(x: Any, weight: Any, left: Quantized) -> Any:
 
 def test_clip_leaves_formats_without_scales() -> None:
     job = uneven(scheme("mxfp4_weight_only"))
-    plain, _ = refined(job, [])
+    plain, _ = choose_codes(job, [])
     found, outcomes = Clip()(job, plain)
     assert outcomes == [] and all(found[name] is plain[name] for name in plain)
 
@@ -265,7 +265,7 @@ def test_experts_that_no_token_reaches() -> None:
         and len(gates) == 4
         and not any(each.note for each in outcomes)
     )
-    _, outcomes = refined(job, [Clip()])
+    _, outcomes = choose_codes(job, [Clip()])
     unseen = {
         each.layer for each in outcomes if each.note == "the data has not reached it"
     }

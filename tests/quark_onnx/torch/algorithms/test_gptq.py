@@ -38,7 +38,7 @@ from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import blocks_of
 from quark_onnx.torch.pipelines import file_run
-from quark_onnx.torch.pipelines.block import inside
+from quark_onnx.torch.pipelines.block import layers_in
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
 from tests import torch_families
@@ -323,7 +323,7 @@ def first_block(model: Any, config: TorchConfig, data: list[Any]) -> BlockJob:
     name, block = next(iter(blocks.items()))
     walk = BlockStream(model, blocks, data)
     return BlockJob(
-        name, block, inside(chosen, name), walk.calls(name), walk.calls(name)
+        name, block, layers_in(chosen, name), walk.calls(name), walk.calls(name)
     )
 
 

@@ -19,7 +19,7 @@ from quark_onnx.torch.algorithms.rescaling.smoothquant import (
 )
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.schemes import scheme
-from quark_onnx.torch.pipelines.block import weight_of
+from quark_onnx.torch.pipelines.block import rounded_weight
 from tests import torch_families
 from tests.quark_onnx.torch.algorithms.blocks import change, inputs_of, job_of, model_of
 
@@ -44,7 +44,7 @@ def rounded_error(job: BlockJob, targets: list[Any]) -> float:
         for call in job.calls:
             call.run(job.block)
     job.scales = watching.scales()
-    made = {name: weight_of(name, job.layers) for name in job.layers}
+    made = {name: rounded_weight(name, job.layers) for name in job.layers}
     with (
         torch.no_grad(),
         job.put(
@@ -134,7 +134,7 @@ def test_error_shares_are_those_of_the_layers() -> None:
     job = with_outliers(spec=scheme("uint4_wo_32"))
     x = inputs_of(job, "self_attn.o_proj")
     layer, spec = job.layers[f"{job.name}.self_attn.o_proj"]
-    made = weight_of("o_proj", {"o_proj": (layer, spec)})
+    made = rounded_weight("o_proj", {"o_proj": (layer, spec)})
     assert made is not None
     exact = x @ layer.weight.detach().double().t()
     share = float(
