@@ -58,18 +58,19 @@ from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
 
 #: Options that take the names of several nodes or tensors.
-_OF_SEVERAL = ("--exclude", "--tensor-calibrator")
-#: Number of tensors whose causes propose fixes, and of nodes in an exclusion.
-_RANKED, _EXCLUDED = 10, 3
-#: Least gain in dB. A smaller one may be chance.
-_LEAST = 0.3
-#: Least change of the deciding figure, in units of one sample or one percent.
-_CHANCE = 1.5
-#: A ratio of latencies from which a change costs runtime.
-_COSTLY = 1.25
+_OPTIONS_OF_NAMES = ("--exclude", "--tensor-calibrator")
+#: Greatest number of tensors whose causes propose fixes, and of nodes in an exclusion.
+_RANKED_TENSORS, _EXCLUDED_NODES = 10, 3
+#: Least gain in dB; a smaller gain may be chance.
+_LEAST_GAIN = 0.3
+#: Least change of the deciding figure, in units of one sample or one percent; a smaller change may
+#: be chance.
+_CHANCE_UNITS = 1.5
+#: Least ratio of latencies at which a change counts as costing runtime.
+_COSTLY_RATIO = 1.25
 #: Default budget in seconds, at most; the run itself may take less.
 BUDGET = 30.0
-#: Number of samples that a model from a file is quantized on anew.
+#: Default number of samples on which a model from a file is quantized anew.
 SAMPLES = 100
 
 #: A function from a step to the configuration with its change.
@@ -77,7 +78,7 @@ Configure = Callable[[NextStep], QConfig | None]
 
 
 @dataclass(frozen=True)
-class Reached:
+class Performance:
     """SQNR, verdict and latency of a model on held-out samples.
 
     Attributes:
@@ -93,8 +94,8 @@ class Reached:
     @classmethod
     def of(
         cls, outputs: Iterable[OutputError], verdict: Verdict | None
-    ) -> Reached | None:
-        """Return the judgement of a model; None without a verdict."""
+    ) -> Performance | None:
+        """Return the performance from output errors and a verdict; None without a verdict."""
         if verdict is None:
             return None
         return cls(least_sqnr(list(outputs), np.inf), verdict)
@@ -108,16 +109,16 @@ class Reached:
                 return figure
         return None
 
-    def gain(self, other: Reached, gate: float | None = None) -> Gain:
+    def gain(self, other: Performance, gate: float | None = None) -> Gain:
         """Return the gain of another model over this one.
 
         Args:
-            other: what the other model reaches.
+            other: the performance of the other model.
             gate: minimum SQNR in dB that this model missed; None without one.
         """
         runtime = float_runtime = None
         if self.latency is not None and other.latency is not None:
-            # Each model ran in turns with the float model: the ratio of ratios is steadier.
+            # Each model ran in turns with the float model: a ratio to it is steadier than a latency.
             own = self.latency.other_ms / self.latency.reference_ms
             float_runtime = other.latency.other_ms / other.latency.reference_ms
             runtime = float_runtime / own
@@ -130,21 +131,21 @@ class Reached:
             gate,
         )
 
-    def is_worse_than(self, other: Reached) -> bool:
+    def is_worse_than(self, other: Performance) -> bool:
         """Return whether another model has a better band, or is better by more than chance.
 
         In the same band, neither the SQNR nor the deciding figure may be worse by more than chance.
         """
-        own, others = self.verdict.band, other.verdict.band
-        if own in BANDS and others in BANDS and own != others:
-            return BANDS.index(others) < BANDS.index(own)
+        band, other_band = self.verdict.band, other.verdict.band
+        if band in BANDS and other_band in BANDS and band != other_band:
+            return BANDS.index(other_band) < BANDS.index(band)
         decibels = self.gain(other).decibels
         progress = self._progress(other)
-        if decibels >= _LEAST:
-            return progress >= -_CHANCE
-        return progress > _CHANCE and decibels > -_LEAST
+        if decibels >= _LEAST_GAIN:
+            return progress >= -_CHANCE_UNITS
+        return progress > _CHANCE_UNITS and decibels > -_LEAST_GAIN
 
-    def _progress(self, other: Reached) -> float:
+    def _progress(self, other: Performance) -> float:
         """Return the rise of the deciding figure, in units of one sample or one percent."""
         before, after = self.figure, other.figure
         if before is None or after is None or before.name != after.name:
@@ -199,15 +200,15 @@ class Baseline:
         model: the float model.
         quantized: the quantized model; None for one that missed the gate.
         config: the configuration of the run.
-        reached: what the quantized model reaches on the samples that the run held out; None for a
-            model from a file, which is judged on those that the trials hold out.
+        performance: the performance on the samples that the run held out; None for a model from a
+            file, which is judged on the samples that the trials hold out.
         task: task of the verdict.
     """
 
     model: ModelProto
     quantized: str | Path | ModelProto | None
     config: QConfig
-    reached: Reached | None
+    performance: Performance | None
     task: str
 
     def with_change(
@@ -237,8 +238,8 @@ def advise(  # noqa: PLR0913
 ) -> tuple[NextStep, ...]:
     """Try changes of the configuration of a run, and return those that help, best first.
 
-    Each change is a run of its own on the data, judged on the samples that are held out in the same
-    places. A change that helps by less than chance is left out.
+    Each change is a run of its own on the data, judged on the same held-out samples. A change whose
+    gain may be chance is left out.
 
     Args:
         model: the float model, a path or a ModelProto.
@@ -255,8 +256,8 @@ def advise(  # noqa: PLR0913
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Returns:
-        Changes with their measured gain, then those that were not tried; the steps of the verdict
-        as they are for wrong preprocessing or random data.
+        Changes with their measured gain, then those that were not tried. For wrong preprocessing or
+        random data: the untried steps of the verdict.
 
     Raises:
         ConfigError: the budget is no positive number.
@@ -297,9 +298,9 @@ def advise_report(  # noqa: PLR0913
     float_model = load(model)
     settings = settings_of_config(config, report.samples)
     steps = (*next_steps(float_model, settings, verdict.task, most=None), *further)
-    reached = Reached.of(report.outputs, verdict)
-    run = Baseline(float_model, quantized, config, reached, verdict.task)
-    return _advised(run, steps, data, trying)
+    performance = Performance.of(report.outputs, verdict)
+    baseline = Baseline(float_model, quantized, config, performance, verdict.task)
+    return _try_on_data(baseline, steps, data, trying)
 
 
 def advise_refused(
@@ -319,18 +320,17 @@ def advise_refused(
         trying: how to try changes.
     """
     verdict = error.verdict
-    # Without a verdict there is no measurement, or the data looks wrong.
+    # Without a verdict, nothing was measured, or the data looks wrong.
     if verdict is None:
         return error.next_steps
     float_model = load(model)
     settings = settings_of_config(config, 0)
     steps = next_steps(float_model, settings, verdict.task, most=None)
     kept = [step for step in error.next_steps if not step.options]
-    run = Baseline(
-        float_model, None, config, Reached.of(error.outputs, verdict), verdict.task
-    )
+    performance = Performance.of(error.outputs, verdict)
+    baseline = Baseline(float_model, None, config, performance, verdict.task)
     trying = replace(trying, gate=config.min_sqnr)
-    return _advised(run, (*kept, *steps), data, trying)
+    return _try_on_data(baseline, (*kept, *steps), data, trying)
 
 
 def advise_file(  # noqa: PLR0913
@@ -366,22 +366,22 @@ def advise_file(  # noqa: PLR0913
     config = None if settings is None else settings.config
     if config is None or trying is None:
         return steps[:MOST]
-    run = Baseline(float_model, quantized_model, config, None, verdict.task)
+    baseline = Baseline(float_model, quantized_model, config, None, verdict.task)
     possible = tuple(step for step in steps if is_possible(config, step.options))
-    return _advised(run, possible, data, trying, limit)
+    return _try_on_data(baseline, possible, data, trying, limit)
 
 
-def _advised(
-    run: Baseline,
+def _try_on_data(
+    baseline: Baseline,
     steps: Sequence[NextStep],
     data: CalibrationData | None,
     trying: Trying,
     limit: int | None = None,
 ) -> tuple[NextStep, ...]:
-    """Try changes on the data.
+    """Read the data and try changes on it.
 
     Args:
-        run: the run to improve.
+        baseline: the run to improve.
         steps: changes to try, the most promising first.
         data: the data, which is read once.
         trying: how to try them.
@@ -390,101 +390,59 @@ def _advised(
     if not any(step.expected for step in steps):
         return tuple(steps[:MOST])
     with Spool() as samples:
-        graph = Graph.of(inlined(upcast_to_float32(run.model)[0]))
+        graph = Graph.of(inlined(upcast_to_float32(baseline.model)[0]))
         with data_errors():
-            for sample in islice(reader_for(graph, data, run.config), limit):
+            for sample in islice(reader_for(graph, data, baseline.config), limit):
                 samples.append(sample)
-        if run.reached is None and not _held_out(run.model, samples):
-            return tuple(steps[:MOST])  # nothing could judge
-        return tried(run, steps, samples, trying)
+        # Without held-out samples, trials and a model from a file cannot be judged.
+        if baseline.performance is None and not _held_out(baseline.model, samples):
+            return tuple(steps[:MOST])
+        return try_changes(baseline, steps, samples, trying)
 
 
-def fixes(found: Analysis) -> list[NextStep]:
-    """Return fixes of the tensors that add most noise, greatest effect first.
-
-    Tensors with a common fix form a single step.
-
-    Args:
-        found: the analysis.
-    """
-    noise = sum(tensor.added for tensor in found.ranking)
-    # The noise that a fix may remove, by the node or tensor that it concerns.
-    effects = dict[tuple[str, str], dict[str, float]]()
-    for tensor in found.ranking[:_RANKED]:
-        for cause in tensor.causes:
-            if not cause.options:
-                continue
-            options = shlex.join(cause.options)
-            name = tensor.node or tensor.name
-            if cause.options[0] in _OF_SEVERAL:
-                # exclusions of several nodes form one step
-                options, name = cause.options
-            concerned = effects.setdefault((cause.remedy, options), {})
-            effect = cause.share * tensor.added
-            concerned[name] = concerned.get(name, 0.0) + effect
-    steps = list[tuple[float, NextStep]]()
-    for (remedy, options), concerned in effects.items():
-        names = sorted(concerned, key=lambda name: -concerned[name])
-        if options in _OF_SEVERAL:
-            names = names[:_EXCLUDED]
-            options = shlex.join([options, *names])
-        effect = sum(concerned[name] for name in names)
-        share = percentage(min(1.0, effect / noise))
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        step = NextStep(
-            options,
-            f"{remedy} (concerns {names[0]}{more})",
-            f"quantize(model, data, changed(config, {options!r}))",
-            expected=f"an estimated {share} of the noise",
-        )
-        steps.append((effect, step))
-    # Larger effects come first.
-    steps.sort(key=lambda pair: -pair[0])
-    return [step for _, step in steps]
-
-
-def tried(
-    run: Baseline, steps: Sequence[NextStep], samples: Spool, trying: Trying
+def try_changes(
+    baseline: Baseline, steps: Sequence[NextStep], samples: Spool, trying: Trying
 ) -> tuple[NextStep, ...]:
     """Try changes; return those that help, best first, then the untried ones.
 
-    A change of a run that missed its gate helps if it meets the gate, too.
+    If the run missed its gate, a change that meets the gate also helps.
 
     Args:
-        run: the run to improve.
+        baseline: the run to improve.
         steps: changes to try, the most promising first; a step without an expected gain cannot be
             tried, and is kept.
         samples: the data, of which each trial holds samples out.
         trying: how to try them.
     """
-    trials = _Trials(run, samples, trying)
+    trials = _Trials(baseline, samples, trying)
     changes = list[tuple[NextStep, QConfig | None]]()
     for step in steps:
-        config = run.with_change(step, trying.configure)
+        config = baseline.with_change(step, trying.configure)
         # Two rules may propose the same change.
         if config is None or config not in [known for _, known in changes]:
             changes.append((step, config))
-    # What takes long comes last: a trial that the budget ends has brought nothing.
+    # Cheap changes first: the time of a trial that the budget ends is lost.
     changes.sort(key=lambda pair: 0.0 if pair[1] is None else relative_cost(pair[1]))
-    helpful, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
+    helpful = list[tuple[Performance, NextStep]]()
+    untried = list[NextStep]()
     with Progress(trying.progress, len(changes), "trying", "change") as bar:
         for count, (step, config) in enumerate(changes, 1):
             outcome = None if config is None else trials.run(config)
             if outcome is None:
                 untried.append(step)
             elif outcome.found is not None:
-                reached, gain = outcome.found
-                helpful.append((reached, replace(step, gain=gain)))
+                performance, gain = outcome.found
+                helpful.append((performance, replace(step, gain=gain)))
             bar.update(count)
     helpful.sort(key=lambda pair: _rank(*pair))
     best = [step for _, step in helpful[:MOST]]
     finished = len(changes) - len(untried)
     if finished and not best:
-        best = [_none_of(finished, trying.gate)]
+        best = [_none_helps(finished, trying.gate)]
     return (*best, *untried[: MOST - len(best)])
 
 
-def _none_of(count: int, gate: float | None) -> NextStep:
+def _none_helps(count: int, gate: float | None) -> NextStep:
     """Return the step that says that no tried change helps."""
     changes = counted(count, "change that was tried", "changes that were tried")
     aim = "helps by more than chance"
@@ -493,89 +451,99 @@ def _none_of(count: int, gate: float | None) -> NextStep:
     return NextStep("", f"none of {changes} {aim}", "")
 
 
-def _rank(reached: Reached, step: NextStep) -> tuple[bool, int, bool, float]:
+def _rank(performance: Performance, step: NextStep) -> tuple[bool, int, bool, float]:
     """Return the sort key of a change that helps, best first.
 
-    Those that meet the gate come first. Of changes with the same band, those that cost runtime come
-    after the others.
+    The key compares in order: whether the gate is missed, the band, whether the change costs
+    runtime, and the SQNR.
     """
-    band = reached.verdict.band
-    place = BANDS.index(band) if band in BANDS else len(BANDS)
+    band = performance.verdict.band
+    band_index = BANDS.index(band) if band in BANDS else len(BANDS)
     gain = step.gain
-    misses = gain is None or not gain.meets_gate
+    misses_gate = gain is None or not gain.meets_gate
     runtime = None if gain is None else gain.runtime
-    return misses, place, runtime is not None and runtime > _COSTLY, -reached.sqnr
+    is_costly = runtime is not None and runtime > _COSTLY_RATIO
+    return misses_gate, band_index, is_costly, -performance.sqnr
 
 
 class _Trials:
     """Runs with changes of one configuration, on the data of the run."""
 
-    def __init__(self, run: Baseline, samples: Spool, trying: Trying) -> None:
-        self._run, self._samples, self._trying = run, samples, trying
-        self._timed = trying.timed and not run.config.target
-        self._runs = Runs(run.model, samples, trying.budget, trying.task, trying.ranges)
+    def __init__(self, baseline: Baseline, samples: Spool, trying: Trying) -> None:
+        self._baseline, self._samples, self._trying = baseline, samples, trying
+        self._timed = trying.timed and not baseline.config.target
+        self._runs = Runs(
+            baseline.model, samples, trying.budget, trying.task, trying.ranges
+        )
         self._seconds = list[float]()
-        self._before: Reached | None = None
+        self._before: Performance | None = None
         self._paired: Paired | None = None
 
-    def run(self, config: QConfig) -> Outcome[tuple[Reached, Gain] | None] | None:
-        """Try a configuration; return None if the budget is over before its end.
+    def run(self, config: QConfig) -> Outcome[tuple[Performance, Gain] | None] | None:
+        """Try a configuration.
 
-        The outcome has no gain for a change that does not help.
+        Returns:
+            The outcome, which has found None if the change does not help; no outcome if the budget
+            is over before the end of the trial.
         """
         # The fastest trial is a lower bound.
         if not self._runs.has_time(min(self._seconds, default=0.0)):
             return None
-        outcome = self._runs.run(config.with_(min_sqnr=None), self._judged)
+        outcome = self._runs.run(config.with_(min_sqnr=None), self._judge_trial)
         if outcome is not None:
             self._seconds.append(outcome.seconds)
         return outcome
 
-    def _judged(self, result: Result) -> tuple[Reached, Gain] | None:
-        """Return what a trial reaches, with its gain; None if it does not help."""
-        found = Reached.of(result.report.outputs, result.report.verdict)
-        before = self._reached(result.report.held_out)
-        # A model that is float throughout is exact, and no advice.
-        if found is None or before is None or not result.report.quantized:
+    def _judge_trial(self, result: Result) -> tuple[Performance, Gain] | None:
+        """Return the performance of a trial and its gain; None if the change does not help."""
+        performance = Performance.of(result.report.outputs, result.report.verdict)
+        before = self._judge_baseline(result.report.held_out)
+        # To leave the whole model float is exact, and no advice.
+        if performance is None or before is None or not result.report.quantized:
             return None
         gate = self._trying.gate
-        gain = before.gain(found, gate)
-        helps = before.is_worse_than(found)
+        gain = before.gain(performance, gate)
+        helps = before.is_worse_than(performance)
         if helps and before.verdict.band == "good":
             helps = self._is_clear(result)
         if not helps and not gain.meets_gate:
             return None
-        found = replace(found, latency=self._latency(result.model))
-        return found, before.gain(found, gate)
+        performance = replace(performance, latency=self._latency(result.model))
+        return performance, before.gain(performance, gate)
 
-    def _reached(self, held_out: int) -> Reached | None:
-        """Return what the run to improve reaches on samples that a trial held out."""
-        if self._before is None:
-            run, before = self._run, self._run.reached
-            if before is None and run.quantized is not None:
-                judged = judge_models(
-                    run.model,
-                    load(run.quantized),
-                    _held_out(run.model, self._samples, held_out),
-                    task=self._trying.task,
-                    preprocessing=False,
-                )
-                before = Reached.of(judged.outputs, judged.verdict)
-            if before is not None:
-                latency = self._latency(run.quantized)
-                self._before = replace(before, latency=latency)
+    def _judge_baseline(self, held_out: int) -> Performance | None:
+        """Return the performance of the run to improve, on as many held-out samples as a trial."""
+        if self._before is not None:
+            return self._before
+        baseline = self._baseline
+        before = baseline.performance
+        if before is None and baseline.quantized is not None:
+            judged = judge_models(
+                baseline.model,
+                load(baseline.quantized),
+                _held_out(baseline.model, self._samples, held_out),
+                task=self._trying.task,
+                preprocessing=False,
+            )
+            before = Performance.of(judged.outputs, judged.verdict)
+        if before is not None:
+            latency = self._latency(baseline.quantized)
+            self._before = replace(before, latency=latency)
         return self._before
 
     def _is_clear(self, result: Result) -> bool:
         """Return whether a gain over a good model is more than chance, sample by sample."""
-        run = self._run
-        if run.quantized is None or not result.report.held_out:
+        baseline = self._baseline
+        if baseline.quantized is None or not result.report.held_out:
             return False
         if self._paired is None:
-            samples = _held_out(run.model, self._samples, result.report.held_out)
-            quantized = load(run.quantized)
-            asked = self._trying.task
-            self._paired = Paired(run.model, quantized, samples, run.task, asked)
+            self._paired = Paired(
+                baseline.model,
+                load(baseline.quantized),
+                _held_out(baseline.model, self._samples, result.report.held_out),
+                baseline.task,
+                self._trying.task,
+            )
         return self._paired.is_clear_gain(result.model)
 
     def _latency(self, model: str | Path | ModelProto | None) -> Latency | None:
@@ -583,7 +551,7 @@ class _Trials:
         if not self._timed or model is None:
             return None
         try:
-            return measure_latency(self._run.model, model, self._samples[0])
+            return measure_latency(self._baseline.model, model, self._samples[0])
         except ModelError:  # judging the accuracy does not need it
             return None
 
@@ -596,7 +564,50 @@ def _held_out(
     Args:
         model: the float model.
         samples: the samples of the run.
-        most: their number in the report of a run; None if unknown.
+        most: number of held-out samples in the report of the run; None if unknown.
     """
     is_recurrent = bool(states(Graph.of(inlined(model))))
     return held_out_samples(samples, consecutive=is_recurrent, most=most)
+
+
+def fixes(analysis: Analysis) -> list[NextStep]:
+    """Return fixes of the tensors that add most noise, greatest effect first.
+
+    Tensors with a common fix form a single step.
+
+    Args:
+        analysis: the analysis of a quantized model.
+    """
+    noise = sum(tensor.added for tensor in analysis.ranking)
+    # For each fix, a remedy and its options: the noise that it may remove, by node or tensor.
+    effects = dict[tuple[str, str], dict[str, float]]()
+    for tensor in analysis.ranking[:_RANKED_TENSORS]:
+        for cause in tensor.causes:
+            if not cause.options:
+                continue
+            options = shlex.join(cause.options)
+            name = tensor.node or tensor.name
+            # One step for all names of such an option, so that the name is no part of the key.
+            if cause.options[0] in _OPTIONS_OF_NAMES:
+                options, name = cause.options
+            concerned = effects.setdefault((cause.remedy, options), {})
+            effect = cause.share * tensor.added
+            concerned[name] = concerned.get(name, 0.0) + effect
+    steps = list[tuple[float, NextStep]]()
+    for (remedy, options), concerned in effects.items():
+        names = sorted(concerned, key=lambda name: -concerned[name])
+        if options in _OPTIONS_OF_NAMES:
+            names = names[:_EXCLUDED_NODES]
+            options = shlex.join([options, *names])
+        effect = sum(concerned[name] for name in names)
+        share = percentage(min(1.0, effect / noise))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        step = NextStep(
+            options,
+            f"{remedy} (concerns {names[0]}{more})",
+            f"quantize(model, data, changed(config, {options!r}))",
+            expected=f"an estimated {share} of the noise",
+        )
+        steps.append((effect, step))
+    steps.sort(key=lambda pair: -pair[0])
+    return [step for _, step in steps]

@@ -1,8 +1,8 @@
-"""Check once, before anything is planned, that a model can be worked on.
+"""Check a model once, before anything is planned.
 
-``check_model`` is the one entry: whatever takes a model, from a file or in memory, calls it by way
-of ``quark_onnx.files.io.load``. Sizes are checked again only where more is known of them: on a
-sample (``measuring.open_data``), and with shapes that a user fixes (``static_shapes``).
+``quark_onnx.files.io.load``, which opens every model from a file or in memory, calls
+``check_model``. Sizes are checked again only where more is known of them: on a sample
+(``measuring.open_data``), and with shapes that a user fixes (``static_shapes``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def check_model(
 ) -> CheckedModel:
     """Check a model, and correct declared shapes that contradict the operators.
 
-    The order matters. Values of external tensors are read by fields that have been checked, and
-    sizes and loops depend on these values.
+    The order matters: fields are checked before the values of external tensors are read by them,
+    and the checks of sizes and loops need these values.
 
     Args:
         model: the model; changed in place only if it was read from a file.
@@ -68,7 +68,7 @@ def check_model(
 
 
 def check_stored(model: ModelProto, file: Path | None = None) -> None:
-    """Check what a model's message holds, whose external tensors need not be there.
+    """Check the fields of a model, without the values of external tensors.
 
     Args:
         model: the model.
@@ -85,7 +85,7 @@ def check_stored(model: ModelProto, file: Path | None = None) -> None:
 
 @contextmanager
 def _naming(file: Path | None, prefix: str) -> Iterator[None]:
-    """Begin the message of a ModelError with the name of the file, if there is one."""
+    """Begin the message of a ModelError with a prefix, in which {} is the file, if there is one."""
     try:
         yield
     except ModelError as error:

@@ -26,11 +26,11 @@ class FieldOption:
         flag: name of the option.
         owner: class of the configuration.
         field: name of the field, whose type decides how values are parsed.
-        note: end of the help: what holds for the command line alone.
+        note: text after the help, on what holds for the command line alone.
         names: known values, for the completion of shells.
-        **arguments: arguments of ``add_argument``, in place of those by the type. ``const`` makes a
-            switch. The help of a switch that sets False is the sentence of the field that begins
-            with "False:".
+        **arguments: arguments of ``add_argument``, which replace those that follow from the type of
+            the field. An option with ``const`` is a switch; the help of a switch that sets False is
+            the sentence of the field after "False:".
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class FieldOption:
     ) -> None:
         self.flag, self.owner, self.field = flag, owner, field
         self.note, self.names = note, names
-        # Switches that set True and False have one destination.
+        # The switches that set True and False share a destination.
         dest = field if "const" in arguments else flag.removeprefix("--")
         self.arguments = {
             "dest": dest.replace("-", "_"),
@@ -62,8 +62,8 @@ class FieldOption:
     def help(self) -> str:
         """The sentence of the field that describes the option."""
         texts = field_texts(self.owner)
-        start = ".* False: " if self.arguments.get("const") is False else ""
-        match = re.match(rf"{start}(.+?)\.( |$)", texts.get(self.field, ""))
+        before = ".* False: " if self.arguments.get("const") is False else ""
+        match = re.match(rf"{before}(.+?)\.( |$)", texts.get(self.field, ""))
         # Python without docstrings (-OO) has no help.
         sentence = match[1] if match else ""
         for name in texts:
@@ -77,7 +77,7 @@ class FieldOption:
 
         Args:
             parser: the parser or the group.
-            note: end of the help, in place of that of the option.
+            note: text after the help, in place of the note of the option.
             **arguments: arguments of ``add_argument`` that differ from those of the option.
         """
         action = parser.add_argument(
@@ -96,7 +96,7 @@ def _arguments_by_type(owner: type[Any], field: str) -> dict[str, Any]:
         return {"action": "store_const"}
     if kind.startswith("Literal["):
         return {"choices": get_args(get_type_hints(owner)[field])}
-    # Several values, also by several options.
+    # Several values, in one option or in several.
     if kind.endswith(", ...]"):
         return {"nargs": "+", "action": "extend"}
     if kind == "int":

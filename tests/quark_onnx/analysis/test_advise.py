@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnx.numpy_helper import to_array
 
 from quark_onnx import QConfig, TensorOverride, advise, analyze, quantize
-from quark_onnx.analysis.advise import Reached
+from quark_onnx.analysis.advise import Performance
 from quark_onnx.cli import quantize as command
 from quark_onnx.cli.parsing import Parser
 from quark_onnx.cli.settings import config_of
@@ -137,27 +137,27 @@ def test_data_that_tells_nothing_gives_no_trial() -> None:
     assert steps == (doubtful,)
 
 
-def _reached(band: str, sqnr: float, share: float) -> Reached:
+def _performance(band: str, sqnr: float, share: float) -> Performance:
     figures = (Figure("agreement", share, ""), Figure("sqnr", sqnr, ""))
-    return Reached(sqnr, Verdict("classifier", band, "", figures, 100, 100, ""))  # type: ignore[arg-type]
+    return Performance(sqnr, Verdict("classifier", band, "", figures, 100, 100, ""))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("after", "helps"),
     [
-        (_reached("good", 12.0, 0.96), True),  # another band
-        (_reached("poor", 30.0, 0.80), False),
-        (_reached("risky", 20.5, 0.90), True),
-        (_reached("risky", 20.1, 0.90), False),  # chance
-        (_reached("risky", 25.0, 0.87), False),  # decisions are lost
-        (_reached("risky", 20.0, 0.93), True),
-        (_reached("risky", 19.0, 0.93), False),
+        (_performance("good", 12.0, 0.96), True),  # another band
+        (_performance("poor", 30.0, 0.80), False),
+        (_performance("risky", 20.5, 0.90), True),
+        (_performance("risky", 20.1, 0.90), False),  # chance
+        (_performance("risky", 25.0, 0.87), False),  # decisions are lost
+        (_performance("risky", 20.0, 0.93), True),
+        (_performance("risky", 19.0, 0.93), False),
     ],
 )
 def test_help_is_more_than_chance_and_harms_nothing(
-    after: Reached, helps: bool
+    after: Performance, helps: bool
 ) -> None:
-    assert _reached("risky", 20.0, 0.90).is_worse_than(after) == helps
+    assert _performance("risky", 20.0, 0.90).is_worse_than(after) == helps
 
 
 def test_a_gain_as_text() -> None:
