@@ -118,7 +118,7 @@ class Performance:
         """
         runtime = float_runtime = None
         if self.latency is not None and other.latency is not None:
-            # Each model ran in turns with the float model: a ratio to it is steadier than a latency.
+            # Each model ran in turns with the float model: ratios to it are steadier than latencies.
             own = self.latency.other_ms / self.latency.reference_ms
             float_runtime = other.latency.other_ms / other.latency.reference_ms
             runtime = float_runtime / own

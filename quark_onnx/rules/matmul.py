@@ -1,4 +1,4 @@
-"""Plan the tensors of MatMul and Gemm, also as onnxruntime fuses them.
+"""Plan the tensors of MatMul and Gemm, and of the forms that onnxruntime fuses them to.
 
 Integer products are converted to float before they are rounded again, so the result is quantized
 only if a reader requests it. Integer-only hardware needs a quantized result in any case.
@@ -20,7 +20,7 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
     _operand(node, plan, 0, along=-1)
     # Rank 0 stands for an unknown shape: the axes are counted from the end then.
     rank = len(plan.graph.sizes(b))
-    # a tensor times itself has one scale, along the axis of the left operand
+    # A tensor times itself has one scale, along the axis of the left operand.
     _operand(node, plan, 1, along=-1 if rank == 1 or a == b else -2)
     plan.rounded_result(node)
 
