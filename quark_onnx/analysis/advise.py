@@ -118,7 +118,7 @@ class Performance:
         """
         runtime = float_runtime = None
         if self.latency is not None and other.latency is not None:
-            # Each model ran in turns with the float model: ratios to it are steadier than latencies.
+            # Each model ran in turns with the float model: ratios to it vary less than latencies.
             own = self.latency.other_ms / self.latency.reference_ms
             float_runtime = other.latency.other_ms / other.latency.reference_ms
             runtime = float_runtime / own
