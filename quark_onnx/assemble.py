@@ -139,7 +139,7 @@ class Assembler:
             self.reference if config.keeps_function else None,
             ranges,
         )
-        notes += _note_on_moved_scales(count, "by the error of the layers behind")
+        notes += _note_on_moved_scales(count, "by the error of the layers after them")
         resolved = ResolvedPlan(plan, params)
         clipped_values = None
         if clipping:
@@ -273,8 +273,8 @@ class Assembler:
             notes = [cost, *refinement.notes, *optimized.notes]
             return replace(optimized, notes=notes, layers=refinement.layers)
         left_out = (
-            f"{names}: left out; an output has {after:.2f} dB SQNR with it on samples"
-            f" held out, and {before:.2f} dB with every weight rounded to the nearest"
+            f"{names}: left out; the worst output has {after:.2f} dB SQNR with it on held-out"
+            f" samples, and {before:.2f} dB with weights rounded to nearest"
         )
         return replace(nearest, notes=[cost, left_out, *nearest.notes])
 

@@ -316,15 +316,15 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     if calibration is None and job.mixed_precision is not None:
         # Mixed precision looks up the ranges of further formats in these statistics.
         calibration = Calibration("")
-    keyed, begun = None, None
+    keyed, partial = None, None
     if calibration is not None:
         keyed = Keyed(calibration, tensor_keys(graph))
     elif len(statistics):
-        begun = Keyed(statistics, tensor_keys(graph), rich=False)
+        partial = Keyed(statistics, tensor_keys(graph), rich=False)
     if len(data.rereadable):  # no optimizer moves a bias without samples
         give_biases(graph, config)
     rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])
-    return Prepared(graph, [*job.notes, *rewrites], keyed, begun)
+    return Prepared(graph, [*job.notes, *rewrites], keyed, partial)
 
 
 def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
@@ -348,7 +348,7 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
         notes,
         prepared.notes,
         prepared.keyed,
-        prepared.begun,
+        prepared.partial,
     )
 
 
@@ -396,7 +396,7 @@ def _measure(
             receive=None if keep_outputs is None and means is None else receive,
             others=mixed_plans(graph, config),
             extended=None if means is None else means.graph,
-            begun=planned.begun,
+            partial=planned.partial,
         )
     # Biases are corrected and scales are searched on the first samples, so the means are theirs.
     if means is not None:

@@ -31,10 +31,10 @@ Ranges = dict[Use, Statistic]
 
 
 class Calibrated(NamedTuple):
-    """What calibration found.
+    """The result of calibration.
 
     Attributes:
-        plan: the plan; tensors that turned out to be unfit are float, with the reason.
+        plan: the plan, in which tensors that are unfit for a scale are float, with the reason.
         ranges: the statistics of the other measured tensors.
         body_plans: the bodies, with plans and ranges of their own.
     """
@@ -61,7 +61,7 @@ def calibrate(  # noqa: PLR0913
     progress: Progress | None = None,
     receive: Receive | None = None,
     extended: Graph | None = None,
-    begun: Keyed | None = None,
+    partial: Keyed | None = None,
 ) -> Calibrated:
     """Run the float graph over the samples once, and measure ranges.
 
@@ -77,8 +77,8 @@ def calibrate(  # noqa: PLR0913
         progress: reports progress.
         receive: as for ``collect``; called only if the graph is run.
         extended: the graph with further outputs, for ``receive``.
-        begun: statistics of the first samples, which are not run again where all are known;
-            ``receive`` is not called for them. Not with ``keyed``.
+        partial: statistics of the first samples. If they hold every wanted tensor, the graph is run
+            on the later samples only, and ``receive`` is called for these. Not with ``keyed``.
 
     Returns:
         The plan, in which tensors that are unfit for a scale are float, the statistics by use, and
@@ -91,13 +91,15 @@ def calibrate(  # noqa: PLR0913
     known = {} if keyed is None else keyed.known(wanted)
     watched = _watched(graph, wanted, known)
     # Bodies have no keys: their tensors are measured in each run.
-    if begun is not None and not body_plans:
-        begun_statistics = begun.known(watched)
-        # All or nothing: one missing tensor needs a run over the first samples anyway.
-        if len(begun_statistics) == len(watched):
-            later = _LaterSamples(begun.calibration.samples, samples, progress, receive)
+    if partial is not None and not body_plans:
+        partial_statistics = partial.known(watched)
+        # One missing tensor needs a run over the first samples anyway.
+        if len(partial_statistics) == len(watched):
+            later = _LaterSamples(
+                partial.calibration.samples, samples, progress, receive
+            )
             statistics = later.collect(
-                extended or graph, watched, begun_statistics, executor
+                extended or graph, watched, partial_statistics, executor
             )
             return _ranges(graph, plan, (), iter(statistics))
     if keyed is not None:
@@ -146,9 +148,9 @@ class _LaterSamples:
         Args:
             first: number of leading samples with known statistics.
             samples: all samples, the known ones first; read once.
-            progress: called with the number of samples read; None for none.
+            progress: called with the number of samples read; None to report nothing.
             receive: called with the position among all samples and the outputs of each further
-                sample; None for none.
+                sample; None to ignore the outputs.
         """
         self._first = first
         self._samples = iter(samples)

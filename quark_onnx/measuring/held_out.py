@@ -13,23 +13,24 @@ from typing import Any
 
 from calibrators.readers.spool import Spool
 
-#: The first samples all calibrate: ten are too few to hold any out.
+#: Number of first samples that are not held out: of ten, none can be spared.
 _CALIBRATING = 10
 #: Positions of the held-out samples among the first 64, and the stride of those after them: 16 of
 #: 64, and a tenth of the rest. A small calibration set keeps most of its samples.
 _EARLY = (_CALIBRATING, 20, 30, *range(38, 64, 2))
 _EARLY_END, _EVERY_LATER = 64, 10
-#: Held-out samples of a large model or of large samples; decisions are made on so many as well.
+#: Least number of held-out samples, whatever their size, and number of samples for decisions.
 _FEW = 4
 #: Limit of the arrays of held-out samples in bytes: 16 images of 3 x 800 x 800 pixels.
 _HELD_OUT_BYTES = 1 << 27
 #: Calibration samples of the verdict, and the limit of their arrays in bytes.
 _VERDICT_SAMPLES, _VERDICT_BYTES = 28, 1 << 26
-#: Stride and maximum number for a recurrent model, whose held-out samples are consecutive.
-_RUN_EVERY, _RUN_AT_MOST = 5, 32
+#: Samples per held-out sample, and the most held-out samples, for a recurrent model. They are
+#: consecutive.
+_CONSECUTIVE_STRIDE, _CONSECUTIVE_AT_MOST = 5, 32
 
 
-def stretch(length: int | None) -> range:
+def consecutive_positions(length: int | None) -> range:
     """Return the positions of the consecutive held-out samples.
 
     The range is empty for too few samples.
@@ -38,9 +39,11 @@ def stretch(length: int | None) -> range:
         length: number of samples; None if unknown.
     """
     if length is None:
-        # Of a stream of unknown length, as many samples after the start as of 64.
+        # From a stream of unknown length, as many samples as from 64.
         return range(_CALIBRATING, _CALIBRATING + len(_EARLY))
-    count = max(min(_RUN_AT_MOST, length // _RUN_EVERY), held_out_of(length))
+    count = max(
+        min(_CONSECUTIVE_AT_MOST, length // _CONSECUTIVE_STRIDE), held_out_of(length)
+    )
     start = min(_CALIBRATING, length // 2)
     if count > 1:
         return range(start, start + count)
@@ -50,7 +53,7 @@ def stretch(length: int | None) -> range:
 def is_held_out(position: int) -> bool:
     """Return whether a sample is held out from calibration.
 
-    The position decides alone: a stream of unknown length is split like a list.
+    Only the position decides, so that a stream of unknown length is split like a list.
 
     >>> [position for position in range(44) if is_held_out(position)]
     [10, 20, 30, 38, 40, 42]
@@ -61,7 +64,7 @@ def is_held_out(position: int) -> bool:
 
 
 def held_out_of(length: int) -> int:
-    """Return how many of some samples are held out: 16 of 64, at least a tenth of more.
+    """Return how many samples of a data set are held out: 16 of 64, at least a tenth of more.
 
     >>> [held_out_of(length) for length in (10, 11, 32, 64, 100, 256, 1000)]
     [0, 1, 3, 16, 20, 36, 110]
@@ -70,7 +73,7 @@ def held_out_of(length: int) -> int:
 
 
 def samples_for(held_out: int) -> int:
-    """Return the number of samples of which a number is held out.
+    """Return the least number of samples of which a given number is held out.
 
     >>> samples_for(1), samples_for(16)
     (11, 63)
@@ -163,7 +166,7 @@ class HoldOut:
         samples: Iterable[Any],
         *,
         remember: int = 0,
-        run: range = range(0),
+        consecutive: range = range(0),
         verdict: bool = False,
         most: int | None = None,
     ) -> None:
@@ -172,16 +175,16 @@ class HoldOut:
         Args:
             samples: the calibration data.
             remember: number of first calibration samples to keep.
-            run: positions of consecutive samples to hold out, required by recurrent models; if
+            consecutive: positions of consecutive samples to hold out, for recurrent models; if
                 empty, single samples are held out.
             verdict: keep some calibration samples for the verdict, too, at most 64 MiB.
             most: maximum number of held-out samples, for a model that takes long to run; None for
-                no limit but 128 MiB. Four are held out in any case.
+                no limit. The limit of 128 MiB always holds. Four are held out in any case.
         """
         self._source = samples
-        self._run = run
+        self._consecutive = consecutive
         self._remember = remember
-        self._verdict = verdict and not run
+        self._verdict = verdict and not consecutive
         self._most = most
         self._bytes = 0
         self._reservoir = _Reservoir(_VERDICT_SAMPLES + _FEW, _VERDICT_BYTES)
@@ -197,8 +200,8 @@ class HoldOut:
         They are few, because each decision runs models on them: four from all of the data, or the
         consecutive ones of a recurrent model.
         """
-        if self._run:
-            return self.samples[:_RUN_AT_MOST]
+        if self._consecutive:
+            return self.samples[:_CONSECUTIVE_AT_MOST]
         stride = max(1, len(self.samples) // _FEW)
         return self.samples[::stride][:_FEW]
 
@@ -232,8 +235,11 @@ class HoldOut:
 
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(self._source):
-            chosen = index in self._run if self._run else is_held_out(index)
-            if chosen and self._has_room(sample):
+            if self._consecutive:
+                is_chosen = index in self._consecutive
+            else:
+                is_chosen = is_held_out(index)
+            if is_chosen and self._has_room(sample):
                 self.samples.append(sample)
                 self._bytes += _array_bytes([sample])
                 # Held-out samples are better evidence, and come first.
@@ -267,8 +273,8 @@ def held_out_samples(
         consecutive: whether the run holds out consecutive samples, as for recurrent models.
         most: as for ``HoldOut``.
     """
-    run = stretch(len(samples)) if consecutive else range(0)
-    held = HoldOut(samples, run=run, most=most)
-    for _ in held:  # the others, for calibration
+    positions = consecutive_positions(len(samples)) if consecutive else range(0)
+    hold_out = HoldOut(samples, consecutive=positions, most=most)
+    for _ in hold_out:  # the calibration samples
         pass
-    return held.samples
+    return hold_out.samples

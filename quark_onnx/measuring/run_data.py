@@ -19,7 +19,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.states import states
 from quark_onnx.measuring.calibrate import Calibrated, Ranges
 from quark_onnx.measuring.calibration import Calibration, Keyed
-from quark_onnx.measuring.held_out import HoldOut, stretch
+from quark_onnx.measuring.held_out import HoldOut, consecutive_positions
 from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
@@ -93,11 +93,11 @@ class RunData:
         # of the last.
         consecutive = range(0)
         if states(graph):
-            consecutive = stretch(reader.length or least)
+            consecutive = consecutive_positions(reader.length or least)
         hold_out = HoldOut(
             reader,
             remember=config.search,
-            run=consecutive,
+            consecutive=consecutive,
             verdict=not reader.random,
             most=most,
         )
@@ -206,13 +206,13 @@ class Prepared:
         graph: the graph.
         notes: notes on the model and on rewrites of its graph.
         keyed: earlier statistics with the keys of the graph's tensors; None without any.
-        begun: statistics of the first samples alone, with the same keys; None without any.
+        partial: statistics of the first samples alone, with the same keys; None without any.
     """
 
     graph: Graph
     notes: list[str]
     keyed: Keyed | None
-    begun: Keyed | None
+    partial: Keyed | None
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Planned:
         notes: notes on the plan.
         earlier_notes: notes of the stages before.
         keyed: as for ``Prepared``.
-        begun: as for ``Prepared``.
+        partial: as for ``Prepared``.
     """
 
     config: QConfig
@@ -237,7 +237,7 @@ class Planned:
     notes: list[str]
     earlier_notes: list[str]
     keyed: Keyed | None = None
-    begun: Keyed | None = None
+    partial: Keyed | None = None
 
     def measured(self, calibrated: Calibrated, data: RunData) -> MeasuredPlan:
         """Return the plan with ranges; tensors whose values are unfit for a scale are float.

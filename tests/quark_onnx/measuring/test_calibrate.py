@@ -183,15 +183,15 @@ def test_first_samples_with_known_statistics_are_not_run_again(
 ) -> None:
     graph, data = Graph.of(model), samples(model, total)
     plan = make_plan(graph, TENSOR.with_(calibrator=Percentile()))
-    begun = Keyed(Calibration(""), tensor_keys(graph), rich=False)
-    calibrate(graph, plan, data[:3], keyed=begun)
+    partial = Keyed(Calibration(""), tensor_keys(graph), rich=False)
+    calibrate(graph, plan, data[:3], keyed=partial)
     received = list[int]()
     counts = list[int]()
     rest = calibrate(
         graph,
         plan,
         data,
-        begun=begun,
+        partial=partial,
         progress=counts.append,
         receive=lambda position, _: received.append(position),
     )
@@ -207,15 +207,15 @@ def test_first_samples_with_known_statistics_are_not_run_again(
 def test_all_samples_are_run_where_a_statistic_of_the_first_is_missing() -> None:
     model = residual()
     graph, data = Graph.of(model), samples(model, 4)
-    begun = Keyed(Calibration(""), tensor_keys(graph), rich=False)
-    calibrate(graph, make_plan(graph, TENSOR), data[:3], keyed=begun)
+    partial = Keyed(Calibration(""), tensor_keys(graph), rich=False)
+    calibrate(graph, make_plan(graph, TENSOR), data[:3], keyed=partial)
     moving = TENSOR.with_(calibrator=MinMax(moving_average=True))
     received = list[int]()
     calibrate(
         graph,
         make_plan(graph, moving),
         data,
-        begun=begun,
+        partial=partial,
         receive=lambda position, _: received.append(position),
     )
     assert sorted(received) == [0, 1, 2, 3]
