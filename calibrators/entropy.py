@@ -16,7 +16,7 @@ from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, Range
 from calibrators.histogram import Histogram
 
-#: Most thresholds that are tried: more would lie closer to each other than the bins.
+#: Greatest number of thresholds: more would lie closer to each other than the bins.
 _MAX_CANDIDATES = 1 << 14
 
 
@@ -75,8 +75,8 @@ class Entropy:
             used = int(largest / width) + 1
         else:
             used = 0
-        # With values of both signs, each sign has half of the levels.
-        # The histogram is one of magnitudes, from zero outwards.
+        # The histogram counts magnitudes: with values of both signs, each sign has half of the
+        # levels.
         if not grid.symmetric and (lo >= 0 or hi <= 0):
             levels = grid.levels
         else:
@@ -88,7 +88,7 @@ class Entropy:
         # Zero has a code of its own: merging its bin with others loses nothing.
         counts[0] = min(counts[0], counts[1])
         ends = np.unique(np.linspace(levels, used, self.candidates).astype(np.int64))
-        # From the full range downwards, so that the widest of equally good thresholds wins.
+        # Widest threshold first: argmin returns the first of equally good ones.
         ends = ends[::-1]
         divergences = [_divergence(counts[:used], int(end), levels) for end in ends]
         return min(largest, float(ends[int(np.argmin(divergences))]) * width)
@@ -104,7 +104,7 @@ def _divergence(counts: Floats, end: int, levels: int) -> float:
         end: number of bins below the threshold, at least ``levels``.
         levels: number of groups.
     """
-    # P has the clipped values, Q does not: otherwise clipping would cost nothing.
+    # P contains the clipped values and Q does not; otherwise clipping would cost nothing.
     kept = counts[:end]
     reference = kept.copy()
     # Clipped values pile up at the threshold.

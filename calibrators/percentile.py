@@ -62,8 +62,8 @@ def _threshold(counts: Counts, allowed: Floats) -> Floats:
         counts: shape (rows, BINS).
         allowed: shape (rows,).
     """
-    # beyond[i] is the number of values in bin i and outwards; it falls with i, so that the number
-    # of bins above the limit is the edge.
+    # beyond[i] counts the values in bin i and outwards. It falls with i, so the number of bins with
+    # more than the allowed values is the index of the edge.
     beyond = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
     edge: Floats = (beyond > allowed[:, None]).sum(axis=1, dtype=np.float64)
     return edge
