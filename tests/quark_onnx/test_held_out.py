@@ -150,7 +150,8 @@ def test_rare_values_are_seen_where_they_are_not_calibrated() -> None:
     assert clipped.share == pytest.approx(outside) and outside > 0.1
     text = str(report)
     assert "clipped   " in text and f"on {clipping.samples} held-out samples" in text
-    assert "(samples " in text and ", median " in text
+    assert "min / median / max of a sample" in text
+    assert " / ".join(f"{value:.1f}" for value in output.spread) in text
     with pytest.raises(AccuracyError, match=r"reaches .* the minimum is 20 dB"):
         quantize(REGRESSION, data, QConfig.of("A16W8").with_(min_sqnr=20))
 
