@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 _OPEN_SESSION_BYTES = 1 << 25
 #: Bytes of weights that a model may read over all held-out samples. Each sample reads all weights
 #: once, so that a large model has fewer held-out samples.
-_VERDICT_BYTES = 1 << 32
+_WEIGHT_BYTES_READ = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _open_data(
         job.config,
         spool,
         progress,
-        most=_VERDICT_BYTES // max(1, model_bytes(job.model.original)),
+        most=_WEIGHT_BYTES_READ // max(1, model_bytes(job.model.original)),
         calibration=job.calibration,
     )
 
