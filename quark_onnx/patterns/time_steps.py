@@ -32,7 +32,9 @@ def time_steps(graph: Graph) -> list[list[str]]:
         pair
         for steps in _sharing_weights(graph)
         if _is_recurrent(graph, steps)
-        for pair in pairwise(steps)
+        for earlier, later in pairwise(steps)
+        # The layer of a step may lack the bias of the others.
+        for pair in _corresponding(graph, earlier, later)
     ]
     groups = dict[str, list[str]]()
     for earlier, later in reach(adjacent, lambda pair: _around(graph, *pair)):

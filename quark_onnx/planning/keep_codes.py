@@ -57,10 +57,14 @@ def _override(
     ):
         return TensorOverride(name, keep=True)
     dtype = INT8 if coded.tensor.data_type == TensorProto.INT8 else UINT8
-    least = int(values(coded.tensor).min(initial=0))
+    zeros = parameters.zero_point
+    least = min(int(values(coded.tensor).min(initial=0)), *zeros.tolist())
     for reader in readers:
         spec = _spec_for(graph, reader, name, specs[reader], parameters)
-        if spec is None or spec.with_(dtype=dtype).grid.qmin > least:
+        if spec is None:
+            return None
+        grid = spec.with_(dtype=dtype).grid
+        if least < grid.qmin or zeros.max() > grid.qmax:
             return None
     return TensorOverride(
         name,
@@ -83,6 +87,9 @@ def _spec_for(
     graph: Graph, reader: Node, name: str, specs: NodeSpec, parameters: Parameters
 ) -> QuantizationSpec | None:
     """Return the format in which a reader takes a constant with these scales; None if in none."""
+    # A body is planned apart from the graph whose constants it reads.
+    if name not in reader.inputs:
+        return None
     axes = weight_axes(graph, reader, reader.inputs.index(name))
     # Rows of a table are activations where these have codes.
     is_weight = axes is not None and not _looks_up_activations(reader, specs)
