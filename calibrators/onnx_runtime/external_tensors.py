@@ -87,12 +87,12 @@ def held_values(tensor: TensorProto) -> NDArray[Any]:
 def file_of(array: NDArray[Any]) -> tuple[Path, int, int] | None:
     """Return file, offset and length in bytes of an array that is mapped from a file.
 
-    None for other arrays.
+    None for other arrays, and if the file is gone: a mapping outlasts the name.
     """
     mapped: Any = array
     while mapped is not None and not isinstance(mapped, np.memmap):
         mapped = getattr(mapped, "base", None)
-    if mapped is None or mapped.filename is None:
+    if mapped is None or mapped.filename is None or not Path(mapped.filename).is_file():
         return None
     # The mapping may be larger than the array, which is a part of it.
     inside = (

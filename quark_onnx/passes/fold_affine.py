@@ -9,7 +9,7 @@ image before the first layer. With F = diag(factor),
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer, reads_activation
 
 Doubles = NDArray[np.float64]
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+#: Most by which factors of input channels may differ. The inputs of a weight share its scale: those
+#: with small factors would have no codes left.
+_MOST_SPREAD = 2.0
+#: Larger addends are masks, for which an Add has rules of its own.
+_MASK = 1e4
+#: Rank of an image, with batch and channels.
+_IMAGE = 4
 
 
 class _Step(NamedTuple):
@@ -56,7 +63,11 @@ def _step_of(graph: Graph, node: Node) -> _Step | None:
         return None
     x, name = (left, right) if is_right else (right, left)
     stored = graph.constant(name)
-    if stored is None or graph.elem_type(x) != TensorProto.FLOAT:
+    if (
+        stored is None
+        or graph.elem_type(x) != TensorProto.FLOAT
+        or _is_mask(node, stored)
+    ):
         return None
     constant = stored.astype(np.float64)
     if node.kind == "Div":
@@ -69,6 +80,13 @@ def _step_of(graph: Graph, node: Node) -> _Step | None:
     sign = np.ones(1) if is_right or node.kind == "Add" else -np.ones(1)
     shift = -constant if is_right and node.kind == "Sub" else constant
     return _Step(x, sign, shift)
+
+
+def _is_mask(node: Node, constant: NDArray[Any]) -> bool:
+    """Return whether a sum hides values by a very large constant, as masks of attention do."""
+    return node.kind in ("Add", "Sub") and bool(
+        np.abs(constant).max(initial=0) >= _MASK
+    )
 
 
 def _fold_into_layer_before(graph: Graph, node: Node) -> bool:
@@ -152,6 +170,9 @@ def _fold_into_layer_after(graph: Graph, node: Node) -> bool:
     shift = _per_channel(graph, step.x, layer, inputs, step.shift)
     if factor is None or shift is None or not _can_scale_weight(graph, layer, factor):
         return False
+    sizes = np.abs(factor)
+    if sizes.max() > _MOST_SPREAD * sizes.min():
+        return False
     if shift.any() and not _add_response_to_bias(graph, layer, shift):
         return False
     kernel_axes = [1] * (len(layer.shape(graph)) - 3)
@@ -168,7 +189,11 @@ def _add_response_to_bias(graph: Graph, layer: Layer, shift: Doubles) -> bool:
         shift: values of the input channels, (inputs,).
     """
     # The shift is missing in the padding of zeros, which no bias can express at the border.
-    if layer.node.kind not in ("Conv", "Gemm") or _has_padding(layer.node):
+    if layer.node.kind != "Conv" or _has_padding(layer.node):
+        return False
+    # The values of an image vary as much as their mean. Other quantities, as a temperature in
+    # kelvins, vary little: products with the mean would magnify the rounding of the weight.
+    if len(graph.sizes(layer.node.input(1))) < _IMAGE:
         return False
     bias = layer.bias(graph)
     if bias is None:

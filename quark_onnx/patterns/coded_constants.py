@@ -19,6 +19,8 @@ from quark_onnx.graph import Graph, Node, store_constants
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 #: Largest share of a step by which an offset may miss a whole number of steps.
 _TOLERANCE = 1e-3
+#: Zero points of bytes are smaller.
+_MOST_CODES = 256
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,15 @@ class CodedConstant:
         """Return the parameters of an equal DequantizeLinear; None if there are none."""
         rank = len(self.tensor.dims)
         scale = np.asarray(self.scale, np.float64)
+        if 0 in self.tensor.dims or not ((scale > 0) & np.isfinite(scale)).all():
+            return None
         zero = np.zeros(1) if self.zero is None else np.asarray(self.zero, np.float64)
         if self.offset is not None:
             zero = -np.asarray(self.offset, np.float64) / scale
-        if max(scale.ndim, zero.ndim) > rank or not (scale > 0).all():
+        # Comparisons with NaN are false.
+        if max(scale.ndim, zero.ndim) > rank or not (np.abs(zero) < _MOST_CODES).all():
             return None
-        if np.abs(zero - np.round(zero)).max() > _TOLERANCE:
+        if (np.abs(zero - np.round(zero)) > _TOLERANCE).any():
             return None
         scale, zero = np.broadcast_arrays(scale, np.round(zero))
         axes = [

@@ -28,11 +28,13 @@ def time_steps(graph: Graph) -> list[list[str]]:
         Groups of two or more computed tensors or inputs of the model. A tensor is in one group at
         most.
     """
-    # Pairs of one layer at a time step and at the next.
+    # Pairs of one layer at a time step and at the next; a layer may lack the bias of the others.
     adjacent = list[tuple[Node, Node]]()
     for layers in _sharing_weights(graph):
-        if _is_recurrent(graph, layers):
-            adjacent += pairwise(layers)
+        if not _is_recurrent(graph, layers):
+            continue
+        for earlier, later in pairwise(layers):
+            adjacent += _corresponding(graph, earlier, later)
     groups = dict[str, list[str]]()
     for earlier, later in reach(adjacent, lambda pair: _neighbours(graph, *pair)):
         names = zip(

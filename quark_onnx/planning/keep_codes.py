@@ -58,10 +58,14 @@ def _override(
     ):
         return TensorOverride(name, keep=True)
     dtype = INT8 if coded.tensor.data_type == TensorProto.INT8 else UINT8
-    lowest_code = int(values(coded.tensor).min(initial=0))
+    zeros = parameters.zero_point
+    lowest_code = min(int(values(coded.tensor).min(initial=0)), *zeros.tolist())
     for reader in readers:
         spec = _spec_for(graph, reader, name, specs[reader], parameters)
-        if spec is None or spec.with_(dtype=dtype).grid.qmin > lowest_code:
+        if spec is None:
+            return None
+        grid = spec.with_(dtype=dtype).grid
+        if lowest_code < grid.qmin or zeros.max() > grid.qmax:
             return None
     return TensorOverride(
         name,
@@ -84,6 +88,9 @@ def _spec_for(
     graph: Graph, reader: Node, name: str, specs: NodeSpec, parameters: Parameters
 ) -> QuantizationSpec | None:
     """Return the format of a reader for a constant; None if it does not allow the stored scales."""
+    # A body is planned apart from the graph whose constants it reads.
+    if name not in reader.inputs:
+        return None
     axes = weight_axes(graph, reader, reader.inputs.index(name))
     # A Gather passes the codes of its table on, with the format of activations.
     is_weight = axes is not None and not _looks_up_activations(reader, specs)

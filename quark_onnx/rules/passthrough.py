@@ -40,6 +40,10 @@ _SELECTING = frozenset(
     | {"MaxUnpool", "CenterCropPad", "Trilu", "com.microsoft::Trilu"},
 )
 
+#: onnxruntime drops equal Q/DQ pairs around these operators, also below the first opset at which
+#: they take bytes, and then cannot load the model.
+_EXTREMES, _BYTES_OPSET = frozenset({"ReduceMax", "ReduceMin"}), 12
+
 #: Operators that cut parts out of their first input.
 PARTING = frozenset({"Slice", "Split", "Gather", "GatherND", "GatherElements"})
 
@@ -67,6 +71,10 @@ HANDING_ON = (
 @rule(*sorted(REARRANGING | _SELECTING))
 def passthrough(node: Node, plan: PlanBuilder) -> None:
     """Share the scale of the first input with every float result."""
+    if node.kind in _EXTREMES and plan.graph.opset < _BYTES_OPSET:
+        reason = f"{node.kind} takes no bytes below opset {_BYTES_OPSET}"
+        plan.keep(node.outputs[0], reason)
+        return
     # The second result of MaxPool holds indices.
     results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
     for result in results:

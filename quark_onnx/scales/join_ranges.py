@@ -17,6 +17,9 @@ from quark_onnx.plan import Plan, Quantize, Use
 
 #: Most values of a tensor, per sample, whose range is joined with those of other time steps.
 _FEW_VALUES = 1 << 12
+#: Most by which the range of a time step is widened. Values that shrink from step to step, as in an
+#: iteration that converges, would have no codes in the range of the first step.
+_MOST_WIDER = 4
 
 
 def join_ranges(
@@ -86,7 +89,9 @@ def join_time_steps(
             entry = plan.entries[uses[0]]
             assert isinstance(entry, Quantize)
             joined = _union([table[use] for use in uses], entry)
-            table.update(dict.fromkeys(uses, joined))
+            for use in uses:
+                if float(joined.scale) <= _MOST_WIDER * float(table[use].scale):
+                    table[use] = joined
 
 
 def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> list[Use]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -188,6 +189,20 @@ def test_the_arrays_are_mapped_from_the_file(tmp_path: Path) -> None:
             assert file == path
             assert data[offset : offset + length] == original.raw_data
     assert len(arrays) == 2 and file_of(np.zeros(3)) is None
+    feeds = {"x": np.ones((1, SIDE), np.float32)}
+    (expected,) = open_session(large(), optimize=False).run(None, feeds)
+    (found,) = open_session(model, lean=True, optimize=False).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows does not remove a file that is mapped"
+)
+def test_a_lean_session_needs_no_file_that_is_gone(tmp_path: Path) -> None:
+    path = saved(large(), tmp_path)
+    model, arrays = read_model(path) or (ModelProto(), [])
+    path.unlink()
+    assert len(arrays) == 2
     feeds = {"x": np.ones((1, SIDE), np.float32)}
     (expected,) = open_session(large(), optimize=False).run(None, feeds)
     (found,) = open_session(model, lean=True, optimize=False).run(None, feeds)

@@ -12,7 +12,7 @@ from onnx import ModelProto, numpy_helper
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.passes import fold_affine
-from tests.models import kinds, normal, parse, run, samples, weight
+from tests.models import Feeds, kinds, normal, parse, run, samples, weight
 from tests.quark_onnx.passes.test_passes import applied
 
 #: Input, output, layer, shape of the weight, channels of the input, and shape of a vector.
@@ -63,6 +63,17 @@ def test_steps_behind_a_layer(layer: str, chain: str, bias: bool) -> None:
     assert count == len(model.graph.node) - 1 and len(after.graph.node) == 1
 
 
+def similar(channels: int, tail: tuple[int, ...]) -> np.ndarray:
+    """Factors of both signs that differ by less than two."""
+    factors = np.linspace(0.8, 1.2, channels, dtype=np.float32)
+    factors[::2] *= -1
+    return factors.reshape(channels, *tail)
+
+
+#: Steps of a chain before a shift, which only layers on images take.
+BEFORE_SHIFT = {"batch norm": 0, "statistics": 2, "from a constant": 1}
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("layer", [name for name in LAYERS if name[:5] != "trans"])
 def test_steps_in_front_of_a_layer(layer: str, chain: str) -> None:
@@ -71,17 +82,68 @@ def test_steps_in_front_of_a_layer(layer: str, chain: str) -> None:
     model = parse(
         f"g (float[{x}] x) => (float[{y}] y) {{ {steps} y = {call.format(b='')} }}",
         w=weight(*shape),
-        **constants(6, tail),
+        **constants(6, tail) | dict.fromkeys("cd", similar(6, tail)),
     )
+    before = len(model.graph.node)
+    expected = before - 1 if len(shape) == 4 else BEFORE_SHIFT[chain]
     count, after = applied(fold_affine, model)
-    assert count == len(model.graph.node) - 1 and len(after.graph.node) == 1
+    assert count == expected and len(after.graph.node) == before - expected
+
+
+def error(model: ModelProto, data: list[Feeds], preset: str) -> float:
+    """The noise of the quantized model, as a share of the signal."""
+    config = QConfig.of(preset)
+    quantized = quantize(model, data if config.measures else None, config).model
+    noise = signal = 0.0
+    for feeds in data:
+        [expected], [found] = run(model, feeds), run(quantized, feeds)
+        noise += float(np.square(expected - found).sum())
+        signal += float(np.square(expected).sum())
+    return noise / signal
+
+
+@pytest.mark.parametrize("preset", ["W8", "DYNAMIC"])
+def test_features_of_unlike_scales_are_standardized_in_float(preset: str) -> None:
+    """Folded into the weight, the standardization leaves most features no codes: -11 dB."""
+    scales = np.array([1e-2, 1e-1, 1, 1, 10, 100], np.float32)
+    model = parse(
+        """g (float[32,6] x) => (float[32,4] y)
+        { m = Sub (x, mean) n = Div (m, scale) y = Gemm (n, w, b) }""",
+        mean=5 * scales,
+        scale=scales,
+        w=weight(6, 4),
+        b=normal(4, seed=1),
+    )
+    data = [{"x": (normal(32, 6, seed=seed) + 5) * scales} for seed in range(4)]
+    assert error(model, data, preset) < 1e-3
+
+
+@pytest.mark.parametrize("preset", ["W8", "DYNAMIC"])
+def test_a_mean_far_above_the_variation_is_subtracted_in_float(preset: str) -> None:
+    model = parse(
+        "g (float[32,6] x) => (float[32,4] y) { m = Sub (x, mean) y = Gemm (m, w) }",
+        mean=np.float32(300),
+        w=weight(6, 4),
+    )
+    data = [{"x": normal(32, 6, seed=seed) + np.float32(300)} for seed in range(4)]
+    assert error(model, data, preset) < 1e-3
+
+
+@pytest.mark.parametrize("least", [-1e9, -np.inf])
+def test_a_mask_stays_an_addition(least: float) -> None:
+    model = parse(
+        "g (float[8,6] x) => (float[8,4] y) { h = Gemm (x, w) m = Add (h, c) y = Softmax (m) }",
+        w=weight(6, 4),
+        c=np.array([0, least, 0, 0], np.float32),
+    )
+    assert fold_affine(Graph.of(model)) == 0
 
 
 def padded(line: str) -> ModelProto:
     return parse(
         f"g (float[1,3,6,6] x) => (float[1,4,6,6] y) {{ a = {line} (x, c)"
         " y = Conv <pads=[1,1,1,1]> (a, w) }",
-        c=normal(3, 1, 1, seed=2),
+        c=similar(3, (1, 1)),
         w=weight(4, 3, 3, 3),
     )
 

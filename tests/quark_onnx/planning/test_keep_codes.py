@@ -10,7 +10,7 @@ from onnx import ModelProto, numpy_helper
 
 from quark_onnx import Override, QConfig, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.patterns.coded_constants import coded_constants
+from quark_onnx.patterns.coded_constants import CodedConstant, coded_constants
 from tests.models import Feeds, in_constant_nodes, kinds, parse, run
 
 RANDOM = np.random.default_rng(0)
@@ -176,3 +176,80 @@ def test_an_offset_between_two_codes_has_no_zero_point() -> None:
     )
     [coded] = coded_constants(Graph.of(model)).values()
     assert coded.parameters() is None
+
+
+ODD_PARAMETERS: dict[str, tuple[str, dict[str, float]]] = {
+    "zero point above the codes": (
+        "d = Sub (c, z) w = Mul (d, s)",
+        {"z": 300, "s": 0.01},
+    ),
+    "zero point below the codes": (
+        "d = Sub (c, z) w = Mul (d, s)",
+        {"z": -5, "s": 0.01},
+    ),
+    "scale of 0": ("m = Mul (c, s) w = Add (m, o)", {"s": 0, "o": 1}),
+    "offset of many steps": ("m = Mul (c, s) w = Add (m, o)", {"s": 1e-30, "o": -1e10}),
+}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("preset", ["W8", "A8W8"])
+@pytest.mark.parametrize("name", ODD_PARAMETERS)
+def test_weights_whose_parameters_no_format_has_are_quantized_anew(
+    name: str, preset: str
+) -> None:
+    line, numbers = ODD_PARAMETERS[name]
+    constants = {key: np.array(value, np.float32) for key, value in numbers.items()}
+    model = parse(
+        f"g (float[4,8] x) => (float[4,6] y) {{ c = Cast <to=1> (q) {line} y = MatMul (x, w) }}",
+        q=RANDOM.integers(0, 256, (8, 6)).astype(np.uint8),
+        **constants,  # type: ignore[arg-type]
+    )
+    feeds = {"x": RANDOM.normal(size=(4, 8)).astype(np.float32)}
+    data = [feeds] if QConfig.of(preset).measures else None
+    result = quantize(model, data, preset)
+    [expected], [found] = run(model, feeds), run(result.model, feeds)
+    noise = np.square(found - expected).sum() / np.square(expected).sum()
+    assert noise < 1e-3
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_scales_that_are_not_finite_are_no_parameters(scale: float) -> None:
+    tensor = numpy_helper.from_array(codes(5, 4))
+    assert CodedConstant(tensor, np.array(scale, np.float32)).parameters() is None
+
+
+@pytest.mark.parametrize("offset", [np.inf, np.nan])
+def test_offsets_that_are_not_finite_are_no_parameters(offset: float) -> None:
+    tensor = numpy_helper.from_array(codes(5, 4))
+    shifted = CodedConstant(
+        tensor, np.array(1, np.float32), offset=np.array(offset, np.float32)
+    )
+    assert shifted.parameters() is None
+
+
+def test_no_codes_have_no_parameters() -> None:
+    tensor = numpy_helper.from_array(codes(0, 4))
+    empty = CodedConstant(tensor, scales(0, 1), offset=scales(0, 1))
+    assert empty.parameters() is None
+
+
+@pytest.mark.parametrize("preset", ["W8", "A8W8", "XINT8", "INT4"])
+def test_a_branch_reads_a_weight_that_is_stored_in_codes(preset: str) -> None:
+    model = parse(
+        """g (float[4,8] x, bool b) => (float[4,8] y) {
+        c = Cast <to=1> (q) w = Mul (c, s) h = MatMul (x, w)
+        y = If (b) <then_branch = yes () => (float[4,8] o) { o = MatMul (h, w) },
+                    else_branch = no () => (float[4,8] p) { p = Relu (h) }> }""",
+        q=codes(8, 8),
+        s=scales(8),
+    )
+    feeds = {
+        "x": RANDOM.normal(size=(4, 8)).astype(np.float32),
+        "b": np.array(True),
+    }
+    data = [feeds] if QConfig.of(preset).measures else None
+    result = quantize(model, data, preset)
+    [expected], [found] = run(model, feeds), run(result.model, feeds)
+    noise = np.square(found - expected).sum() / np.square(expected).sum()
+    assert noise < (0.1 if preset == "INT4" else 1e-2)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.models import normal
+from quark_onnx import quantize
+from tests.models import normal, parse, run
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import POW2, TENSOR
 
@@ -63,6 +64,24 @@ def test_selections_and_rearrangements_inherit(call: str, y: str, opset: int) ->
         name: value for name, value in constants.items() if name in call.split("(")[1]
     }
     assert after_a_sum(call, y, opset=opset, **used) == "  < h: Q\n  > y: same as h\n"
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "XINT8"])
+@pytest.mark.parametrize("opset", [8, 11, 12])
+@pytest.mark.parametrize("kind", ["ReduceMax", "ReduceMin"])
+def test_extremes_are_quantized_at_every_opset(
+    kind: str, opset: int, preset: str
+) -> None:
+    """Below opset 12 they take no bytes, which onnxruntime gives them if scales are shared."""
+    model = parse(
+        "g (float[4,8] x) => (float[4] y)"
+        f"{{ r = Tanh (x) y = {kind} <axes = [1], keepdims = 0> (r) }}",
+        opset=opset,
+    )
+    feeds = {"x": normal(4, 8)}
+    [found] = run(quantize(model, [feeds], preset).model, feeds, optimize=True)
+    extreme = np.max if kind == "ReduceMax" else np.min
+    np.testing.assert_allclose(found, extreme(np.tanh(feeds["x"]), axis=1), atol=0.02)
 
 
 def test_an_unpooled_value_keeps_its_scale() -> None:

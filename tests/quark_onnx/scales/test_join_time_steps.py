@@ -120,3 +120,36 @@ def heads() -> ModelProto:
 
 def test_heads_that_share_weights_are_no_time_steps() -> None:
     assert not time_steps(Graph.of(heads()))
+
+
+def iteration(decay: float) -> ModelProto:
+    """Five steps h = tanh(W h), of which the first has no bias and the others one of zeros.
+
+    W is orthogonal times ``decay``, so that the values shrink by that factor from step to step.
+    """
+    lines = ["h1 = Gemm (x, w)"]
+    for step in range(1, 5):
+        lines.append(f"t{step} = Tanh (h{step}) h{step + 1} = Gemm (t{step}, w, zeros)")
+    orthogonal, _ = np.linalg.qr(normal(16, 16))
+    return parse(
+        f"g (float[4,16] x) => (float[4,16] y) {{ {' '.join(lines)} y = Tanh (h5) }}",
+        w=np.float32(decay) * orthogonal.astype(np.float32),
+        zeros=np.zeros(16, np.float32),
+    )
+
+
+def test_a_step_may_lack_the_bias_of_the_others() -> None:
+    groups = [set(group) for group in time_steps(Graph.of(iteration(1.0)))]
+    assert {"h1", "h2", "h3", "h4", "h5"} in groups
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5, 0.2])
+def test_values_that_shrink_from_step_to_step_keep_codes(decay: float) -> None:
+    """With the range of the first step alone, nothing is left of the last one: 0 dB."""
+    model = iteration(decay)
+    random = np.random.default_rng(0)
+    data = [{"x": random.normal(size=(4, 16)).astype(np.float32)} for _ in range(8)]
+    quantized = quantize(model, data, "A8W8").model
+    [expected], [found] = run(model, data[0]), run(quantized, data[0])
+    noise = np.square(found - expected).sum() / np.square(expected).sum()
+    assert -10 * np.log10(noise) > 20
