@@ -44,7 +44,8 @@ def fold_affine(graph: Graph) -> int:
     """Fold Mul, Div, Add and Sub with a constant into Conv, ConvTranspose, Gemm and MatMul.
 
     An Add after a MatMul stays, as its bias. Shared weights stay as they are, and so does the
-    affine part of a normalization, which runtimes fuse with the normalization.
+    affine part of a normalization, which runtimes fuse with the normalization. A standardization
+    of unlike quantities stays in front of a layer, as do masks.
     """
     count = sum(_fold_behind(graph, node) for node in graph.nodes_of(_ARITHMETIC))
     # Backward, so that the layer comes nearer with each step that is folded.
