@@ -44,8 +44,9 @@ class _Step(NamedTuple):
 def fold_affine(graph: Graph) -> int:
     """Fold Mul, Div, Add and Sub with a constant into Conv, ConvTranspose, Gemm and MatMul.
 
-    Not folded: an Add after a MatMul, which is its bias; a factor of a shared weight; and the
-    affine part of a normalization, which runtimes fuse with the normalization.
+    Not folded: an Add after a MatMul, which is its bias; a factor of a shared weight; the affine
+    part of a normalization, which runtimes fuse with the normalization; a standardization of
+    unlike quantities before a layer; and masks.
     """
     count = sum(
         _fold_into_layer_before(graph, node) for node in graph.nodes_of(_ARITHMETIC)
