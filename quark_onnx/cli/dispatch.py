@@ -325,8 +325,9 @@ def _fail(error: Exception, options: Namespace) -> int:
     elif isinstance(error, OSError):
         code = BAD_INPUT
         # str(OSError) begins with "[Errno 2]", which says nothing to most readers.
+        message = error.strerror or message
         if error.filename:
-            message = f"{error.filename}: {error.strerror}"
+            message = f"{error.filename}: {message}"
     else:
         code, message = INTERNAL, f"internal error: {kind}: {message}"
         if options.verbose:
