@@ -245,7 +245,7 @@ def parse(arguments: list[str]) -> Namespace:
             flags = [flag for flag in options.parser.options if flag.startswith("--")]
             raise UsageError(f"unknown option {name!r}{nearest(name, flags)}")
         what = "unknown option" if name.startswith("-") else "unexpected argument"
-        raise UsageError(f"{what} {name!r}; see {options.parser.prog} --help")
+        raise UsageError(f"{what} {unknown[0]!r}; see {options.parser.prog} --help")
     return options
 
 
