@@ -282,6 +282,7 @@ class Scorer:
 
         Raises:
             ConfigError: boxes are given without image files.
+            DataError: no sample can have a label.
         """
         # Boxes are in pixels of the image file; only the reader of images knows the resizing and
         # padding.
@@ -291,6 +292,13 @@ class Scorer:
                 " folder of images, read with --image-size",
             )
         self._labels, self._names, self._placement = labels, names, placement
+        # Before any model runs, and before a result is written. Arrays are named by index.
+        known = None if names is None else set(names)
+        if not any(
+            name.isdecimal() if known is None else name in known
+            for name in labels.names
+        ):
+            raise self._nothing_labelled()
         self._index = 0
         # The reason why folders are no labels of this model; None as long as they are.
         self._no_classes: str | None = None
@@ -409,6 +417,13 @@ class Scorer:
             truth[:, :4] = self._placement(image.size, truth[:, :4])
             self._found.append((truth, before_boxes, after_boxes))
 
+    def _nothing_labelled(self) -> DataError:
+        shown = self._names[0] if self._names else "0"
+        return DataError(
+            f"labels {self._labels.source}: no sample has a label; samples are named like"
+            f" {shown!r}, labels like {self._labels.names[0]!r}",
+        )
+
     @property
     def count(self) -> int:
         """Return the number of labelled samples."""
@@ -424,11 +439,7 @@ class Scorer:
             logger.warning("%s", self._no_classes)
             return []
         if not self.count:
-            shown = self._names[0] if self._names else "0"
-            raise DataError(
-                f"labels {self._labels.source}: no sample has a label; samples are named"
-                f" like {shown!r}, labels like {self._labels.names[0]!r}",
-            )
+            raise self._nothing_labelled()
         if self._ranks:
             ranks = np.array(self._ranks)
             scores = [
