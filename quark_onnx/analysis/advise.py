@@ -297,6 +297,7 @@ def advise_report(  # noqa: PLR0913
         return verdict.next_steps
     float_model = load(model)
     settings = settings_of_config(config, report.samples)
+    settings = replace(settings, reached=verdict.sqnr)
     steps = (*next_steps(float_model, settings, verdict.task, most=None), *further)
     performance = Performance.of(report.outputs, verdict)
     baseline = Baseline(float_model, quantized, config, performance, verdict.task)
@@ -361,6 +362,7 @@ def advise_file(  # noqa: PLR0913
     settings = settings_of_model(quantized_model)
     steps = tuple(further)
     if settings is not None:
+        settings = replace(settings, reached=verdict.sqnr)
         rules = next_steps(float_model, settings, verdict.task, most=None)
         steps = (*rules, *steps)
     config = None if settings is None else settings.config
@@ -444,11 +446,11 @@ def try_changes(
 
 def _none_helps(count: int, gate: float | None) -> NextStep:
     """Return the step that says that no tried change helps."""
-    changes = counted(count, "change that was tried", "changes that were tried")
+    changes = counted(count, "change")
     aim = "helps by more than chance"
     if gate is not None:
         aim = f"meets the gate, or {aim}"
-    return NextStep("", f"none of {changes} {aim}", "")
+    return NextStep("", f"nothing that was tried ({changes}) {aim}", "")
 
 
 def _rank(performance: Performance, step: NextStep) -> tuple[bool, int, bool, float]:

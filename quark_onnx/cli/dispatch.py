@@ -245,7 +245,7 @@ def parse(arguments: list[str]) -> Namespace:
             flags = [flag for flag in options.parser.options if flag.startswith("--")]
             raise UsageError(f"unknown option {name!r}{nearest(name, flags)}")
         what = "unknown option" if name.startswith("-") else "unexpected argument"
-        raise UsageError(f"{what} {name!r}; see {options.parser.prog} --help")
+        raise UsageError(f"{what} {unknown[0]!r}; see {options.parser.prog} --help")
     return options
 
 
@@ -325,8 +325,9 @@ def _fail(error: Exception, options: Namespace) -> int:
     elif isinstance(error, OSError):
         code = BAD_INPUT
         # str(OSError) begins with "[Errno 2]", which says nothing to most readers.
+        message = error.strerror or message
         if error.filename:
-            message = f"{error.filename}: {error.strerror}"
+            message = f"{error.filename}: {message}"
     else:
         code, message = INTERNAL, f"internal error: {kind}: {message}"
         if options.verbose:

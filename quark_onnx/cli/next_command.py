@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from calibrators.shown import printable
 from quark_onnx.cli.data import DATA_DESTINATIONS
 from quark_onnx.cli.parsing import PROGRAM, Parser
 from quark_onnx.report import Report
@@ -145,7 +146,21 @@ def changes_data(step: NextStep) -> bool:
 def shell_line(words: Sequence[str]) -> str:
     """Quote the words of a command for the shell of this system."""
     # cmd.exe knows double quotes alone; shlex uses single ones.
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    if os.name == "nt":
+        return subprocess.list2cmdline(words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    r"""Quote a word for a POSIX shell; control characters stay escapes that the shell reads.
+
+    >>> print(_quoted("a b"), _quoted("it's\ntwo"))
+    'a b' $'it\'s\ntwo'
+    """
+    escaped = word.replace("\\", r"\\").replace("'", r"\'")
+    shown = printable(escaped)
+    # A terminal shows control characters as escapes; between $'...' they are read as such.
+    return shlex.quote(word) if shown == escaped else f"$'{shown}'"
 
 
 def step_words(step: NextStep, options: Namespace) -> list[str] | None:

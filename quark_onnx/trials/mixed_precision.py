@@ -20,7 +20,7 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ConfigError, nearest
-from quark_onnx.common.progress import Progress
+from quark_onnx.common.progress import Progress, check_time
 from quark_onnx.common.warnings_once import WarningsOnce
 from quark_onnx.common.wording import counted
 from quark_onnx.config import Override, QConfig
@@ -409,6 +409,8 @@ class _Search:
         Args:
             names: names of the changed nodes. A set of names is measured once per order.
         """
+        # The bisections show no progress, which would end them with the time.
+        check_time()
         return self._study.record(tuple(names))
 
     def _trial(self, names: Sequence[str]) -> Trial:

@@ -39,6 +39,7 @@ class Settings:
         powers_of_two: whether scales are powers of two, as the integer engines of some processors
             require, which have one scale per tensor.
         config: the configuration; None if unknown, for models of other tools.
+        reached: SQNR of the worst output of the result in dB; None if unknown.
     """
 
     activation: int | None
@@ -52,6 +53,7 @@ class Settings:
     usual_calibrator: str = ""
     powers_of_two: bool = False
     config: QConfig | None = field(default=None, compare=False)
+    reached: float | None = None
 
     @property
     def is_portable(self) -> bool:
@@ -274,9 +276,12 @@ def _corrected(settings: Settings, _: _Structure, task: str) -> Iterator[NextSte
 def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
     """Propose 16-bit activations where no processor requires 8."""
     if settings.is_portable_8bit:
+        effect = "16-bit activations: what is left is the error of the weights"
+        if settings.weight != 8:
+            effect = "16-bit activations and 8-bit weights"
         yield NextStep(
             "--preset A16W8",
-            "16-bit activations: what is left is the error of the weights",
+            effect,
             _changed_call("--preset A16W8"),
             expected="often 10 dB or more, slower than 8 bits on most processors",
         )
@@ -318,6 +323,9 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
         task: name of the task.
     """
     spent = "auto_mixed_precision" in settings.optimizers
+    # The search ends at once where every output reaches the goal.
+    if settings.reached is not None and settings.reached >= settings.goal:
+        spent = True
     # Mixed precision ranks layers with weights; without one there is nothing to choose.
     if settings.activation == 8 and structure.weighted and not spent:
         goal = f"{settings.goal:g}"

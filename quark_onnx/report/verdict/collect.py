@@ -26,9 +26,11 @@ from quark_onnx.report.verdict.verdict import (
     THRESHOLDS,
     Band,
     Figure,
+    NextStep,
     Threshold,
     Verdict,
     limits_of,
+    sqnr_of,
     worst_band,
 )
 from quark_onnx.running.branches import Branches
@@ -39,8 +41,6 @@ _OF_CLASSES, _LEAST_SQNR = ("classifier", "decisions", "segmentation"), 10.0
 #: With fewer rows, SQNR contributes to the band of every task, and the samples must agree on its
 #: band; with fewer than the second number there is none.
 _FEW_ROWS, _LEAST_ROWS = 16, 3
-#: Difference in dB from which the SQNR of the varying part is told from that of the whole.
-_TOLD = 0.1
 
 
 def check_task(task: str) -> None:
@@ -183,7 +183,10 @@ class VerdictCollector:
                 band = "unclear"
                 needed = counted(samples_for(self._needed), "sample")
                 reservation = f"; {doubt}: give at least {needed}"
-        advice = settings is not None and not random and measured in ("risky", "poor")
+        steps: tuple[NextStep, ...] = ()
+        if settings is not None and not random and measured in ("risky", "poor"):
+            settings = replace(settings, reached=sqnr_of(shown))
+            steps = next_steps(self._model, settings, task)
         return Verdict(
             task,
             band,
@@ -192,8 +195,7 @@ class VerdictCollector:
             self.samples,
             held_out,
             measured_on,
-            # The repeated test of settings is for the type checker.
-            next_steps(self._model, settings, task) if advice and settings else (),
+            steps,
         )
 
     @property
@@ -365,10 +367,14 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
             default=least,
         )
     if not math.isnan(least):
-        shown = near_limits(judged, limits_of("signal", "sqnr"))
+        shown, shown_whole = (
+            near_limits(judged, limits_of("signal", "sqnr")),
+            near_limits(least),
+        )
         text = f"SQNR {shown} dB"
-        if judged < least - _TOLD:
-            text += f" of what varies ({near_limits(least)} dB with the constant part)"
+        # The table of outputs has the SQNR of the whole: two figures need two names.
+        if judged < least and shown != shown_whole:
+            text += f" of what varies ({shown_whole} dB with the constant part)"
         return [Figure("sqnr", judged, text)]
     # All outputs are integers, or random.
     shares = [

@@ -505,7 +505,8 @@ def _peak(least: float, greatest: float) -> float:
         greatest: greatest value of the same images.
     """
     # Ten percent beyond [0, 255], respectively 20 % beyond [0, 1]: networks overshoot at edges.
-    if least > -26 and 2 < greatest < 282:
+    # Values that all stay below a tenth of 255 are normalized, and no pixels.
+    if least > -26 and 26 < greatest < 282:
         return 255.0
     if least > -0.2 and greatest < 1.2:
         return 1.0

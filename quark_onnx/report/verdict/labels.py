@@ -151,7 +151,7 @@ def _csv(path: Path, text: str) -> Labels:
         text: its content.
 
     Raises:
-        DataError: a column is missing, or a label is no integer.
+        DataError: a column is missing, a label is no integer, or a sample has two labels.
     """
     # The reader ends lines itself: a quoted name may contain an end of line.
     rows = csv.DictReader(io.StringIO(text, newline=""))
@@ -167,17 +167,22 @@ def _csv(path: Path, text: str) -> Labels:
             f"labels {path}: the columns are {', '.join(map(short, columns[:8])) or 'none'};"
             " they must be name and label",
         )
-    classes = {}
+    classes = dict[str, int]()
     try:
         # Line 1 has the names of the columns.
         for number, row in enumerate(rows, 2):
             try:
-                classes[row[name]] = int(row["label"])
+                label = int(row["label"])
             except (TypeError, ValueError):
                 raise DataError(
                     f"labels {path}, line {number}: label {short(row['label'])} is not the"
                     " index of a class",
                 ) from None
+            if classes.setdefault(row[name], label) != label:
+                raise DataError(
+                    f"labels {path}, line {number}: {short(row[name])} has the label"
+                    f" {label}, and {classes[row[name]]} in an earlier line",
+                )
     # A null character, or a quotation mark without its end.
     except csv.Error as error:
         raise DataError(f"labels {path}, line {rows.line_num}: {error}") from error
@@ -277,6 +282,7 @@ class Scorer:
 
         Raises:
             ConfigError: boxes are given without image files.
+            DataError: no sample can have a label.
         """
         # Boxes are in pixels of the image file; only the reader of images knows the resizing and
         # padding.
@@ -286,6 +292,13 @@ class Scorer:
                 " folder of images, read with --image-size",
             )
         self._labels, self._names, self._placement = labels, names, placement
+        # Before any model runs, and before a result is written. Arrays are named by index.
+        known = None if names is None else set(names)
+        if not any(
+            name.isdecimal() if known is None else name in known
+            for name in labels.names
+        ):
+            raise self._nothing_labelled()
         self._index = 0
         # The reason why folders are no labels of this model; None as long as they are.
         self._no_classes: str | None = None
@@ -309,6 +322,7 @@ class Scorer:
 
         Raises:
             ConfigError: the labels are for another task.
+            DataError: the model has no class with the index of a label.
         """
         if self._labels.assumed and not self._are_classes(task, expected):
             return []
@@ -358,6 +372,9 @@ class Scorer:
             task: the task, whose output holds the scores.
             expected: outputs of the float model by name.
             actual: outputs of the quantized model by name.
+
+        Raises:
+            DataError: the model has no class with the index of a label.
         """
         before = _rows(expected[task.output])
         after = _rows(actual[task.output])
@@ -367,9 +384,16 @@ class Scorer:
         labels: list[int | None] = []
         for before_row, after_row in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
-            label = self._labels.classes.get(self._name())
+            name = self._name()
+            label = self._labels.classes.get(name)
             labels.append(label)
             if label is not None:
+                # A model that returns classes does not tell how many there are.
+                if before.ndim == 2 and not 0 <= label < before.shape[1]:
+                    raise DataError(
+                        f"labels {self._labels.source}: {short(name)} has the label {label},"
+                        f" and the model has {before.shape[1]} classes, counted from 0",
+                    )
                 self._ranks.append((_rank(before_row, label), _rank(after_row, label)))
         return labels
 
@@ -393,6 +417,13 @@ class Scorer:
             truth[:, :4] = self._placement(image.size, truth[:, :4])
             self._found.append((truth, before_boxes, after_boxes))
 
+    def _nothing_labelled(self) -> DataError:
+        shown = self._names[0] if self._names else "0"
+        return DataError(
+            f"labels {self._labels.source}: no sample has a label; samples are named like"
+            f" {shown!r}, labels like {self._labels.names[0]!r}",
+        )
+
     @property
     def count(self) -> int:
         """Return the number of labelled samples."""
@@ -408,11 +439,7 @@ class Scorer:
             logger.warning("%s", self._no_classes)
             return []
         if not self.count:
-            shown = self._names[0] if self._names else "0"
-            raise DataError(
-                f"labels {self._labels.source}: no sample has a label; samples are named"
-                f" like {shown!r}, labels like {self._labels.names[0]!r}",
-            )
+            raise self._nothing_labelled()
         if self._ranks:
             ranks = np.array(self._ranks)
             scores = [

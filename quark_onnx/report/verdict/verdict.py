@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -150,6 +150,11 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.band}: {self.sentence}"
 
+    @property
+    def sqnr(self) -> float | None:
+        """Return the SQNR of the worst output in dB; None without one."""
+        return sqnr_of(self.figures)
+
     def doubted(self, step: NextStep) -> Verdict:
         """Return the verdict for untrustworthy data: risky at best.
 
@@ -229,6 +234,11 @@ def limits_of(task: str, figure: str) -> tuple[float, ...]:
         if threshold.figure == figure:
             return threshold.good, threshold.risky
     return ()
+
+
+def sqnr_of(figures: Iterable[Figure]) -> float | None:
+    """Return the SQNR among figures in dB; None without one."""
+    return next((figure.value for figure in figures if figure.name == "sqnr"), None)
 
 
 #: The name of a model by task; a signal may be any tensor.

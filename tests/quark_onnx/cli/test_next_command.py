@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from quark_onnx import AutoMixedPrecision, QConfig, changed, quantize
 from quark_onnx.cli.dispatch import build_parser
-from quark_onnx.cli.next_command import next_command
+from quark_onnx.cli.next_command import next_command, shell_line
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.npu import deploy
 from quark_onnx.preprocessing.pixels import SCALINGS
@@ -70,6 +72,16 @@ def test_words_are_quoted() -> None:
     words = ["quantize", "my model.onnx", "-o", "it's.onnx", "--exclude", "/head/*"]
     command = next_command(words, parser, ["--per-channel"])
     assert shlex.split(command) == ["quark-onnx", *words, "--per-channel"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="cmd.exe has no such quotes")
+@pytest.mark.parametrize("word", ["ж\nж", "it's\ttwo", "\\n \x1b[31m", "\u202e$HOME"])
+def test_a_shell_reads_control_characters(word: str) -> None:
+    """The line shows none, and pasted, it gives the same words."""
+    line = shell_line(["printf", "%s", word])
+    assert line.isprintable()
+    read = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert read.stdout.decode() == word
 
 
 @pytest.fixture

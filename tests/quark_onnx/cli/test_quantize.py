@@ -508,3 +508,13 @@ def test_data_that_does_not_fit_is_no_failure_after_the_model_is_written(
     assert finished.code == 0 and (folder / "out.onnx").exists()
     assert "the latency was not measured" in finished.err
     assert "nothing in this model could be quantized" in finished.out
+
+
+@pytest.mark.usefixtures("folder")
+def test_labels_of_other_samples_are_found_before_the_run(cli: Any) -> None:
+    Path("labels.csv").write_text("name,label\na.jpg,1\n", encoding="utf-8")
+    words = ("model.onnx", "-o", "q.onnx", "--data", "data", "--labels", "labels.csv")
+    finished = cli("quantize", *words)
+    assert finished.code == 2
+    assert "samples are named like '0', labels like 'a.jpg'" in finished.err
+    assert not Path("q.onnx").exists()

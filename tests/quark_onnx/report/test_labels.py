@@ -53,6 +53,11 @@ def test_boxes_of_a_coco_file(tmp_path: Path) -> None:
     [
         ("l.csv", "image,label\na,1\n", "must be name and label"),
         ("l.csv", "name,label\na,cat\n", "line 2: label 'cat' is not the index"),
+        (
+            "l.csv",
+            "name,label\na,1\nb,1\na,2\n",
+            "line 4: 'a' has the label 2, and 1 in",
+        ),
         ("l.csv", "name,label\n", "there is no label in it"),
         ("l.csv", "", "the columns are none"),
         ("l.json", "{", "is no JSON: line 1, column 2"),
@@ -85,6 +90,18 @@ def test_top_1_and_top_5(tmp_path: Path) -> None:
     by_name = {score.name: (score.reference, score.other) for score in found.scores}
     assert by_name["top1"] == pytest.approx((1 / 3, 1 / 3))
     assert by_name["top5"] == pytest.approx((2 / 3, 2 / 3))
+
+
+@pytest.mark.parametrize("label", [8, -1])
+def test_a_label_that_is_no_class_of_the_model(tmp_path: Path, label: int) -> None:
+    """Labels that are counted from 1 would otherwise be a top-1 of nearly 0 %."""
+    text = "g (float[N, 8] x) => (float scores) { scores = Mul (x, w) }"
+    model = parse(text, w=np.ones(8, np.float32))
+    file = written(tmp_path / "l.csv", f"name,label\n0,7\n1,{label}\n")
+    x = np.tile(np.arange(8, dtype=np.float32), (2, 1))
+    message = f"'1' has the label {label}, and the model has 8 classes, counted from 0"
+    with pytest.raises(DataError, match=message):
+        compare(model, model, [{"x": x}], labels=file, task="classifier")
 
 
 def test_of_equal_scores_the_first_class_is_chosen(tmp_path: Path) -> None:

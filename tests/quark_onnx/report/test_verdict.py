@@ -34,6 +34,8 @@ SOFTMAX = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Softmax (x) }")
 LINEAR = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Relu (x) }")
 IMAGE = {"x": np.zeros((1, 3, 64, 64), np.float32)}
 SETTINGS = Settings(8, 8, per_channel=True, samples=100)
+#: Changes that are proposed for a classifier with these settings.
+TRIED = ["--recipe classifier", "--preset A16W8", "--auto-exclude 20"]
 
 
 def judged(
@@ -300,6 +302,46 @@ def test_psnr_of_images() -> None:
     assert values(verdict)["psnr"] == pytest.approx(40, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("least", "greatest", "peak"),
+    [
+        (0.0, 1.1, 1),
+        (3.0, 250.0, 255),
+        (-5.0, 27.0, 255),
+        (-2.1, 2.6, 4.7),  # mean 0 and variance 1, as of ImageNet's pixels
+        (-1.0, 1.0, 2),
+        (0.0, 1000.0, 1000),
+    ],
+)
+def test_the_peak_of_images_is_that_of_their_values(
+    least: float, greatest: float, peak: float
+) -> None:
+    before = np.linspace(least, greatest, 3 * 64 * 64, dtype=np.float32)
+    before = before.reshape(1, 3, 64, 64)
+    after = before + np.float32(peak / 100)
+    verdict = judged(LINEAR, IMAGE, {"y": before}, {"y": after}, task="image")
+    assert values(verdict)["psnr"] == pytest.approx(40, abs=0.01)
+    assert f"(peak {peak:g})" in str(verdict)
+
+
+def test_a_verdict_names_both_figures_that_differ_from_the_table() -> None:
+    """40.71 dB in the table of outputs and 40.65 dB in the verdict need two names."""
+    before = normal(64, 3)
+    before += np.float32(0.16) - before.mean(axis=0)
+    after = before + normal(64, 3, seed=1, scale=0.01)
+    model = parse("g (float[N, 3] x) => (float y) { y = Abs (x) }")
+    total, collector = Total(), VerdictCollector(model, task="regression")
+    for a, b in zip(np.split(before, 4), np.split(after, 4), strict=True):
+        total.add(a, b)
+    collector.add({"x": normal(64, 3)}, {"y": before}, {"y": after})
+    error = total.result("y")
+    assert error.sqnr is not None and error.varying is not None
+    assert 0.01 < error.sqnr - error.varying < 0.1
+    verdict = str(collector.verdict([error], held_out=0, calibrated=False))
+    assert f"SQNR {error.varying:.2f} dB of what varies" in verdict
+    assert f"({error.sqnr:.2f} dB with the constant part)" in verdict
+
+
 def test_pixels_of_a_segmentation() -> None:
     before = normal(1, 5, 64, 64)
     after = before.copy()
@@ -474,7 +516,7 @@ def test_every_task_has_thresholds_in_order() -> None:
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        (SETTINGS, ["--recipe classifier", "--preset A16W8", "--auto-exclude 20"]),
+        (SETTINGS, TRIED),
         (
             Settings(8, 8, per_channel=False, samples=9),
             ["", "--per-channel", "--recipe classifier"],
@@ -498,6 +540,9 @@ def test_every_task_has_thresholds_in_order() -> None:
             ["--calibrator best", "--recipe classifier", "--preset A16W8"],
         ),
         (Settings(None, 4, per_channel=True), ["--preset W8"]),
+        (replace(SETTINGS, reached=19.99), TRIED),
+        (replace(SETTINGS, reached=20.0), TRIED[:2]),
+        (replace(SETTINGS, reached=20.0, goal=26.0), [*TRIED[:2], "--auto-exclude 26"]),
         (Settings(16, 8, per_channel=True, samples=100), []),
     ],
 )  # fmt: skip

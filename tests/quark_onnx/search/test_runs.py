@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import ModelProto
 
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.isolation import isolated
@@ -86,6 +88,32 @@ def test_the_end_of_the_time_is_no_failure(
 def test_the_time_ends_in_a_function_of_the_user(late: Callable[..., Any]) -> None:
     mixed = AutoMixedPrecision(0.1, metric=late)
     assert run(QConfig.of("A8W8").with_(optimizers=mixed)) is None
+
+
+def test_the_time_ends_between_two_models_of_mixed_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The choice of nodes has no progress, and may open a dozen models."""
+    last = sys.maxsize
+    models = 0
+
+    def metric(model: ModelProto) -> float:
+        nonlocal models
+        models += 1
+        if models == last:
+            monkeypatch.setattr(
+                "quark_onnx.common.progress.monotonic", lambda: float("inf")
+            )
+        return float(
+            not any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+        )
+
+    mixed = AutoMixedPrecision(0.1, metric=metric)
+    config = QConfig.of("A8W8").with_(optimizers=mixed)
+    assert run(config) is not None
+    last, models = models - 2, 0
+    assert run(config) is None
+    assert models == last
 
 
 def test_an_executor_of_python_passes_it_on(late: Callable[..., Any]) -> None:
