@@ -25,6 +25,8 @@ from tests.quark_onnx.optimizers.networks import attentive, texts
 def broken(batch: str = "N") -> tuple[ModelProto, list[Feeds]]:
     """Between two ordinary layers, a tensor with one channel a thousand times larger than the
     others.
+
+    The Mul before it is folded into its layer, so that six nodes are left.
     """
     spread = np.ones(8, np.float32)
     spread[3] = 1000
@@ -104,7 +106,7 @@ def test_the_target_is_met_by_a_few_nodes(to: str) -> None:
     assert sqnr(model, plain.model, data) < 15 < 29 < sqnr(model, result.model, data)
     assert 0 < len(raised(result)) < 5 and not {"a", "d"} & set(raised(result))
     word = "16 bits" if to == "16bit" else "float"
-    assert f"{len(raised(result))} of 7 nodes {word}" in headline(
+    assert f"{len(raised(result))} of 6 nodes {word}" in headline(
         result
     ) and "missed" not in headline(result)
 
@@ -292,13 +294,13 @@ def test_nodes_of_16_bits_are_lowered_where_8_do_no_harm() -> None:
         "uint16",
         "uint8",
     ]
-    assert {"a", "d"} <= set(lowered(result)) and not {"spread", "relu"} & set(
+    assert {"a", "d"} <= set(lowered(result)) and not {"relu", "back"} & set(
         lowered(result)
     )
-    assert f"{len(lowered(result))} of 7 nodes 8 bits" in headline(
+    assert f"{len(lowered(result))} of 6 nodes 8 bits" in headline(
         result
     ) and "missed" not in headline(result)
-    for name in {"spread", "relu", "back"} - set(lowered(result)):
+    for name in {"relu", "back"} - set(lowered(result)):
         narrow = Override(
             (*lowered(result), name), activation=QConfig.of("A8W8").activation
         )
@@ -314,7 +316,7 @@ def test_lowering_and_raising_meet() -> None:
     down = quantize(
         model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit"))
     )
-    assert abs(len(raised(up)) - (7 - len(lowered(down)))) <= 1
+    assert abs(len(raised(up)) - (6 - len(lowered(down)))) <= 1
 
 
 def test_all_is_lowered_where_the_target_is_low_and_nothing_where_it_is_missed() -> (
@@ -325,7 +327,7 @@ def test_all_is_lowered_where_the_target_is_low_and_nothing_where_it_is_missed()
     low = quantize(
         model, data, wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit"))
     )
-    assert len(lowered(low)) == 7 and code_types(low.model) == ["uint8"]
+    assert len(lowered(low)) == 6 and code_types(low.model) == ["uint8"]
     missed = quantize(
         model, data, wide.with_(optimizers=AutoMixedPrecision(target=200.0, to="8bit"))
     )
@@ -364,14 +366,14 @@ def test_lowered_nodes_have_the_formats_that_are_given() -> None:
         return quantize(model, data, wide.with_(optimizers=narrow))
 
     whole = lower(1e9)
-    assert code_types(whole.model) == ["int8"] and len(lowered(whole)) == 7
+    assert code_types(whole.model) == ["int8"] and len(lowered(whole)) == 6
     stored = [
         each.data_type for each in whole.model.graph.initializer if len(each.dims) == 2
     ]
     assert stored == [TensorProto.INT8] * 3
     loss = rms(model, whole.model, data) / 4
     part = lower(loss)
-    assert 0 < len(lowered(part)) < 7 and code_types(part.model) == ["int8", "uint16"]
+    assert 0 < len(lowered(part)) < 6 and code_types(part.model) == ["int8", "uint16"]
     assert rms(model, part.model, data) <= loss * 1.01
     assert "int8" in headline(part) and "dB" not in headline(part)
 
