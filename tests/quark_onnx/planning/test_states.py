@@ -16,7 +16,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import State, states
-from quark_onnx.measuring.held_out import HoldOut, stretch
+from quark_onnx.measuring.held_out import HoldOut, consecutive_positions
 from tests.models import Array, Factory, Feeds, normal, parse, weight
 
 STEPS = 150
@@ -406,8 +406,8 @@ def test_consecutive_samples_are_held_out(
     length: int | None, places: tuple[int, int]
 ) -> None:
     """One sample in five and 16 of 64, in one stretch; none of data too short for two."""
-    assert list(stretch(length)) == list(range(*places))
-    held = HoldOut(range(length or 100), run=stretch(length))
+    assert list(consecutive_positions(length)) == list(range(*places))
+    held = HoldOut(range(length or 100), consecutive=consecutive_positions(length))
     rest = list(held)
     if places != (0, 0):
         assert held.samples == list(range(*places)) and set(rest).isdisjoint(
