@@ -140,7 +140,7 @@ def test_an_interrupt_of_the_trials_keeps_the_result(
         raise KeyboardInterrupt
 
     module = sys.modules["quark_onnx.analysis.advise"]
-    monkeypatch.setattr(module, "tried", interrupted)
+    monkeypatch.setattr(module, "try_changes", interrupted)
     made = ("quantize", "conv.onnx", "-o", "q.onnx", "--data", "images.npz")
     missed = cli(*made, "--calibrator", "minmax", "--min-sqnr", "26")
     assert missed.code == 1 and "not tried to the end" in missed.err
