@@ -445,12 +445,22 @@ class _Ladder:
         return AccuracyResult(
             self._target,
             tuple(attempts),
-            tuple(self._study.untried_names),
+            tuple(self._left()),
             best,
             result,
             len(self._judges),
             choice,
         )
+
+    def _left(self) -> list[str]:
+        """Return the names of the configurations that were left out, in the order of runtime."""
+        untried = zip(self._study.untried, self._study.untried_names, strict=True)
+        return [
+            name
+            for _, name in sorted(
+                (self._ranks[step.key], name) for step, name in untried
+            )
+        ]
 
     def _useful(self, steps: list[ConfigCombination]) -> Iterator[ConfigCombination]:
         """Yield configurations until none is left that could give a faster model."""

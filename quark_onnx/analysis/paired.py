@@ -144,7 +144,7 @@ def is_clear_gain(differences: Floats) -> bool:
     Args:
         differences: (count,), at most ten; NaN where nothing was measured.
 
-    >>> is_clear_gain(np.array([0.1, 0.2, 0.1, 0.2])), is_clear_gain(np.array([1.0, 0.0, 0.0]))
+    >>> is_clear_gain(np.array([0.8, 0.9, 1.0])), is_clear_gain(np.array([1.0, 0.0, 0.0]))
     (True, False)
     """
     count = len(differences)

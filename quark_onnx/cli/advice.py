@@ -32,7 +32,7 @@ def add_advice_options(parser: argparse._ActionsContainer) -> None:
         "--budget",
         metavar="TIME",
         type=duration,
-        help="time for trying changes, such as 90s; as long as the run, at most 30s, unless given",
+        help="time for trying changes, such as 90s; as the run took, at most 30s",
     )
 
 

@@ -30,8 +30,10 @@ def time_steps(graph: Graph) -> list[list[str]]:
     """
     # Pairs of one layer at a time step and at the next; a layer may lack the bias of the others.
     adjacent = list[tuple[Node, Node]]()
-    for layers in _sharing_weights(graph):
-        if not _is_recurrent(graph, layers):
+    groups_of_layers = _sharing_weights(graph)
+    copies = {node for layers in groups_of_layers for node in layers}
+    for layers in groups_of_layers:
+        if not _is_recurrent(graph, layers, copies):
             continue
         for earlier, later in pairwise(layers):
             adjacent += _corresponding(graph, earlier, later)
@@ -51,22 +53,34 @@ def time_steps(graph: Graph) -> list[list[str]]:
 
 
 def _sharing_weights(graph: Graph) -> list[list[Node]]:
-    """Return lists of layers that share a weight, each in the order of the graph."""
+    """Return lists of enough layers that share a weight, each in the order of the graph."""
     by_weight = defaultdict[tuple[str, str], list[Node]](list)
     for node in graph.nodes_of(_LAYERS):
         if graph.is_constant(node.input(1)):
             by_weight[node.kind, node.input(1)].append(node)
-    return list(by_weight.values())
+    return [layers for layers in by_weight.values() if len(layers) >= _LEAST_STEPS]
 
 
-def _is_recurrent(graph: Graph, layers: list[Node]) -> bool:
-    """Return whether layers that share a weight depend on each other.
+def _is_recurrent(graph: Graph, layers: list[Node], copies: set[Node]) -> bool:
+    """Return whether layers that share a weight are those of time steps.
 
-    Heads of a detector share weights, too, but do not depend on each other.
+    Heads of a detector share weights, too, but do not depend on each other. Blocks of a network may
+    share one weight, such as a rotation, but have further weights of their own.
+
+    Args:
+        layers: the layers, in the order of the graph.
+        copies: all layers that share their weights with enough others.
     """
-    if len(layers) < _LEAST_STEPS:
+    after = reach(layers[:1], graph.followers)
+    if layers[-1] not in after:
         return False
-    return layers[-1] in reach(layers[:1], graph.followers)
+    before = reach(layers[-1:], graph.leaders)
+    between = [
+        node for node in graph.nodes_of(_LAYERS) if node in before and node in after
+    ]
+    return all(
+        node in copies or not graph.is_constant(node.input(1)) for node in between
+    )
 
 
 def _neighbours(

@@ -19,7 +19,7 @@ def test_a_bundle_for_ryzen_ai(
         str(ROOT / "examples" / "ryzen_ai" / "deploy.py"), run_name="__main__"
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"XINT8 model for stx in {tmp_path / 'bundle'}"
+    assert lines[0] == f"bundle    XINT8 model for stx in {tmp_path / 'bundle'}"
     float_, quantized = (
         float(line.split()[-1]) for line in lines if line.startswith("accuracy of")
     )

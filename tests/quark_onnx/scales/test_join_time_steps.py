@@ -153,3 +153,25 @@ def test_values_that_shrink_from_step_to_step_keep_codes(decay: float) -> None:
     [expected], [found] = run(model, data[0]), run(quantized, data[0])
     noise = np.square(found - expected).sum() / np.square(expected).sum()
     assert -10 * np.log10(noise) > 20
+
+
+def test_blocks_that_share_a_rotation_are_no_time_steps() -> None:
+    """Each block has a weight of its own beside the common one."""
+    lines, tensor = list[str](), "x"
+    for index in range(6):
+        lines += [
+            f"r{index} = MatMul ({tensor}, rotation)",
+            f"h{index} = MatMul (r{index}, w{index})",
+        ]
+        tensor = f"h{index}"
+    weights = {f"w{index}": normal(8, 8, seed=index) for index in range(6)}
+    graph = Graph.of(
+        parse(
+            "g (float[N,8] x) => (float[N,8] y) {"
+            + "\n".join([*lines, f"y = Relu ({tensor})"])
+            + "}",
+            rotation=normal(8, 8, seed=9),
+            **weights,
+        )
+    )
+    assert time_steps(graph) == []
