@@ -78,10 +78,7 @@ def test_what_makes_outputs_worse_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert not any("left out" in note for note in notes)
     found, notes, layers = quantized(monkeypatch, Towards(bias=3.0), fooled=True)
     (note,) = [note for note in notes if note.startswith("towards: left out")]
-    assert (
-        "samples held out" in note
-        and "dB with every weight rounded to the nearest" in note
-    )
+    assert "on held-out samples" in note and "with weights rounded to nearest" in note
     assert found == plain and layers == 0
 
 
