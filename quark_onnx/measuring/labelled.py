@@ -107,18 +107,18 @@ def _folder_scorer(
             f"labels {labels} are names of classes, for images in folders that are called"
             " so; the data has no such folders",
         )
+    index = {name: number for number, name in enumerate(order)}
     for name in names:
-        if name not in order:
+        if name not in index:
             raise ConfigError(
                 f"labels {labels}: no class is called like the folder"
                 f" {name!r}{nearest(name, order)}",
             )
     samples = _sample_names(folder)
-    classes = {sample: order.index(sample.partition("/")[0]) for sample in samples}
-    found = Labels(
-        Path(labels or folder), classes, assumed=len(names) * (labels is None)
-    )
-    return Scorer(found, samples, None)
+    classes = {sample: index[sample.partition("/")[0]] for sample in samples}
+    if labels is None:
+        return Scorer(Labels(folder, classes, assumed=len(names)), samples, None)
+    return Scorer(Labels(Path(labels), classes), samples, None)
 
 
 def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:

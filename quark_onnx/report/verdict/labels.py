@@ -300,7 +300,7 @@ class Scorer:
         ):
             raise self._nothing_labelled()
         self._index = 0
-        # The reason why folders are no labels of this model; None as long as they are.
+        # Why the folders are not the classes of this model; None if they are.
         self._no_classes: str | None = None
         # Ranks of the label in the float and in the quantized model, for each row.
         self._ranks: list[tuple[int, int]] = []

@@ -71,7 +71,7 @@ class QuantizationRun(ABC):
 
     @abstractmethod
     def calibrating(self) -> AbstractContextManager[None]:
-        """Prepare the model for runs on the data layers_in the context."""
+        """Prepare the model for runs on the data inside the context."""
 
     @abstractmethod
     def record(self, blocks: Mapping[str, Any], samples: list[Any]) -> BlockStream:
@@ -113,7 +113,7 @@ class QuantizationRun(ABC):
     def outside_loaded(
         self, blocks: Iterable[str], *, heads: bool
     ) -> AbstractContextManager[None]:
-        """Load the weights outside of the blocks layers_in the context.
+        """Load the weights outside of the blocks inside the context.
 
         Args:
             blocks: names of the blocks.
