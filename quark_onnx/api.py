@@ -22,6 +22,7 @@ from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ConfigError, crash_errors, nearest
+from quark_onnx.common.progress_bars import ProgressCallback, progress_callback
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require, require_known
@@ -61,6 +62,8 @@ _IDENTITY = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {
 
 #: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
+#: How to show progress.
+Show = bool | ProgressCallback | None
 #: Parameters of a function that takes calls of onnxruntime, too.
 Parameters = ParamSpec("Parameters")
 
@@ -147,7 +150,7 @@ def quantize(  # noqa: PLR0913
     output: str | Path | None = None,
     *,
     executor: Executor | None = None,
-    progress: bool | None = False,
+    progress: Show = False,
     external: bool = False,
     resume: str | Path | None = None,
     ranges: Calibration | str | Path | None = None,
@@ -179,7 +182,8 @@ def quantize(  # noqa: PLR0913
             it from the outputs.
         labels: a CSV file with the columns name and label, for classifiers. A low top-1 of the
             float model is then reported as wrong preprocessing. Labels of boxes are ignored. The
-            quantized model is not scored; see ``compare``.
+            quantized model is not scored; see ``compare``. Integer labels that come with the data
+            need no file: the report has the top-1 of both models on the held-out samples.
         isolate: run onnxruntime in another process, started for this call. A native crash of
             onnxruntime, which would end this process, then raises ``RuntimeCrashError`` or is
             worked around with a note in the report. The result is the same.
@@ -192,19 +196,13 @@ def quantize(  # noqa: PLR0913
     """
     require(isolate in (True, False), "isolate", isolate, "True or False")
     # ``crash_errors`` is outermost, since ``isolated`` raises the crash of its process.
-    with crash_errors(model), isolated(isolate):
+    with crash_errors(model), isolated(isolate), _showing(progress) as show:
         # Wrong arguments fail here, before the model is read.
         require(
             executor is None or callable(getattr(executor, "submit", None)),
             "executor",
             executor,
             "a concurrent.futures.Executor",
-        )
-        require(
-            progress in (True, False, None),
-            "progress",
-            progress,
-            "True, False, or None for a terminal only",
         )
         require(resume is None or _is_path(resume), "resume", resume, "a folder")
         check_task(task)
@@ -232,11 +230,29 @@ def quantize(  # noqa: PLR0913
             if labels is not None and data is not None:
                 # Preprocessing is checked here on the labelled samples, and not again by ``run``.
                 findings = labelled_findings(job.model.reference, data, labels, task)
-            return run(
-                replace(job, task=task, findings=findings), data, executor, progress
-            )
+            return run(replace(job, task=task, findings=findings), data, executor, show)
         finally:
             job.close()
+
+
+@contextmanager
+def _showing(progress: object) -> Iterator[bool | None]:
+    """Send progress to a function within the context; otherwise check the argument.
+
+    Returns:
+        The argument for a ``Progress``.
+    """
+    if callable(progress):
+        with progress_callback(progress):
+            yield None
+        return
+    require(
+        progress in (True, False, None),
+        "progress",
+        progress,
+        "True, False, None for a terminal only, or a function",
+    )
+    yield None if progress is None else bool(progress)
 
 
 def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
@@ -255,7 +271,7 @@ def calibrate(  # noqa: PLR0913
     config: Config = "A8W8",
     format: str = "quark",
     executor: Executor | None = None,
-    progress: bool | None = False,
+    progress: Show = False,
     isolate: bool = False,
 ) -> Calibration:
     """Measure the ranges of a model's activations once, for many runs of ``quantize``.
@@ -302,11 +318,11 @@ def calibrate(  # noqa: PLR0913
             "config measures no activation, so there are no ranges; name a preset that"
             " does, such as A8W8",
         )
-    with crash_errors(model), isolated(isolate):
+    with crash_errors(model), isolated(isolate), _showing(progress) as show:
         # An empty calibration receives the measurements.
         job = Job.open(model, settings, None, False, ranges=Calibration(""))
         try:
-            calibration = measure_ranges(job, data, executor, progress)
+            calibration = measure_ranges(job, data, executor, show)
         finally:
             job.close()
         if output is not None:
@@ -325,7 +341,7 @@ def quantize_dynamic(
     config: Config = "DYNAMIC",
     output: str | Path | None = None,
     *,
-    progress: bool | None = False,
+    progress: Show = False,
     isolate: bool = False,
 ) -> ModelProto:
     """Quantize weights now, and activations at runtime; no data is needed.
@@ -367,7 +383,7 @@ def quantize_weights(
     config: Config = "W8",
     output: str | Path | None = None,
     *,
-    progress: bool | None = False,
+    progress: Show = False,
     isolate: bool = False,
 ) -> ModelProto:
     """Quantize the weights only; activations stay float, and no data is needed.
@@ -404,7 +420,7 @@ def quantize_static(  # noqa: PLR0913
     output: str | Path | None = None,
     *,
     executor: Executor | None = None,
-    progress: bool | None = False,
+    progress: Show = False,
     external: bool = False,
     resume: str | Path | None = None,
     ranges: Calibration | str | Path | None = None,
@@ -419,16 +435,19 @@ def quantize_static(  # noqa: PLR0913
 
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
-        data: calibration samples: an iterable or generator of ``{input name: array}``, an
-            onnxruntime ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file
-            or a folder of such files, or, with the options of
+        data: calibration samples: an iterable or generator of ``{input name: array}`` or of
+            (input, label), a data set of torch or Hugging Face, a torch ``DataLoader``, an
+            onnxruntime ``CalibrationDataReader``, a .npz, .npy, .parquet or .arrow file or a folder
+            of such files, or, with the options of
             ``calibrators.readers.open.open_reader``, ``partial(open_reader, "images/",
             images=ImageSpec(...))``.
         config: a preset's name, a YAML file, a dictionary, or a QConfig.
         output: the file to write; None only returns the model.
         executor: a ``concurrent.futures.Executor``; calibration is sharded over it, with equal
             results.
-        progress: show a progress bar on stderr; None shows it on a terminal only.
+        progress: show a progress bar on stderr, in a notebook by tqdm; None shows it on a terminal
+            or in a notebook only. A function is called with the name of the work, the number of
+            finished steps, and the number of steps, or None, instead.
         external, resume, ranges, task, labels, isolate: as for ``quantize``.
 
     Returns:

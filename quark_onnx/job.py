@@ -31,10 +31,12 @@ from calibrators.onnx_runtime.isolation import current, start
 from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
+from calibrators.shown import printable
 from quark_onnx.assemble import Assembled, Assembler, ConfigTrials, RewriteTrials
-from quark_onnx.common.errors import ConfigError, crash_behind
+from quark_onnx.common.errors import ConfigError, ModelError, crash_behind
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.graph import describe_closed, tensor_keys
 from quark_onnx.graph.states import states
@@ -56,7 +58,7 @@ from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding
 from quark_onnx.refine import InputMeans, check_folder, give_biases, optimize_float
-from quark_onnx.report import Report, make_report, verdicts
+from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
 from quark_onnx.report.notes import ResultNote, of_float_model
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
@@ -77,11 +79,36 @@ _WEIGHT_BYTES_READ = 1 << 32
 
 @dataclass(frozen=True)
 class Result:
-    """The quantized model with plan and report."""
+    """The quantized model with plan and report.
+
+    Attributes:
+        model: the quantized model, an ``onnx.ModelProto``.
+        plan: the format of each tensor, and the reason for each that stays float.
+        report: sizes, errors and verdict; ``print(result.report)`` shows all of it, and
+            ``result.report.write_page(path, title)`` writes it as a page.
+    """
 
     model: ModelProto
     plan: Plan
     report: Report
+
+    def __repr__(self) -> str:
+        """Return five lines, where the fields would be megabytes."""
+        report = self.report
+        total = sum(count for _, count in report.operators.values())
+        verdict = "not measured" if report.verdict is None else report.verdict.sentence
+        lines = [
+            f"Result: {report.quantized} of {counted(total, 'node')} quantized",
+            f"  samples {report.samples} for calibration, {report.held_out} held out",
+            f"  size    {size_change(report.bytes_before, report.bytes_after)}",
+            f"  SQNR    {decibels(report.worst_sqnr)} dB of the worst output",
+            f"  verdict {verdict}",
+        ]
+        return "\n".join(map(printable, lines))
+
+    def _repr_html_(self) -> str:
+        """Return the report, as a notebook shows it."""
+        return self.report._repr_html_()
 
 
 def run(
@@ -105,7 +132,12 @@ def run(
         job, run_data = _open_data(job, data, spool, progress)
         # No variable holds the prepared graph: it is freed once planning has converted it to a
         # higher opset.
-        planned = _plan(job, _prepare(job, run_data, progress), run_data)
+        try:
+            prepared = _prepare(job, run_data, progress)
+        except ModelError as error:
+            raise run_data.explained(error) from error
+        planned = _plan(job, prepared, run_data)
+        del prepared
         measured = _measure(job, planned, run_data, executor, progress)
         measured = _mix(job, measured, progress)
         return _assemble_and_finish(job, measured, progress)
@@ -505,6 +537,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
         frugal=data.random,
     )
     verdict, warnings = verdict_of(judging, finished, data, reference)
+    scorer = judging.scorer
     if finished.errors:
         notes += [
             *verdicts(finished.errors, states(assembled.graph)),
@@ -530,6 +563,8 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
         warnings=warnings,
         clipping=assembled.clipping,
         exhibits=judging.collector.exhibits,
+        scores=[] if scorer is None else scorer.scores(),
+        labelled=0 if scorer is None else scorer.count,
     )
     logger.debug("%s", report)
     return Result(finished.model, assembled.plan, report)

@@ -34,6 +34,21 @@ def read_encoded(file: Path, most: int = MOST) -> bytes:
             f"{file} has {file.stat().st_size:,} bytes; {most:,} are allowed",
         )
     encoded = file.read_bytes()
+    encoded_size(encoded, file, most)
+    return encoded
+
+
+def encoded_size(encoded: bytes, name: object, most: int = MOST) -> tuple[int, int]:
+    """Return width and height of an image that DecodeImage is safe with, before its orientation.
+
+    Args:
+        encoded: the content of a JPEG or PNG file.
+        name: names the image in messages.
+        most: most bytes for decoding it.
+
+    Raises:
+        ValueError: the content is of another kind or damaged, or the image is too large.
+    """
     if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
         # Sides times bytes per pixel bound the memory for decoding, before any pixel is decoded.
         size = _png_size(encoded)
@@ -41,15 +56,15 @@ def read_encoded(file: Path, most: int = MOST) -> bytes:
         size = _jpeg_size(encoded)
     else:
         raise ValueError(
-            f"{file} is neither JPEG nor PNG, whatever its name; convert it to one of them",
+            f"{name} is neither JPEG nor PNG, whatever its name; convert it to one of them",
         )
     if size is None:
-        raise ValueError(f"{file} is cut short, damaged, or neither RGB nor grey")
+        raise ValueError(f"{name} is cut short, damaged, or neither RGB nor grey")
     if size[0] * size[1] * PIXEL > most:
         raise ValueError(
-            f"{file} holds {size[0]} x {size[1]} pixels; {most // PIXEL:,} pixels are allowed",
+            f"{name} holds {size[0]} x {size[1]} pixels; {most // PIXEL:,} pixels are allowed",
         )
-    return encoded
+    return size
 
 
 def _png_size(encoded: bytes) -> tuple[int, int] | None:

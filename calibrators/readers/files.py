@@ -20,6 +20,8 @@ LOADED_AT_ONCE = 1 << 26
 #: First bytes of the files. "PK" begins any zip archive, also an empty one.
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK"
+#: Number of files whose lengths are compared.
+_LOOKED_AT = 8
 
 
 def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
@@ -36,7 +38,9 @@ def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
     )
 
 
-def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+def read_arrays(
+    path: Path, inputs: Sequence[InputSpec], *, axis: int | None = 0
+) -> Iterator[Sample]:
     """Yield the samples; only a large .npz stays open between two of them.
 
     A file is one batch, which `open_reader` splits into samples, unless each array in it has one
@@ -48,6 +52,7 @@ def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
             of either; or a folder with one sub-folder per input, named after it, whose .npy files
             pair up by name.
         inputs: the model's inputs.
+        axis: axis of the inputs that counts samples; None for none.
 
     Raises:
         DataError: no file can be read.
@@ -55,10 +60,26 @@ def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     """
     for files in _files_by_sample(path, inputs):
         yield from (
-            _read_npz(files, inputs)
+            _read_npz(files, inputs, axis)
             if isinstance(files, Path)
-            else _read_npy(files, inputs)
+            else _read_npy(files, inputs, axis)
         )
+
+
+def row_counts(files: Sequence[Path], inputs: Sequence[InputSpec]) -> dict[Path, int]:
+    """Return the number of rows of the first files that are batches, not stacks of samples."""
+    counts = dict[Path, int]()
+    for file in files[:_LOOKED_AT]:
+        if _is_npy(file):
+            shapes = {inputs[0].name: _map(file).shape}
+        else:
+            with _reading(file), file.open("rb") as opened:
+                _check_magic(file, opened.read(len(_NPY)))
+                shapes = {header.name: header.shape for header in read_headers(opened)}
+        rows = _split(shapes, inputs, file, axis=0)
+        if rows is not None and rows[1]:
+            counts[file] = rows[0]
+    return counts
 
 
 def _files_by_sample(
@@ -109,14 +130,18 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
     ]
 
 
-def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+def _read_npz(
+    path: Path, inputs: Sequence[InputSpec], axis: int | None
+) -> Iterator[Sample]:
     # Opened by Path, because np.load leaves a broken archive open.
     with _reading(path), path.open("rb") as file:
         _check_magic(path, file.read(len(_NPY)))
         headers = read_headers(file)
     # Row by row costs a read per row and array, which pays for large archives alone.
     shapes = {header.name: header.shape for header in headers}
-    rows = _split(shapes, inputs, path) if _is_streamed(headers) else None
+    rows = None
+    if _is_streamed(headers):
+        rows = _split(shapes, inputs, path, axis=axis)
     if rows is not None:
         count, batch = rows
         with _reading(path):
@@ -151,7 +176,11 @@ def _is_streamed(headers: Sequence[Header]) -> bool:
 
 
 def _split(
-    shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Sequence[InputSpec],
+    path: Path,
+    *,
+    axis: int | None,
 ) -> tuple[int, bool] | None:
     """Return the number of samples in arrays, and whether samples are batches.
 
@@ -160,6 +189,7 @@ def _split(
     Args:
         shapes: shapes of the arrays by name.
         path: the file, for messages.
+        axis: axis of the inputs that counts samples; batches are split along the first alone.
 
     Raises:
         SampleMismatch: the arrays are stacks of different lengths.
@@ -169,7 +199,9 @@ def _split(
     if isinstance(rows, range):
         return len(rows), False
     counts = {shape[0] for shape in shapes.values() if shape}
-    if not rows or len(counts) != 1 or not splittable(inputs, stacked=True):
+    if not rows or len(counts) != 1 or axis != 0:
+        return None
+    if not splittable(inputs, stacked=True):
         return None
     if _ranks(inputs) != {name: len(shape) for name, shape in shapes.items()}:
         return None
@@ -182,7 +214,7 @@ def _ranks(inputs: Sequence[InputSpec]) -> dict[str, int]:
 
 
 def _read_npy(
-    files: Mapping[str, Path], inputs: Sequence[InputSpec]
+    files: Mapping[str, Path], inputs: Sequence[InputSpec], axis: int | None
 ) -> Iterator[Sample]:
     # The maps live no longer than the expressions they stand in: Windows cannot delete a file that
     # is mapped.
@@ -190,7 +222,7 @@ def _read_npy(
     shapes = {name: _map(file).shape for name, file in files.items()}
     path = next(iter(files.values()))
     rows = _rows(shapes, inputs, path)
-    split = _split(shapes, inputs, path)
+    split = _split(shapes, inputs, path, axis=axis)
     if split is not None and split[1]:
         rows = [slice(row, row + 1) for row in range(split[0])]
     for row in rows:

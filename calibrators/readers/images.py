@@ -10,7 +10,8 @@ a damaged file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import isfinite
@@ -25,7 +26,7 @@ from calibrators.base import is_number
 from calibrators.errors import CalibrationError, DataError, RuntimeCrash
 from calibrators.limits import VARIABLE, tensor_limit
 from calibrators.onnx_runtime.isolation import always_isolated
-from calibrators.readers.encoded import read_encoded
+from calibrators.readers.encoded import encoded_size, read_encoded
 from calibrators.readers.files import find_files
 
 #: Suffixes of images. JPEG and PNG can be decoded on every system; others are refused, not skipped.
@@ -149,11 +150,27 @@ def read_images(
         DataError: a file cannot be read or decoded.
         CalibrationError: onnxruntime-extensions is not installed.
     """
+    with image_decoder(spec) as decode:
+        yield from map(decode, files)
+
+
+@contextmanager
+def image_decoder(
+    spec: ImageSpec,
+) -> Iterator[Callable[[Path | bytes], NDArray[np.float32]]]:
+    """Open a function that decodes and preprocesses an image: a file, or the content of one.
+
+    The function raises DataError for an image that cannot be read or decoded, and goes on working.
+
+    Raises:
+        CalibrationError: onnxruntime-extensions is not installed.
+    """
     with always_isolated() as context:
         # One session for all files: the model has no fixed image size.
         session = context.run(_open_decoder, spec)
-        for file in files:
-            encoded = _read_encoded(file)
+
+        def decode(file: Path | bytes) -> NDArray[np.float32]:
+            encoded, name = _checked(file)
             try:
                 (image,) = session.run(
                     None, {"encoded": np.frombuffer(encoded, np.uint8)}
@@ -162,13 +179,13 @@ def read_images(
             except RuntimeCrash as crash:
                 # Without the cause, which would be reported as a crash on the model.
                 raise DataError(
-                    f"{file} cannot be decoded, and is probably damaged: {crash}",
+                    f"{name} cannot be decoded, and is probably damaged: {crash}",
                 ) from None
             except Exception as error:  # onnxruntime raises several unrelated types
-                raise DataError(f"{file} cannot be decoded: {error}") from error
-            yield image
-            # Freed before the next one is decoded.
-            del image
+                raise DataError(f"{name} cannot be decoded: {error}") from error
+            return np.asarray(image)
+
+        yield decode
 
 
 def _open_decoder(spec: ImageSpec) -> Any:
@@ -243,12 +260,14 @@ def _list(numbers: Iterable[float]) -> str:
     return f"{{{', '.join(map(str, numbers))}}}"
 
 
-def _read_encoded(file: Path) -> bytes:
-    """Return the bytes of a file, if DecodeImage is safe with them."""
+def _checked(file: Path | bytes) -> tuple[bytes, str]:
+    """Return the bytes of an image that DecodeImage is safe with, and its name in messages."""
     try:
-        return read_encoded(file, tensor_limit())
+        if isinstance(file, Path):
+            return read_encoded(file, tensor_limit()), str(file)
+        encoded_size(file, "the image", tensor_limit())
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        raise DataError(f"{file!s} cannot be read: {error}") from error
     except ValueError as error:
         # ``encoded.py`` runs without this package and raises ValueError for all; a limit is named
         # in its text.
@@ -257,3 +276,4 @@ def _read_encoded(file: Path) -> bytes:
         else:
             hint = ""
         raise DataError(f"{error}{hint}") from error
+    return file, "the image"

@@ -7,12 +7,12 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -26,20 +26,40 @@ from calibrators.errors import (
 )
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.names import names_of
-from calibrators.readers.files import ARRAY_SUFFIXES, find_files, read_arrays
-from calibrators.readers.images import ImageSpec, image_files, read_images
+from calibrators.readers.datasets import (
+    holds_image,
+    is_dataset,
+    load_dataset,
+    separate_image,
+)
+from calibrators.readers.files import (
+    ARRAY_SUFFIXES,
+    find_files,
+    read_arrays,
+    row_counts,
+)
+from calibrators.readers.images import ImageSpec, image_decoder, image_files
 from calibrators.readers.samples import (
+    IMAGE_KEY,
     Allowed,
     Array,
     InputSpec,
     Layout,
     Sample,
+    batch_axis_of,
+    batch_size,
+    classes_in,
     conform,
     is_array,
     name_arrays,
+    separate,
     split,
     splittable,
 )
+from calibrators.shown import short
+
+#: One image of so many may be damaged.
+_SPARED = 20
 
 __all__ = [
     "Allowed",
@@ -190,21 +210,21 @@ class _Source:
         open: starts a pass over the batches.
         length: number of samples, None if unknown.
         restartable: a second pass is possible.
-        labelled: labels may follow the inputs in a batch.
         stacked: a batch is a stack of samples, rather than an input of the model.
         refilled: the source may overwrite the arrays of a batch, so that samples must be copies.
         if_empty: reason for an empty pass, for the message.
         random: the batches are random numbers.
+        left_out: reasons why entries are left out, by name; filled as they are read.
     """
 
     open: Callable[[], Iterator[object]]
     length: int | None = None
     restartable: bool = True
-    labelled: bool = False
     stacked: bool = False
     refilled: bool = False
     if_empty: str = "the calibration data holds no sample"
     random: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 class Reader:
@@ -217,6 +237,10 @@ class Reader:
         restartable: several passes are possible; not for a generator.
         length: number of samples in a pass, None if unknown.
         random: the samples are random numbers, as those of `RandomData`.
+        labels: class of each row that was read, by the index of the row as text, where integer
+            labels come with the data.
+        left_out: reasons why damaged images were left out, by name.
+        splits: batches may be split into samples.
     """
 
     def __init__(  # noqa: PLR0913  private: open_reader is the way to create one
@@ -227,11 +251,17 @@ class Reader:
         expected: int | None,
         layout: Layout | None,
         constants: Collection[str] = (),
+        axis: int | None = 0,
     ) -> None:
         self._source = source
         self._inputs = tuple(inputs)
         self._layout = layout
         self._constants = constants
+        self._axis = axis
+        self._others = set[str]()
+        self.labels: dict[str, int] = {}
+        self.left_out: Mapping[str, str] = source.left_out
+        self.splits = splittable(inputs, stacked=source.stacked, axis=axis)
         self._limit = limit
         self._expected = expected
         self._started: tuple[list[Sample], Iterator[Sample]] | None = None
@@ -271,10 +301,11 @@ class Reader:
     def _samples(self) -> Iterator[Sample]:
         # A batch must be freed before the next is read: no loop variable may hold it, nor zip or
         # enumerate.
-        # The number of samples in a batch is known only after it is split.
+        # The numbers of samples and of rows in a batch are known only after it is split.
         indices = count()
+        rows = count()
         samples = chain.from_iterable(
-            map(partial(self._fit, indices), self._source.open()),
+            map(partial(self._fit, indices, rows), self._source.open()),
         )
         yield from islice(samples, self._limit)
         # islice has stopped: the next index is the number of samples.
@@ -291,24 +322,55 @@ class Reader:
                 " expected",
             )
 
-    def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
+    def _fit(
+        self, indices: Iterator[int], rows: Iterator[int], batch: object
+    ) -> Iterator[Sample]:
         """Yield the samples in a raw batch, each with the next index."""
         index = next(indices)
-        sample = name_arrays(
-            batch,
-            self._inputs,
-            index,
-            labelled=self._source.labelled,
-            constants=self._constants,
-        )
+        if index == 0 and holds_image(batch):
+            raise DataError(
+                "the samples hold images; say how to read them with images=ImageSpec(size=(height,"
+                " width)) (--image-size)"
+            )
+        batch, others = separate(batch, self._inputs, self._constants)
+        sample = name_arrays(batch, self._inputs, index, constants=self._constants)
+        del batch
         # Some readers fill the same arrays again for each batch, and samples may be prefetched.
         if self._source.refilled:
             sample = deepcopy(sample)
-        parts = split(sample, self._inputs, stacked=self._source.stacked)
+        self._note_labels(others, batch_size(sample, self._inputs, self._axis), rows)
+        parts = split(
+            sample, self._inputs, stacked=self._source.stacked, axis=self._axis
+        )
         del sample
         yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
             yield conform(part, self._inputs, next(indices), self._layout)
+
+    def _note_labels(
+        self, others: Mapping[str, Any], size: int, rows: Iterator[int]
+    ) -> None:
+        """Keep the classes of the rows of a batch, and warn once of what else is left out."""
+        classes = classes_in(others, size)
+        labels = next(iter(classes.values()), [None] * size)
+        for label in labels:
+            row = next(rows)
+            # Negative classes are those that a loss ignores.
+            if label is not None and label >= 0:
+                self.labels[str(row)] = label
+        left_out = [
+            f"{key} ({type(value).__name__})"
+            for key, value in others.items()
+            if key not in classes and key not in self._others
+        ]
+        self._others |= set(others)
+        if left_out:
+            names = ", ".join(names_of(self._inputs))
+            warnings.warn(
+                f"the samples hold more than the inputs of the model ({names}), which is left"
+                f" out: {short(left_out)}",
+                stacklevel=2,
+            )
 
 
 #: Calibration data, see `open_reader`; a ``partial`` of `open_reader` lacks only the inputs.
@@ -331,24 +393,35 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     layout: Layout | None = None,
     images: ImageSpec | None = None,
     constants: Collection[str] = (),
+    batch_axis: int | Literal["auto"] | None = "auto",
 ) -> Reader:
     """Return a reader over calibration data.
 
     The data is one of these kinds:
 
     - an iterable of batches: each {input name: array}, or a tuple or list of arrays in the order of
-      the inputs, or the bare array for a model with one input; arrays may be torch tensors
-    - a torch DataLoader, or any object with ``dataset`` and ``batch_size``: the same, but labels
-      that follow the inputs in a tuple or list are dropped
+      the inputs, or the bare array for a model with one input; arrays may be torch tensors, and
+      samples without the batch axis are batches of one
+    - a data set of Hugging Face or torch: the same, a sample an entry
+    - a torch DataLoader, or any object with ``dataset`` and ``batch_size``: the same, a batch an
+      entry, whose rows become samples
     - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if present
     - one stack of samples: {input name: array}, or the bare array
     - a path to .npz or .npy files, see `calibrators.readers.files.read_arrays`
+    - a path to a parquet or arrow file, or to a folder of Hugging Face's ``save_to_disk``
     - with ``images``, a path to an image, to a folder of images, taken by name, or to a folder with
-      a sub-folder of images for each class, of which one image is taken in turn
+      a sub-folder of images for each class, of which one image is taken in turn; or an iterable or
+      file of the kinds above whose entries hold an image each
     - `RandomData`
 
-    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, or an
-    array file, of N where the model leaves the batch open.
+    Further keys, and elements after the inputs, are left out with one warning. Integers among them
+    are labels: the second of a pair, or the key ``label`` or ``labels``. The key ``pixel_values``
+    stands for the input of a model with one input.
+
+    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, an
+    array file, or a batch of a DataLoader, of N where the model leaves the batch open.
+
+    An image that cannot be decoded is left out with a warning, up to one in twenty.
 
     Args:
         data: the data.
@@ -358,6 +431,9 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
         images: preprocessing of image files.
         constants: names of initializers: a sample that feeds one is refused with the reason.
+        batch_axis: axis of the inputs that counts samples; None for a model that takes one sample
+            at a time, whose files are not cut into rows. ``"auto"`` is 0, and None where the model
+            calls its first axis by a name of time, such as ``time`` or ``frames``.
 
     Raises:
         DataError: the data is of another kind, or an option is wrong or does not apply. The samples
@@ -378,39 +454,149 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
         )
     if layout is not None and layout not in get_args(Layout):
         raise DataError(f"unknown layout {layout!r}{nearest(layout, get_args(Layout))}")
+    if batch_axis is not None and batch_axis != "auto":
+        _check_count("batch_axis", batch_axis, 0)
+    axis = batch_axis_of(inputs) if batch_axis == "auto" else batch_axis
     if isinstance(data, str | os.PathLike):
-        source = _from_path(Path(data), inputs, images)
-    elif images is None:
-        source = _from_object(data, inputs)
-    else:
-        raise DataError(
-            "images= says how to read image files, but the data is a"
-            f" {type(data).__name__}",
+        source = _from_path(
+            Path(data), inputs, images, axis, asked=batch_axis != "auto"
         )
-    return Reader(source, inputs, limit, expected, layout, constants)
+    else:
+        source = _from_object(data, inputs, axis)
+        if images is not None:
+            source = _decoding(source, images)
+    return Reader(source, inputs, limit, expected, layout, constants, axis)
 
 
 def _from_path(
-    path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None
+    path: Path,
+    inputs: Sequence[InputSpec],
+    images: ImageSpec | None,
+    axis: int | None,
+    *,
+    asked: bool,
 ) -> _Source:
+    """Return the source of a path.
+
+    Args:
+        path: a file or folder.
+        inputs: the model's inputs.
+        images: preprocessing of images.
+        axis: axis of the inputs that counts samples.
+        asked: the axis is the user's choice.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    if path.is_dir() and not any(path.iterdir()):
+        raise DataError(f"{path} is empty: there is no file in it")
     pictures = image_files(path)
+    arrays = find_files(path, ARRAY_SUFFIXES)
+    if not pictures and not arrays and is_dataset(path):
+        source = _from_object(load_dataset(path), inputs, axis)
+        return source if images is None else _decoding(source, images)
     if images is not None:
-        return _Source(
-            partial(read_images, pictures, images),
-            len(pictures),
-            if_empty=f"no image in {path}",
+        source = _Source(
+            partial(iter, pictures), len(pictures), if_empty=f"no image in {path}"
         )
-    if pictures and not find_files(path, ARRAY_SUFFIXES):
+        return _decoding(source, images, path if path.is_dir() else path.parent)
+    if pictures and not arrays:
         raise DataError(
             f"{path}: to read images, say how with images=ImageSpec(size=(height,"
             " width))",
         )
-    return _Source(partial(read_arrays, path, inputs), stacked=True)
+    if axis == 0 and not asked and splittable(inputs, stacked=True):
+        _warn_of_lengths(row_counts(arrays, inputs))
+    return _Source(partial(read_arrays, path, inputs, axis=axis), stacked=True)
 
 
-def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
+def _warn_of_lengths(counts: Mapping[Path, int]) -> None:
+    """Warn if files of different lengths are cut into rows: each may be one sample."""
+    if len(set(counts.values())) < 2 or min(counts.values()) < 2:
+        return
+    (file, rows), (other, more) = list(counts.items())[:2]
+    warnings.warn(
+        f"each row of a file is a sample: {rows} of {file.name}, {more} of {other.name}, and so"
+        " on; if a file is one sample, give batch_axis=None, and otherwise batch_axis=0",
+        stacklevel=4,
+    )
+
+
+def _decoding(source: _Source, spec: ImageSpec, folder: Path | None = None) -> _Source:
+    """Return a source whose entries are images to decode.
+
+    Args:
+        source: the entries: image files, or entries of a data set with an image.
+        spec: how to read the images.
+        folder: names of images are relative to it; None for entries of a data set.
+    """
+    left_out = dict[str, str]()
+    return replace(
+        source,
+        open=partial(_decoded, source, spec, folder, left_out),
+        stacked=False,
+        refilled=False,
+        left_out=left_out,
+    )
+
+
+def _decoded(
+    source: _Source, spec: ImageSpec, folder: Path | None, left_out: dict[str, str]
+) -> Iterator[object]:
+    """Yield the images that can be decoded, with the other values of their entries.
+
+    Args:
+        source, spec, folder: as for ``_decoding``.
+        left_out: receives the reasons for the other images, by name.
+
+    Raises:
+        DataError: more than one image in twenty cannot be decoded.
+    """
+    left_out.clear()
+    with image_decoder(spec) as decode:
+        for index, entry in enumerate(source.open()):
+            others: dict[str, Any] = {}
+            if folder is None:
+                image, others = separate_image(entry, index)
+                name = f"sample {index}"
+            else:
+                assert isinstance(entry, Path)
+                image, name = entry, entry.relative_to(folder).as_posix()
+            try:
+                decoded = decode(image)
+            except DataError as error:
+                left_out[name] = str(error)
+                _leave_out(error, len(left_out), source.length or index + 1)
+                continue
+            yield {IMAGE_KEY: decoded, **others} if others else decoded
+            # Freed before the next one is decoded.
+            del decoded
+
+
+def _leave_out(error: DataError, count: int, total: int) -> None:
+    """Warn of an image that is left out.
+
+    Args:
+        error: the reason.
+        count: number of images that are left out.
+        total: number of images; of a stream, of those so far.
+
+    Raises:
+        DataError: more than one image in twenty is left out.
+    """
+    if count * _SPARED <= total:
+        warnings.warn(f"an image is left out: {error}", stacklevel=2)
+    elif count == 1:
+        raise error
+    else:
+        raise DataError(
+            f"{count} of {total} images cannot be decoded, more than one in {_SPARED}; the last:"
+            f" {error}"
+        )
+
+
+def _from_object(
+    data: Any, inputs: Sequence[InputSpec], axis: int | None = 0
+) -> _Source:
     if isinstance(data, RandomData):
         warnings.warn(
             "random data: the ranges are meaningless, do not ship the model",
@@ -434,21 +620,25 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
     if isinstance(data, Iterator):
         hint = "the iterator has nothing left to give"
         return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
+    # The attributes of a torch DataLoader; torch is not imported to recognize one.
+    batched = hasattr(data, "dataset") and hasattr(data, "batch_size")
+    # If batches may have to be split, the number of samples is not known ahead.
+    length = None
+    if not splittable(inputs, stacked=batched, axis=axis):
+        length = _length(data)
+    # Lists and tuples keep their batches; iterating a subclass may refill them.
+    refilled = type(data) not in (list, tuple)
     if isinstance(data, Iterable):
-        # The attributes of a torch DataLoader; torch is not imported to recognize one.
-        labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
-        # If batches may have to be split, the number of samples is not known ahead.
-        length = None if splittable(inputs) else _length(data)
-        # Lists and tuples keep their batches; iterating a subclass may refill them.
-        return _Source(
-            partial(iter, data),
-            length,
-            labelled=labelled,
-            refilled=type(data) not in (list, tuple),
+        entries = partial(iter, data)
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        # A data set of torch: __iter__ is missing, and IndexError does not end it.
+        entries = partial(_entries, data)
+        length = _length(data)
+    else:
+        raise DataError(
+            f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}",
         )
-    raise DataError(
-        f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}",
-    )
+    return _Source(entries, length, stacked=batched, refilled=refilled)
 
 
 def _pull(reader: Any) -> Iterator[object]:
@@ -482,6 +672,12 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
         return unread.pop()
 
     return open_once
+
+
+def _entries(data: Any) -> Iterator[object]:
+    """Yield the entries of a data set that is read by index."""
+    for index in range(len(data)):
+        yield data[index]
 
 
 def _length(data: Any) -> int | None:

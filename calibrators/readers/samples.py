@@ -18,6 +18,15 @@ Sample = dict[str, Array]
 Layout = Literal["nhwc"]
 #: Non-finite values that a float input accepts: none, minus infinity as in masks, or all.
 Allowed = Literal["finite", "-inf", "anything"]
+#: Key of an image, as image processors of transformers return it.
+IMAGE_KEY = "pixel_values"
+#: Keys of the classes of samples, in data sets of Hugging Face.
+LABEL_KEYS = ("label", "labels")
+#: Names of a first dimension that counts steps in time, and no samples.
+_STEPS = frozenset(
+    {"t", "time", "times", "frames", "num_frames", "seq", "seq_len", "seq_length"}
+    | {"sequence", "sequence_length", "length", "time_steps", "timesteps", "steps"}
+)
 
 
 @dataclass(frozen=True)
@@ -83,12 +92,86 @@ def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
     )
 
 
+def separate(
+    batch: object, inputs: Sequence[InputSpec], constants: Collection[str] = ()
+) -> tuple[object, dict[str, Any]]:
+    """Separate the arrays of the inputs from labels, texts and the like in a batch.
+
+    Args:
+        batch: as for ``name_arrays``, with further keys, or further elements after the inputs.
+        inputs: the model's inputs.
+        constants: as for ``name_arrays``; their keys are not separated.
+
+    Returns:
+        The batch of the inputs, and the other entries: by key, or as ``element N`` of a tuple.
+
+    >>> ids = InputSpec("ids", np.dtype("int64"), ("batch",))
+    >>> separate({"ids": [1, 2], "label": 3}, [ids])
+    ({'ids': [1, 2]}, {'label': 3})
+    >>> separate(([1, 2], 3), [ids])
+    (([1, 2],), {'element 1': 3})
+    """
+    names = names_of(inputs)
+    if isinstance(batch, Mapping):
+        arrays = dict(batch)
+        # The name of transformers' image processors for the only input of a vision model.
+        if len(names) == 1 and names[0] not in arrays and IMAGE_KEY in arrays:
+            arrays[names[0]] = arrays.pop(IMAGE_KEY)
+        # Where an input is missing, one of the keys may be its name misspelt.
+        if not arrays.keys() >= set(names):
+            return batch, {}
+        left = arrays.keys() - set(names) - set(constants)
+        others = {str(key): arrays.pop(key) for key in batch if key in left}
+        return arrays, others
+    if isinstance(batch, tuple | list) and len(batch) > len(names):
+        others = {}
+        for position in range(len(names), len(batch)):
+            # A second array for the input is no label: the samples are not what they seem.
+            if _is_alike(batch[position], batch[0]):
+                return batch, {}
+            others[f"element {position}"] = batch[position]
+        return batch[: len(names)], others
+    return batch, {}
+
+
+def _is_alike(value: object, array: object) -> bool:
+    """Return whether a value is an array of the shape and type of another one."""
+    if not is_array(value) or not is_array(array):
+        return False
+    shapes = [getattr(item, "shape", ()) for item in (value, array)]
+    types = [str(getattr(item, "dtype", "")) for item in (value, array)]
+    return len(shapes[0]) > 1 and shapes[0] == shapes[1] and types[0] == types[1]
+
+
+def classes_in(others: Mapping[str, Any], rows: int) -> dict[str, list[int]]:
+    """Return the classes of the rows of a batch, by the entry that holds them; {} for none.
+
+    Args:
+        others: entries of the batch besides the inputs, from ``separate``.
+        rows: number of rows of the batch.
+
+    >>> classes_in({"text": "a cat", "label": 3}, rows=1)
+    {'label': [3]}
+    """
+    for key, value in others.items():
+        if key not in LABEL_KEYS and not key.startswith("element "):
+            continue
+        if isinstance(value, str | bytes | Mapping) or value is None:
+            continue
+        try:
+            array = _to_numpy(value, key)
+        except SampleMismatch:
+            continue
+        if array.dtype.kind in "iu" and array.ndim <= 2 and array.size == rows:
+            return {key: array.reshape(-1).tolist()}
+    return {}
+
+
 def name_arrays(
     batch: object,
     inputs: Sequence[InputSpec],
     index: int,
     *,
-    labelled: bool = False,
     constants: Collection[str] = (),
 ) -> Sample:
     """Return a batch of a source as one array per input, in the order of the inputs.
@@ -99,7 +182,6 @@ def name_arrays(
             count as arrays.
         inputs: the model's inputs.
         index: position of the sample in the data, for messages.
-        labelled: drop the elements of a tuple after the inputs, as for (image, label) pairs.
         constants: names of initializers of the model, which must not be fed.
 
     Raises:
@@ -117,12 +199,12 @@ def name_arrays(
     elif is_array(batch) and len(names) == 1:
         arrays = {names[0]: batch}
     elif isinstance(batch, tuple | list):
-        if len(batch) < len(names) or (len(batch) > len(names) and not labelled):
+        if len(batch) != len(names):
             raise SampleMismatch(
                 f"sample {index}: the number of arrays is {len(batch)}, the model's inputs are"
                 f" {names}",
             )
-        arrays = dict(zip(names, batch))  # noqa: B905  labels may follow the inputs
+        arrays = dict(zip(names, batch, strict=True))
     else:
         raise SampleMismatch(
             f"sample {index}: got {type(batch).__name__}, expected {{name: array}} for"
@@ -157,17 +239,33 @@ def _named_array(value: Any, spec: InputSpec, index: int) -> Any:
     return _to_numpy(value, _place(index, spec.name))
 
 
-def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
+def batch_axis_of(inputs: Sequence[InputSpec]) -> int | None:
+    """Return the axis of the inputs that counts samples: 0, or None where it counts time steps.
+
+    >>> batch_axis_of([InputSpec("frames", np.dtype("float32"), ("time", 80))])
+    """
+    for spec in inputs:
+        if spec.shape and str(spec.shape[0]).lower() in _STEPS:
+            return None
+    return 0
+
+
+def splittable(
+    inputs: Sequence[InputSpec], *, stacked: bool = False, axis: int | None = 0
+) -> bool:
     """Return whether the batch size of every input is 1, so that larger batches are split.
 
     ``stacked`` data is split, too, if the model leaves the batch size open: the arrays hold all
-    samples.
+    samples. ``axis`` is the axis that counts samples, None for none.
     """
+    if axis is None:
+        return False
     for spec in inputs:
         # 0 keeps inputs without a batch axis, scalars and vectors, from being split.
         batch_size: int | str | None = 0
-        if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1):
-            batch_size = spec.shape[0]
+        shape = spec.shape or ()
+        if len(shape) > axis and (shape[axis] == 1 or len(shape) > 1):
+            batch_size = shape[axis]
         open_size = not isinstance(batch_size, int)
         if batch_size != 1 and not (stacked and open_size):
             return False
@@ -175,29 +273,39 @@ def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
 
 
 def split(
-    sample: Sample, inputs: Sequence[InputSpec], *, stacked: bool = False
+    sample: Sample,
+    inputs: Sequence[InputSpec],
+    *,
+    stacked: bool = False,
+    axis: int | None = 0,
 ) -> Iterator[Sample]:
     """Yield the N samples of a batch of N, if splittable; otherwise the sample unchanged."""
-    count = _batch_size(sample, inputs) if splittable(inputs, stacked=stacked) else 1
+    count = 1
+    if axis is not None and splittable(inputs, stacked=stacked, axis=axis):
+        count = batch_size(sample, inputs, axis)
     if count > 1:
+        before = (slice(None),) * (axis or 0)
         for row in range(count):
-            yield {name: array[row : row + 1] for name, array in sample.items()}
+            rows = (*before, slice(row, row + 1))
+            yield {name: array[rows] for name, array in sample.items()}
     else:
         yield sample
 
 
-def _batch_size(sample: Sample, inputs: Sequence[InputSpec]) -> int:
-    """Return the length of the first axis of all arrays; 1 for arrays that cannot be split.
+def batch_size(sample: Sample, inputs: Sequence[InputSpec], axis: int | None) -> int:
+    """Return the length of the batch axis of all arrays; 1 for arrays that cannot be split.
 
     Lengths that differ, or ranks other than those of the inputs, keep a batch whole.
     """
     sizes = set[int]()
     for spec in inputs:
         # An array with a dimension more is reported by ``conform``, with a hint.
-        if not spec.shape or len(spec.shape) != sample[spec.name].ndim:
+        if not spec.shape or len(spec.shape) != np.ndim(sample[spec.name]):
+            return 1
+        if axis is None or len(spec.shape) <= axis:
             return 1
         if spec.tensor:
-            sizes.add(sample[spec.name].shape[0])
+            sizes.add(sample[spec.name].shape[axis])
     return sizes.pop() if len(sizes) == 1 else 1
 
 
@@ -238,7 +346,7 @@ def _conform(
     array: Array, spec: InputSpec, source: str, layout: Layout | None
 ) -> Array:
     """Check the array of one input, and convert its type and layout; see ``conform``."""
-    array = _cast(array, spec.dtype, source)
+    array = _with_batch_axis(_cast(array, spec.dtype, source), spec, layout)
     given = array
     if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
         # onnxruntime copies arrays that are not contiguous, at every run.
@@ -258,6 +366,16 @@ def _conform(
             f"{source}: got shape {_dims(array.shape)}, a batch of nothing; leave it out"
         )
     _check_values(array, spec, source)
+    return array
+
+
+def _with_batch_axis(array: Array, spec: InputSpec, layout: Layout | None) -> Array:
+    """Return a single sample, as data sets hold it, as a batch of one; other arrays unchanged."""
+    shape = array.shape
+    if layout == "nhwc" and array.ndim == 3 and array.dtype.kind == "f":
+        shape = (shape[2], *shape[:2])
+    if spec.shape is not None and len(spec.shape) > 1 and spec.fits((1, *shape)):
+        return array[np.newaxis]
     return array
 
 
@@ -377,9 +495,6 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
     """Return the end of a message about a shape: the change to make, if known."""
     shape = array.shape
     rank = array.ndim
-    # The most frequent mistake first: a sample without the batch axis.
-    if spec.fits((1, *shape)):
-        return "; add the batch axis with array[np.newaxis]"
     if not 3 <= rank <= 5:
         return ""
     space = {3: "L", 4: "HW", 5: "DHW"}[rank]

@@ -12,26 +12,27 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.tensors import model_bytes
-from calibrators.readers.open import CalibrationData
+from calibrators.readers.open import CalibrationData, Reader
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
 from quark_onnx.common.wording import counted
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
-from quark_onnx.measuring.labelled import scorer_for
-from quark_onnx.measuring.open_data import reader_for
+from quark_onnx.measuring.labelled import found_scorer, scorer_for
+from quark_onnx.measuring.open_data import left_out_lines, reader_for
 from quark_onnx.page.blocks import Block, Facts, Notes, Warnings
 from quark_onnx.page.reported import Reported
-from quark_onnx.report import decibels, percent, size_change
+from quark_onnx.report import decibels, size_change
 from quark_onnx.report.blocks import (
     gallery_blocks,
     outputs_block,
+    score_facts,
     size_fact,
     verdict_block,
 )
 from quark_onnx.report.measure import OutputError, least_sqnr
-from quark_onnx.report.verdict import Exhibits, Score, Verdict
+from quark_onnx.report.verdict import Exhibits, Score, Verdict, score_lines
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_limit
 from quark_onnx.trials.judge import judge_models
@@ -74,8 +75,7 @@ class Comparison(Reported):
     @property
     def score_lines(self) -> list[str]:
         """Return the scores on labels in words."""
-        labelled = counted(self.labelled, "labelled sample")
-        return [f"{score}, on {labelled}" for score in self.scores]
+        return score_lines(self.scores, self.labelled)
 
     def blocks(self) -> list[Block]:
         """Return the comparison as blocks."""
@@ -85,10 +85,7 @@ class Comparison(Reported):
         if self.latency is not None:
             ratio = f"{self.latency.ratio:.2f}×"
             facts.append(("Latency", ratio, "relative to float, on this processor"))
-        for score in self.scores:
-            value = f"{percent(score.other)} %"
-            before = f"{percent(score.reference)} % in float"
-            facts.append((score.title, value, before))
+        facts += score_facts(self.scores)
         lines = {
             "size": [size_change(self.bytes_before, self.bytes_after)],
             "labels": self.score_lines,
@@ -142,9 +139,10 @@ def compare(  # noqa: PLR0913
         limit: maximum number of samples; None for all samples.
         task: task of the models, as for ``quantize``.
         labels: a CSV file with the columns name and label, for classifiers; a JSON file in COCO's
-            format, for detectors; or a text file with the names of class folders in the model's
-            order of classes. Both models are then scored on the labels. Class folders in the order
-            of the classes need no file.
+            format or a folder of text files in YOLO's, for detectors; or a text file with the names
+            of class folders in the model's order of classes. Both models are then scored on the
+            labels. Class folders in the order of the classes, and integers that come with the
+            samples, need no file.
         time: True to measure the latency of both models on the first sample.
         threads: number of threads for the latency; 0 for all cores.
         isolate: run onnxruntime in another process, as for ``quantize``.
@@ -165,9 +163,12 @@ def compare(  # noqa: PLR0913
         before, after = load(reference), load(other)
         require_order(before, after)
         # Labels are read before any model runs, so that a wrong file costs no time.
-        scorer = scorer_for(labels, data)
+        left_out = dict[str, str]()
+        scorer = scorer_for(labels, data, left_out)
         reader = reader_for(Graph.of(before), data)
-        counter = _Counter(islice(iter(reader), limit))
+        if scorer is None:
+            scorer = found_scorer(reader)
+        counter = _Counter(islice(iter(reader), limit), reader, left_out)
         judged = judge_models(
             before,
             after,
@@ -183,7 +184,7 @@ def compare(  # noqa: PLR0913
             model_bytes(before),
             model_bytes(after),
             judged.verdict,
-            [str(finding) for finding in judged.findings],
+            [*map(str, judged.findings), *left_out_lines(left_out)],
             exhibits=judged.exhibits,
         )
         if scorer is not None:
@@ -209,15 +210,22 @@ def require_order(before: ModelProto, after: ModelProto) -> None:
 
 
 class _Counter:
-    def __init__(self, samples: Iterator[Any]) -> None:
+    """Samples, which are counted; names of images that are left out go into ``left_out``."""
+
+    def __init__(
+        self, samples: Iterator[Any], reader: Reader, left_out: dict[str, str]
+    ) -> None:
         self._samples = samples
+        self._reader, self._left_out = reader, left_out
         self.count = 0
         self.first: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         for sample in self._samples:
             self.count += 1
+            self._left_out.update(self._reader.left_out)
             # The first sample is kept for the measurement of the latency; a reader may yield
             # samples only once.
             self.first = sample if self.first is None else self.first
             yield sample
+        self._left_out.update(self._reader.left_out)

@@ -14,6 +14,7 @@ from quark_onnx.cli.field_options import FieldOption
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
+    batch_axis,
     count,
     dimension,
     image_size,
@@ -58,7 +59,7 @@ IMAGE_OPTIONS = (
 )
 #: Attributes of the options that select the data.
 DATA_DESTINATIONS = (
-    *("data", "random_data", "dim", "limit", "input_layout"),
+    *("data", "random_data", "dim", "limit", "input_layout", "batch_axis"),
     *(option.dest for option in IMAGE_OPTIONS),
 )
 
@@ -70,7 +71,7 @@ def add_data_options(parser: Parser) -> None:
         "--data",
         metavar="PATH",
         type=sample_path,
-        help=".npz or .npy file, or a folder of them, or of images",
+        help=".npz, .npy, .parquet or .arrow file, a folder of them, or of images",
     )
     source.add_argument(
         "--random-data",
@@ -97,6 +98,13 @@ def add_data_options(parser: Parser) -> None:
         "--input-layout",
         choices=["nhwc"],
         help="array data is NHWC and the model expects NCHW",
+    )
+    group.add_argument(
+        "--batch-axis",
+        metavar="none|N",
+        type=batch_axis,
+        default="auto",
+        help="axis of the inputs that counts samples; none: a file is one sample (default: auto)",
     )
     images = parser.add_argument_group(
         "images",
@@ -129,7 +137,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     if options.data is None and options.random_data is None:
         # Image options without data are a mistake, even where no data is needed.
         if needed or image_settings:
-            raise UsageError("one of the arguments --data --random-data is required")
+            raise UsageError(_no_data(options))
         return None
     _check(options, image_settings)
     if options.data is None:
@@ -155,7 +163,18 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
         limit=options.limit,
         layout=options.input_layout,
         images=images,
+        batch_axis=options.batch_axis,
     )
+
+
+def _no_data(options: Namespace) -> str:
+    """Return the message that names the ways to give data, and those that need none."""
+    ways = "give samples with --data PATH, or --random-data for a first try"
+    if hasattr(options, "ranges"):
+        ways = f"{ways}, or known ranges with --ranges FILE"
+    if hasattr(options, "weights_only"):
+        ways = f"{ways}; --weights-only and --dynamic need no data"
+    return f"there is no data: {ways}"
 
 
 def _frozen(value: Any) -> Any:
@@ -177,6 +196,10 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
         (
             options.data is None and first_flag,
             f"{first_flag} does not go with --random-data",
+        ),
+        (
+            options.data is None and options.batch_axis != "auto",
+            "--batch-axis is for files of arrays and does not go with --random-data",
         ),
         (
             options.data is not None and options.dim,
@@ -205,6 +228,7 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
 
 def in_flags(message: str, options: Namespace) -> str:
     """Translate a reader's message from Python names to options."""
+    message = message.replace("batch_axis=None", "--batch-axis none")
     message = re.sub(r"ImageSpec\.(\w+)", lambda match: _flag(match[1]), message)
     # Errors are translated for all commands; some have no image options.
     if getattr(options, "image_size", None):

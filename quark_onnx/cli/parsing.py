@@ -362,6 +362,19 @@ def count(text: str) -> int:
     return int(text)
 
 
+def batch_axis(text: str) -> int | str | None:
+    """Parse an axis, ``none`` or ``auto``."""
+    if text == "auto":
+        return text
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an axis, such as 0, nor none for a model without a batch axis"
+        )
+    return int(text)
+
+
 def number(text: str) -> float:
     """Parse a finite number or a fraction.
 

@@ -228,9 +228,9 @@ def config_base(options: Namespace) -> str:
 def add_labels_option(parser: Parser) -> None:
     parser.add_argument(
         "--labels",
-        metavar="FILE",
+        metavar="PATH",
         type=input_path,
-        help="labels: CSV (name,label), COCO JSON, or class names (.txt) in the model's order",
+        help="labels: CSV (name,label), COCO JSON, folder of YOLO .txt, or class names (.txt)",
     )
 
 

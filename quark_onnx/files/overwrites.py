@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from calibrators.readers.datasets import DATASET_SUFFIXES
 from calibrators.readers.files import ARRAY_SUFFIXES
 from calibrators.readers.images import IMAGE_SUFFIXES
 from quark_onnx.common.errors import ConfigError, ModelError
@@ -16,7 +17,7 @@ from quark_onnx.files.io import data_file, external_files, read_stored
 from quark_onnx.files.model_file import mentions
 
 #: Files of a folder of samples that are read.
-SAMPLE_SUFFIXES = ARRAY_SUFFIXES | IMAGE_SUFFIXES
+SAMPLE_SUFFIXES = ARRAY_SUFFIXES | IMAGE_SUFFIXES | DATASET_SUFFIXES
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ class HoldOut:
 
     Attributes:
         samples: the held-out samples.
+        positions: their positions in the data.
         first: the first ``remember`` calibration samples.
         count: number of samples passed on to calibration.
     """
@@ -190,6 +191,7 @@ class HoldOut:
         self._reservoir = _Reservoir(_VERDICT_SAMPLES + _FEW, _VERDICT_BYTES)
         self._outputs: dict[int, Mapping[str, Any]] = {}
         self.samples: list[Any] = []
+        self.positions: list[int] = []
         self.first: list[Any] = []
         self.count = 0
 
@@ -241,6 +243,7 @@ class HoldOut:
                 is_chosen = is_held_out(index)
             if is_chosen and self._has_room(sample):
                 self.samples.append(sample)
+                self.positions.append(index)
                 self._bytes += _array_bytes([sample])
                 # Held-out samples are better evidence, and come first.
                 self._reservoir.shrink(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 
 from calibrators.errors import nearest
 from calibrators.readers.images import ImageSpec, class_folders, image_files
-from calibrators.readers.open import CalibrationData
+from calibrators.readers.open import CalibrationData, Reader
 from quark_onnx.common.errors import ConfigError, data_errors
 from quark_onnx.graph import Graph
-from quark_onnx.measuring.open_data import reader_for
+from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
-from quark_onnx.report.verdict import Scorer, read_labels
+from quark_onnx.report.verdict import Scorer, read_box_files, read_labels
 from quark_onnx.report.verdict.labels import Labels, read_class_names
 from quark_onnx.report.verdict.task import Task, find_task
 from quark_onnx.running.run import Reference
@@ -24,16 +25,19 @@ Floats = NDArray[np.float64]
 
 
 def scorer_for(
-    labels: str | Path | None, data: CalibrationData | None
+    labels: str | Path | None,
+    data: CalibrationData | None,
+    left_out: Collection[str] = (),
 ) -> Scorer | None:
     """Return a scorer for labels and data.
 
     Args:
-        labels: a CSV or JSON file, see ``read_labels``; a text file with the names of class folders
-            in the order of the model's classes; or None, where class folders stand in the order of
-            the classes.
+        labels: a CSV or JSON file, see ``read_labels``; a folder of text files in YOLO's format; a
+            text file with the names of class folders in the order of the model's classes; or None,
+            where class folders stand in the order of the classes.
         data: as for ``compare``. Samples of image files are named like their files (with the folder
             of the class), other samples by their index.
+        left_out: names of the images that the reader of the data has left out so far.
 
     Returns:
         The scorer; None without labels.
@@ -48,15 +52,51 @@ def scorer_for(
         return None
     if labels is None or Path(labels).suffix.lower() == ".txt":
         order = names if labels is None else read_class_names(Path(labels))
-        return _folder_scorer(folder, names, order, labels)
+        return _folder_scorer(folder, names, order, labels, left_out)
     if folder is None:
-        return Scorer(read_labels(Path(labels)), None, None)
+        return Scorer(_read(Path(labels), {}), None, None)
     assert isinstance(data, partial)
+    samples = _sample_names(folder)
+    files = dict(zip(samples, image_files(folder), strict=True))
     return Scorer(
-        read_labels(Path(labels)),
-        _sample_names(folder),
+        _read(Path(labels), files),
+        samples,
         partial(placed, data.keywords["images"]),
+        left_out,
     )
+
+
+def _read(labels: Path, images: dict[str, Path]) -> Labels:
+    """Return the labels in a file, or in a folder of text files for images.
+
+    Raises:
+        ConfigError: a folder is given, and the data has no images.
+    """
+    if not labels.is_dir():
+        return read_labels(labels)
+    if not images:
+        raise ConfigError(
+            f"labels {labels} are a folder, with a text file per image; the data must be a"
+            " folder of images, read with --image-size"
+        )
+    return read_box_files(labels, images)
+
+
+def found_scorer(reader: Reader) -> Scorer | None:
+    """Return a scorer for integer labels that come with the data; None if there are none.
+
+    Raises:
+        DataError: the first sample does not fit the model.
+    """
+    first_sample(reader)
+    return scorer_of(reader.labels)
+
+
+def scorer_of(labels: Mapping[str, int]) -> Scorer | None:
+    """Return a scorer for the classes of rows, by their index as text; None for no class."""
+    if not labels:
+        return None
+    return Scorer(Labels(Path("data"), labels, found=True), None, None)
 
 
 def has_class_folders(data: CalibrationData | None) -> bool:
@@ -90,6 +130,7 @@ def _folder_scorer(
     names: list[str],
     order: list[str],
     labels: str | Path | None,
+    left_out: Collection[str],
 ) -> Scorer:
     """Return a scorer by class folders.
 
@@ -98,6 +139,7 @@ def _folder_scorer(
         names: names of the class folders.
         order: names of the classes 0, 1, 2, ...
         labels: the file of the names; None if the order is that of the folders.
+        left_out: as for ``scorer_for``.
 
     Raises:
         ConfigError: the file has names of classes, and the data has no such folders.
@@ -117,8 +159,9 @@ def _folder_scorer(
     samples = _sample_names(folder)
     classes = {sample: index[sample.partition("/")[0]] for sample in samples}
     if labels is None:
-        return Scorer(Labels(folder, classes, assumed=len(names)), samples, None)
-    return Scorer(Labels(Path(labels), classes), samples, None)
+        assumed = Labels(folder, classes, assumed=len(names))
+        return Scorer(assumed, samples, None, left_out)
+    return Scorer(Labels(Path(labels), classes), samples, None, left_out)
 
 
 def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
@@ -173,7 +216,9 @@ def labelled_findings(
         ConfigError: the data can be read only once, or the labels are for another task.
         DataError: the labels or the data cannot be read.
     """
-    scorer = scorer_for(labels, data)
+    left_out = set[str]()
+    # Before the data is opened: wrong labels cost no time.
+    scorer = scorer_for(labels, data, left_out)
     assert scorer is not None  # there are labels
     if scorer.kind != "classifier":
         return None
@@ -190,6 +235,7 @@ def labelled_findings(
     task: Task | None = None
     with data_errors():
         for feeds in reader:
+            left_out |= set(reader.left_out)
             outputs = reference.outputs_once(feeds)
             # The outputs of the first sample decide the task.
             task = task or find_task(reference.model, feeds, outputs, asked)

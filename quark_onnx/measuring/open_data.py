@@ -19,6 +19,7 @@ from calibrators.readers.open import (
 from calibrators.shown import short
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import DataError, ModelError, data_errors
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.planning.make_plan import make_plan
@@ -161,6 +162,21 @@ def _check_names(graph: Graph, reader: Reader) -> None:
             f"the reader was opened for inputs {short(list(reader.names))}; the model has"
             f" {short(inputs)}: give open_reader an InputSpec with each of these names",
         )
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """Return what to report of images that were left out; nothing for none.
+
+    Args:
+        left_out: the reasons by name.
+    """
+    if not left_out:
+        return []
+    reason = next(iter(left_out.values()))
+    return [
+        f"{counted(len(left_out), 'image is', 'images are')} left out, which cannot be decoded:"
+        f" {reason}"
+    ]
 
 
 def first_sample(reader: Reader) -> Sample:

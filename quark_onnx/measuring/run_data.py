@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from calibrators.onnx_runtime.runner import Receive
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
-from quark_onnx.common.errors import data_errors
+from quark_onnx.common.errors import ModelError, data_errors
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
@@ -20,7 +20,7 @@ from quark_onnx.graph.states import states
 from quark_onnx.measuring.calibrate import Calibrated, Ranges
 from quark_onnx.measuring.calibration import Calibration, Keyed
 from quark_onnx.measuring.held_out import HoldOut, consecutive_positions
-from quark_onnx.measuring.open_data import first_sample, reader_for
+from quark_onnx.measuring.open_data import first_sample, left_out_lines, reader_for
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.planning.subgraph_plans import SubgraphPlan
@@ -43,6 +43,9 @@ class RunData:
         calibration: earlier statistics that the run uses; None without any.
         stream: the calibration samples, read once.
         length: number of all samples; None if unknown.
+        labels: class of each row of the data, by its index as text, where labels come with it.
+        left_out: reasons why images were left out, by name.
+        splits: batches and files may have been cut into samples.
     """
 
     sample: Sample | None = None
@@ -56,6 +59,9 @@ class RunData:
     calibration: Calibration | None = None
     stream: Iterable[Sample] = ()
     length: int | None = None
+    labels: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    splits: bool = False
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -123,6 +129,9 @@ class RunData:
             calibration=calibration,
             stream=stream,
             length=reader.length,
+            labels=reader.labels,
+            left_out=reader.left_out,
+            splits=reader.splits and not reader.random,
         )
 
     @property
@@ -146,8 +155,45 @@ class RunData:
             if not calibration.has_seen(sample)
         ]
 
+    def explained(self, error: ModelError) -> ModelError:
+        """Return the error of a run on a sample, with what to do if the sample is a mere row."""
+        if type(error) is not ModelError or not self.splits or self.sample is None:
+            return error
+        shapes = ", ".join(
+            f"{name} {list(np.shape(value))}" for name, value in self.sample.items()
+        )
+        return ModelError(
+            f"{error}; the sample is one row of the data ({shapes}): if the model takes a file at"
+            " once, say batch_axis=None"
+        )
+
+    @property
+    def held_out_labels(self) -> dict[str, int]:
+        """Return the classes of the samples in ``compared``, by their index there as text.
+
+        Empty unless these are held out, and have one row each.
+        """
+        if self.hold_out is None or not self.held_out:
+            return {}
+        labels = dict[str, int]()
+        places = {id(sample): index for index, sample in enumerate(self.compared)}
+        for sample, position in zip(
+            self.hold_out.samples, self.hold_out.positions, strict=True
+        ):
+            sizes = {len(value) for value in sample.values() if np.ndim(value)}
+            if sizes != {1}:
+                return {}
+            if id(sample) in places and str(position) in self.labels:
+                labels[str(places[id(sample)])] = self.labels[str(position)]
+        return labels
+
     @property
     def notes(self) -> list[str]:
+        """Return notes on images that were left out, and on samples that ranges have seen."""
+        return [*left_out_lines(self.left_out), *self._seen]
+
+    @property
+    def _seen(self) -> list[str]:
         """Return the note that earlier ranges have seen samples of this run."""
         total = len(self.hold_out.samples) if self.hold_out else 0
         seen = total - len(self.held_out)

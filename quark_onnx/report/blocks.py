@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from quark_onnx.common.wording import byte_size, counted
 from quark_onnx.page.blocks import Gallery, Grid, Judgement
-from quark_onnx.report.figures import decibels, percentage
+from quark_onnx.report.figures import decibels, percent, percentage
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.exhibits import Exhibits
+from quark_onnx.report.verdict.labels import Score
 from quark_onnx.report.verdict.verdict import Verdict
 
 
@@ -36,6 +37,18 @@ def size_fact(before: int, after: int) -> tuple[str, str, str]:
         byte_size(after),
         change if ratio > 1 else f"{byte_size(before)} before",
     )
+
+
+def score_facts(scores: Sequence[Score]) -> list[tuple[str, str, str]]:
+    """Return scores on labels as facts, with those of the float model."""
+    return [
+        (
+            score.title,
+            f"{percent(score.other)} %",
+            f"{percent(score.reference)} % in float",
+        )
+        for score in scores
+    ]
 
 
 def outputs_block(

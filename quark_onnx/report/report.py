@@ -30,6 +30,7 @@ from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.report.blocks import (
     gallery_blocks,
     outputs_block,
+    score_facts,
     size_fact,
     verdict_block,
 )
@@ -37,6 +38,7 @@ from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.figures import decibels, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.exhibits import Exhibits
+from quark_onnx.report.verdict.labels import Score, score_lines
 from quark_onnx.report.verdict.verdict import Verdict
 
 
@@ -61,6 +63,8 @@ class Report(Reported):
         warnings: signs of wrong preprocessing of the data.
         clipping: values of held-out samples outside of the calibrated ranges; None if not measured.
         exhibits: the samples that differ most, for a page; None without a measurement.
+        scores: metrics of both models on held-out samples whose labels came with the data.
+        labelled: number of these samples.
     """
 
     config: str
@@ -79,6 +83,8 @@ class Report(Reported):
     warnings: list[str] = field(default_factory=list)
     clipping: Clipping | None = None
     exhibits: Exhibits | None = field(default=None, compare=False, repr=False)
+    scores: list[Score] = field(default_factory=list)
+    labelled: int = 0
 
     @property
     def quantized(self) -> int:
@@ -126,9 +132,15 @@ class Report(Reported):
             facts.append(("SQNR", worst, "of the worst output"))
         samples = f"{self.samples} + {self.held_out}"
         facts.append(("Samples", samples, "for calibration, and held out"))
+        facts += score_facts(self.scores)
+        lines = {
+            "size": size,
+            "quantized": quantized,
+            "labels": score_lines(self.scores, self.labelled),
+        }
         blocks: list[Block] = [
             verdict_block(self.verdict),
-            Facts(facts, {"size": size, "quantized": quantized}),
+            Facts(facts, lines),
             outputs_block(self.outputs, self._measured_on()),
             *gallery_blocks(self.exhibits, self.verdict),
         ]

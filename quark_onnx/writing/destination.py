@@ -17,6 +17,32 @@ from quark_onnx.files.overwrites import (
     stored_beside,
 )
 
+#: Endings of files of other formats, which tools would open as such.
+_OTHER_FORMATS = frozenset(
+    {
+        ".tflite",
+        ".pt",
+        ".pth",
+        ".pb",
+        ".h5",
+        ".keras",
+        ".xml",
+        ".engine",
+        ".plan",
+        ".trt",
+    }
+    | {
+        ".gguf",
+        ".safetensors",
+        ".mlmodel",
+        ".mlpackage",
+        ".npz",
+        ".npy",
+        ".json",
+        ".yaml",
+    }
+)
+
 
 def destination(model: object, output: object) -> Path | None:
     """Return the output file, or None.
@@ -34,6 +60,11 @@ def destination(model: object, output: object) -> Path | None:
     if not isinstance(output, str | Path) or "\0" in str(output):
         raise ConfigError(f"output is {output!r}; it must be a path")
     target = Path(output)
+    if target.suffix.lower() in _OTHER_FORMATS:
+        raise ConfigError(
+            f"output {target} is named like another format; the result is an ONNX model: name it"
+            f" {target.with_suffix('.onnx').name}"
+        )
     try:
         # A name that is too long, for example, raises OSError here.
         target = followed(target)

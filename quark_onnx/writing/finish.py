@@ -38,6 +38,7 @@ from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
     DESCRIPTIONS,
     NextStep,
+    Scorer,
     Settings,
     Verdict,
     VerdictCollector,
@@ -259,6 +260,7 @@ class Judging:
     advice: Settings
     samples: Sequence[Sample] = ()
     findings: Sequence[Finding] = ()
+    scorer: Scorer | None = None
 
     def add(
         self,
@@ -274,8 +276,11 @@ class Judging:
             found: outputs of the quantized model by name.
         """
         self.collector.add(feeds, expected, found)
+        classes: list[int | None] = []
+        if self.scorer is not None and self.collector.task is not None:
+            classes = self.scorer.add(self.collector.task, expected, found)
         if self.check is not None:
-            self.check.add(feeds, expected)
+            self.check.add(feeds, expected, classes)
 
     def findings_after_failure(self, session: Session) -> list[Finding]:
         """Return signs of wrong preprocessing, of samples that were not run, too.

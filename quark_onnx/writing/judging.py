@@ -8,6 +8,7 @@ from onnx import ModelProto
 
 from quark_onnx.config import QConfig
 from quark_onnx.measuring.held_out import samples_for
+from quark_onnx.measuring.labelled import scorer_of
 from quark_onnx.measuring.run_data import RunData
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.verdict import Verdict, VerdictCollector
@@ -45,6 +46,7 @@ def judging_of(  # noqa: PLR0913
         settings_of_config(config, data.count),
         data.further,
         findings or (),
+        scorer_of(data.held_out_labels),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators.errors import CalibrationError, DataError, EmptyReader, RuntimeCrash
+from calibrators.errors import (
+    CalibrationError,
+    DataError,
+    EmptyReader,
+    RuntimeCrash,
+    SampleMismatch,
+)
 from calibrators.onnx_runtime.isolation import current, isolated
 from calibrators.readers.images import ImageSpec, read_images
 from calibrators.readers.open import InputSpec, open_reader
@@ -174,8 +181,54 @@ def test_a_folder_of_images(photo: Any, tmp_path: Path) -> None:
 
 def test_an_empty_folder(tmp_path: Path) -> None:
     spec = InputSpec("image", None, None)
+    images = ImageSpec(size=(4, 6))
+    with pytest.raises(DataError, match=f"{tmp_path.name} is empty"):
+        open_reader(tmp_path, [spec], images=images)
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(EmptyReader, match="sample 0: no image in"):
-        open_reader(tmp_path, [spec], images=ImageSpec(size=(4, 6))).first()
+        open_reader(tmp_path, [spec], images=images).first()
+
+
+@pytest.mark.parametrize(("bad", "total"), [(1, 20), (2, 40), (1, 19), (2, 39)])
+def test_a_damaged_image_of_many_is_left_out(
+    photo: Any, tmp_path: Path, bad: int, total: int
+) -> None:
+    for index in range(total):
+        saved(photo, tmp_path / f"{index:02}.jpg")
+    for index in range(bad):
+        (tmp_path / f"{index:02}.jpg").write_bytes(b"junk")
+    images = ImageSpec(size=(4, 6))
+    reader = open_reader(tmp_path, [InputSpec("image", None, None)], images=images)
+    if bad * 20 > total:
+        warned = pytest.warns(UserWarning) if bad > 1 else nullcontext()
+        with warned, pytest.raises(DataError, match="neither JPEG nor PNG"):
+            list(reader)
+        return
+    with pytest.warns(UserWarning, match=r"left out: .*jpg is neither"):
+        assert len(list(reader)) == total - bad
+    assert list(reader.left_out) == [f"{index:02}.jpg" for index in range(bad)]
+
+
+@pytest.mark.filterwarnings("ignore:the samples hold more")
+def test_images_in_entries_of_a_data_set(photo: Any, tmp_path: Path) -> None:
+    """Images of Pillow, encoded images, and rows of Hugging Face, with and without labels."""
+    file = saved(photo, tmp_path / "a.png")
+    spec, images = InputSpec("image", None, None), ImageSpec(size=(4, 6))
+    expected = read(file, (4, 6))[np.newaxis]
+    row = {"bytes": file.read_bytes(), "path": None}
+    for entry, labels in (
+        (photo, {}),
+        (file.read_bytes(), {}),
+        (row, {}),
+        ((photo, 3), {"0": 3}),
+        ({"text": "a", "img": row, "label": 3}, {"0": 3}),
+        ({"img": {"bytes": None, "path": str(file)}}, {}),
+    ):
+        reader = open_reader([entry], [spec], images=images)
+        np.testing.assert_array_equal(reader.first()["image"], expected)
+        assert reader.labels == labels
+    with pytest.raises(SampleMismatch, match="sample 0: there is no image in it"):
+        open_reader([{"x": 1}], [spec], images=images).first()
 
 
 def encoded(photo: Any, kind: str, mode: str = "RGB") -> bytes:
@@ -312,6 +365,7 @@ def test_images_and_models_share_an_isolated_process(
 
 BEGUN = """
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from calibrators.onnx_runtime.isolation import current
 from calibrators.readers.images import ImageSpec, read_images

@@ -4,7 +4,13 @@ from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.change import changed, is_possible
 from quark_onnx.report.verdict.collect import VerdictCollector, check_task
 from quark_onnx.report.verdict.exhibits import Exhibits
-from quark_onnx.report.verdict.labels import Score, Scorer, read_labels
+from quark_onnx.report.verdict.labels import (
+    Score,
+    Scorer,
+    read_box_files,
+    read_labels,
+    score_lines,
+)
 from quark_onnx.report.verdict.verdict import (
     DESCRIPTIONS,
     TASKS,
@@ -32,5 +38,7 @@ __all__ = [
     "check_task",
     "is_possible",
     "next_steps",
+    "read_box_files",
     "read_labels",
+    "score_lines",
 ]

@@ -7,7 +7,7 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.json_file import Entry, read_document, read_json
+from calibrators.readers.encoded import encoded_size
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, DataError
+from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import percent
 from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
@@ -34,6 +36,8 @@ Placement = Callable[[tuple[float, float], Floats], Floats]
 #: 0.50, 0.55, ..., 0.95 and 0.00, 0.01, ..., 1.00.
 _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 _RECALLS = np.linspace(0, 1, 101)
+#: Share of an image by which a rounded box may stand out.
+_OUTSIDE = 0.01
 #: Metrics in words.
 _METRICS = {
     "top1": "top-1",
@@ -68,6 +72,11 @@ class Score:
         return f"{self.title}: {values}"
 
 
+def score_lines(scores: Sequence[Score], labelled: int) -> list[str]:
+    """Return scores in words, with the number of labelled samples."""
+    return [f"{score}, on {counted(labelled, 'labelled sample')}" for score in scores]
+
+
 @dataclass(frozen=True)
 class _Image:
     size: tuple[float, float]
@@ -84,12 +93,15 @@ class Labels:
         images: boxes of each image.
         assumed: number of folders whose order was taken for that of the model's classes, so that
             the labels count only if the model has as many; 0 for given labels.
+        found: the labels came with the samples, so that they count only if they can be classes of
+            the model; ``classes`` is filled as samples are read.
     """
 
     source: Path
     classes: Mapping[str, int] = field(default_factory=dict)
     images: Mapping[str, _Image] = field(default_factory=dict)
     assumed: int = 0
+    found: bool = False
 
     @property
     def kind(self) -> str:
@@ -123,6 +135,77 @@ def read_labels(path: Path) -> Labels:
     if not labels.names:
         raise DataError(f"labels {path}: there is no label in it")
     return labels
+
+
+def read_box_files(folder: Path, images: Mapping[str, Path]) -> Labels:
+    """Read labels in YOLO's format: a text file per image, a line per object.
+
+    A line has the class and the centre, width and height of a box as shares of the image's sides;
+    or the class and the corners (x, y) of a polygon, of which the box around it counts.
+
+    Args:
+        folder: files that are called like the images, with the suffix .txt. An image without a file
+            has no object.
+        images: the image files, by the name of the sample.
+
+    Raises:
+        DataError: no image has a file, a file cannot be read, or a line is malformed.
+    """
+    found = dict[str, _Image]()
+    for name, file in images.items():
+        labels = folder / Path(name).with_suffix(".txt")
+        boxes = list[list[float]]()
+        if labels.is_file():
+            text = read_document(labels, "labels", DataError)
+            for number, line in enumerate(text.splitlines(), 1):
+                if line.strip():
+                    boxes.append(_shares(line, f"labels {labels}, line {number}"))
+        try:
+            size = encoded_size(file.read_bytes(), file)
+        # A damaged image, which the reader leaves out.
+        except (OSError, ValueError):
+            continue
+        rows = np.array(boxes, np.float64).reshape(-1, 5)
+        rows[:, :4] *= np.tile(size, 2)
+        found[name] = _Image(size, rows)
+    if not any(len(image.boxes) for image in found.values()):
+        raise DataError(
+            f"labels {folder}: no text file in it labels an image; files are called like the"
+            f" images, such as {Path(next(iter(images), 'a.jpg')).with_suffix('.txt')}"
+        )
+    return Labels(folder, images=found)
+
+
+def _shares(line: str, place: str) -> list[float]:
+    """Return x1, y1, x2, y2 as shares of the image, and the class, of a line of YOLO's format.
+
+    Args:
+        line: the line.
+        place: names file and line in messages.
+    """
+    try:
+        kind, *numbers = map(float, line.split())
+    except ValueError:
+        raise DataError(
+            f"{place}: {short(line)} has a text that is no number"
+        ) from None
+    if kind != int(kind) or kind < 0 or len(numbers) % 2 or len(numbers) < 4:
+        raise DataError(
+            f"{place}: {short(line)} is not a class and four numbers: centre x, centre y, width,"
+            " height"
+        )
+    if len(numbers) == 4:
+        x, y, width, height = numbers
+        corners = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    else:
+        xs, ys = numbers[::2], numbers[1::2]
+        corners = [min(xs), min(ys), max(xs), max(ys)]
+    if not all(-_OUTSIDE <= value <= 1 + _OUTSIDE for value in corners):
+        raise DataError(
+            f"{place}: {short(line)} is outside of the image; numbers are shares of its width and"
+            " height, from 0 to 1"
+        )
+    return [*corners, kind]
 
 
 def read_class_names(path: Path) -> list[str]:
@@ -272,6 +355,7 @@ class Scorer:
         labels: Labels,
         names: Sequence[str] | None,
         placement: Placement | None,
+        left_out: Collection[str] = (),
     ) -> None:
         """Start without samples.
 
@@ -279,6 +363,7 @@ class Scorer:
             labels: labels of the samples.
             names: names of the samples in their order; None for indices 0, 1, 2, ...
             placement: position of an image's boxes in the model's input.
+            left_out: names of samples that the reader has left out so far.
 
         Raises:
             ConfigError: boxes are given without image files.
@@ -292,9 +377,10 @@ class Scorer:
                 " folder of images, read with --image-size",
             )
         self._labels, self._names, self._placement = labels, names, placement
+        self._left_out = left_out
         # Before any model runs, and before a result is written. Arrays are named by index.
         known = None if names is None else set(names)
-        if not any(
+        if not labels.found and not any(
             name.isdecimal() if known is None else name in known
             for name in labels.names
         ):
@@ -326,6 +412,11 @@ class Scorer:
         """
         if self._labels.assumed and not self._are_classes(task, expected):
             return []
+        if self._labels.found and task.name != self._labels.kind:
+            self._no_classes = (
+                f"labels of the data are no classes: the task is {task.name}"
+            )
+            return []
         undecoded = self._labels.kind == "detector" and task.layout is None
         if task.name != self._labels.kind or undecoded:
             raise ConfigError(
@@ -356,10 +447,17 @@ class Scorer:
 
     def _name(self) -> str:
         """Return the name of the next sample; empty for more samples than names."""
+        if self._names is None:
+            self._index += 1
+            return str(self._index - 1)
+        # A reader may be ahead: it has left out all that comes before the next sample, and more.
+        while (
+            self._index < len(self._names)
+            and self._names[self._index] in self._left_out
+        ):
+            self._index += 1
         index = self._index
         self._index += 1
-        if self._names is None:
-            return str(index)
         # Rows beyond the names have no label.
         return self._names[index] if index < len(self._names) else ""
 
@@ -390,6 +488,12 @@ class Scorer:
             if label is not None:
                 # A model that returns classes does not tell how many there are.
                 if before.ndim == 2 and not 0 <= label < before.shape[1]:
+                    if self._labels.found:
+                        self._no_classes = (
+                            f"labels of the data are no classes: {label} is one, and the model"
+                            f" has {before.shape[1]} classes, counted from 0"
+                        )
+                        continue
                     raise DataError(
                         f"labels {self._labels.source}: {short(name)} has the label {label},"
                         f" and the model has {before.shape[1]} classes, counted from 0",
@@ -437,6 +541,8 @@ class Scorer:
         """
         if self._no_classes is not None:
             logger.warning("%s", self._no_classes)
+            return []
+        if not self.count and self._labels.found:
             return []
         if not self.count:
             raise self._nothing_labelled()

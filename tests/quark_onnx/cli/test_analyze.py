@@ -137,7 +137,7 @@ def test_bad_input(cli: Any) -> None:
         (["model.onnx", "--data", "data"], "required: QUANT"),
         (
             ["model.onnx", "out.onnx"],
-            "one of the arguments --data --random-data is required",
+            "there is no data: give samples with --data PATH, or --random-data",
         ),
         (
             ["model.onnx", "out.onnx", "--data", "data", "--top", "0"],

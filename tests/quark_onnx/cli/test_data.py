@@ -17,7 +17,7 @@ MEAN = ("--mean", "1", "2", "3")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["--data", "--random-data", "required"]),
+        ([], ["--data", "--random-data", "--ranges", "--weights-only"]),
         (["--data", "data", "--random-data"], ["--data", "--random-data"]),
         (["--random-data", "many"], ["--random-data", "'many' is not a whole number"]),
         (["--random-data", "--limit", "5"], ["--limit", "--random-data"]),
@@ -126,10 +126,13 @@ def test_samples_that_do_not_fit(refusal: Any) -> None:
 
 def test_files_that_are_no_data(cli: Any) -> None:
     Path("empty").mkdir()
+    Path("texts").mkdir()
+    Path("texts", "a.txt").touch()
     command = ("quantize", "model.onnx", "-o", "out.onnx", "--data")
     finished = cli(*command, "empty")
     assert finished.code == 2
-    assert "empty has no .npz or .npy file" in finished.error
+    assert "empty is empty" in finished.error
+    assert "texts has no .npz or .npy file" in cli(*command, "texts").error
     Path("broken.npz").write_bytes(b"no archive")
     finished = cli(*command, "broken.npz")
     assert finished.code == 2

@@ -68,6 +68,8 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "kept_types",
         "warnings",
         "clipping",
+        "scores",
+        "labelled",
         "latency",
     ]
     assert (document["schema"], document["command"], document["samples"]) == (

@@ -267,7 +267,10 @@ def test_models_and_data_that_do_not_serve(cli: Any) -> None:
     onnx.save(parse("g (float[4] x) => (int64[1] y) { y = ArgMax (x) }"), "top.onnx")
     for arguments, words in (
         (["absent.onnx", "--data", "data"], "absent.onnx cannot be read"),
-        (["model.onnx"], "one of the arguments --data --random-data is required"),
+        (
+            ["model.onnx"],
+            "there is no data: give samples with --data PATH, or --random-data",
+        ),
         (["model.onnx", "--data", "absent"], "absent does not exist"),
         (["top.onnx", "--random-data", "4"], "give a metric"),
     ):

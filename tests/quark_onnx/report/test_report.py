@@ -95,6 +95,8 @@ def test_dictionary() -> None:
         "kept_types": "dict",
         "warnings": "list",
         "clipping": "NoneType",
+        "scores": "list",
+        "labelled": "int",
     }
     assert found["outputs"][2]["sqnr"] == "inf" and found["operators"]["Conv"] == [2, 3]
 

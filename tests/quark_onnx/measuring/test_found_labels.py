@@ -1,0 +1,209 @@
+"""Labels that come with the data, YOLO's text files, damaged images and rows of files."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrators.readers.images import ImageSpec
+from calibrators.readers.open import open_reader
+from quark_onnx import compare, quantize
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.measuring.labelled import scorer_for
+from quark_onnx.report.verdict.labels import read_box_files
+from tests.models import parse
+
+#: A classifier: the largest of three values.
+LARGEST = "g (float[N,3] x) => (float[N,3] y) { m = MatMul (x, w) y = Softmax (m) }"
+ROWS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+#: The right class of each row, but for the first four.
+CLASSES = ROWS.argmax(axis=1)
+CLASSES[:4] = (CLASSES[:4] + 1) % 3
+
+
+@pytest.fixture
+def model() -> Any:
+    return parse(LARGEST, w=np.eye(3, dtype=np.float32) * 4)
+
+
+def pairs() -> Any:
+    return ((row, int(label)) for row, label in zip(ROWS, CLASSES, strict=True))
+
+
+def entries() -> Any:
+    return [
+        {"pixel_values": row.tolist(), "label": int(label), "id": "a"}
+        for row, label in zip(ROWS, CLASSES, strict=True)
+    ]
+
+
+def loader() -> Any:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(
+        torch.from_numpy(ROWS), torch.from_numpy(CLASSES)
+    )
+    return torch.utils.data.DataLoader(data, batch_size=16)
+
+
+@pytest.mark.filterwarnings("ignore:the samples hold more")
+@pytest.mark.parametrize("data", [pairs, entries, loader])
+def test_labels_of_the_data_give_the_top_1_of_both_models(
+    model: Any, data: Any
+) -> None:
+    found = compare(model, model, data())
+    top1 = found.scores[0]
+    assert (top1.name, found.labelled) == ("top1", 40)
+    assert top1.reference == top1.other == 36 / 40
+    # Of 40 samples in batches of 16, as of 40 single ones, four later ones are held out.
+    report = quantize(model, data()).report
+    assert (report.samples, report.held_out, report.labelled) == (36, 4, 4)
+    assert report.scores[0].reference == 1.0
+    assert "top-1: float 100.00 %" in str(report)
+
+
+def test_labels_of_another_task_are_no_classes(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = compare(model, model, [(row, 7) for row in ROWS])
+    assert found.scores == []
+    assert "7 is one, and the model has 3 classes" in caplog.text
+
+
+def test_a_model_that_takes_no_single_row(tmp_path: Path) -> None:
+    window = parse(
+        """g (float[N,4] x) => (float[3,4] y) {
+            s = Reshape (x, shape)
+            y = MatMul (s, w)
+        }""",
+        shape=np.int64([3, 4]),
+        w=np.eye(4, dtype=np.float32),
+    )
+    for index in range(2):
+        np.save(tmp_path / f"{index}.npy", np.ones((3, 4), np.float32))
+    with pytest.raises(
+        ModelError, match=r"one row of the data \(x \[1, 4\]\).*batch_axis=None"
+    ):
+        quantize(window, tmp_path)
+    data = partial(open_reader, tmp_path, batch_axis=None)
+    assert quantize(window, data).report.samples == 2
+
+
+def test_an_output_named_like_another_format(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"another format.*name it o\.onnx"):
+        quantize(model, pairs(), "A8W8", tmp_path / "o.tflite")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Twenty-one images of 100 x 50 pixels, of which one is damaged, and one has two objects."""
+    image_module = pytest.importorskip("PIL.Image")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    for index in range(21):
+        image_module.new("RGB", (100, 50)).save(tmp_path / "images" / f"{index:02}.png")
+    (tmp_path / "images" / "03.png").write_bytes(b"junk")
+    text = "2 0.5 0.5 0.2 0.4\n\n1 0.1 0.2 0.3 0.2 0.3 0.8\n"
+    (tmp_path / "labels" / "07.txt").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_text_files_of_yolo(images: Path) -> None:
+    """Shares of width and height become pixels; a polygon becomes the box around it."""
+    files = {
+        "07.png": images / "images" / "07.png",
+        "08.png": images / "images" / "08.png",
+    }
+    labels = read_box_files(images / "labels", files)
+    expected = [[40, 15, 60, 35, 2], [10, 10, 30, 40, 1]]
+    np.testing.assert_allclose(labels.images["07.png"].boxes, expected)
+    assert labels.images["07.png"].size == (100, 50)
+    assert labels.images["08.png"].boxes.shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0 0.5 0.5 0.2\n", "07.txt, line 1: .*four numbers"),
+        ("0.5 0.5 0.5 0.2 0.1\n", "line 1: .*is not a class"),
+        ("0 50 50 20 10\n", "outside of the image; numbers are shares"),
+        ("cat 0.5 0.5 0.2 0.1\n", "'cat .* has a text that is no number"),
+        ("", "no text file in it labels an image"),
+    ],
+)
+def test_malformed_text_files(images: Path, text: str, message: str) -> None:
+    (images / "labels" / "07.txt").write_text(text, encoding="utf-8")
+    data = partial(open_reader, images / "images", images=ImageSpec((8, 8)))
+    with pytest.raises(DataError, match=message):
+        scorer_for(images / "labels", data)
+
+
+def test_text_files_are_for_images(model: Any, images: Path) -> None:
+    with pytest.raises(ConfigError, match="the data must be a folder of images"):
+        compare(model, model, [{"x": ROWS}], labels=images / "labels")
+
+
+@pytest.mark.images
+def test_a_damaged_image_moves_no_label(images: Path) -> None:
+    """The damaged image is the fourth; the labels of the others stay theirs."""
+    image_module = pytest.importorskip("PIL.Image")
+    for index in range(21):
+        if index != 3:
+            color = [0, 0, 0]
+            color[index % 3] = 255
+            image = image_module.new("RGB", (8, 8), tuple(color))
+            image.save(images / "images" / f"{index:02}.png")
+    lines = [f"{index:02}.png,{index % 3}" for index in range(21)]
+    labels = images / "labels.csv"
+    labels.write_text("\n".join(["name,label", *lines, ""]), encoding="utf-8")
+    channels = parse(
+        """g (float[N,3,8,8] x) => (float[N,3] y) {
+            m = GlobalAveragePool (x)
+            f = Flatten (m)
+            c = MatMul (f, w)
+            y = Softmax (c)
+        }""",
+        w=np.eye(3, dtype=np.float32) * 9,
+    )
+    data = partial(open_reader, images / "images", images=ImageSpec((8, 8)))
+    with pytest.warns(UserWarning, match="03.png is neither"):
+        found = compare(channels, channels, data, labels=labels)
+    assert found.labelled == 20 and found.scores[0].reference == 1.0
+    assert any("1 image is left out" in line for line in found.warnings)
+    with pytest.warns(UserWarning, match="03.png is neither"):
+        report = quantize(channels, data, labels=labels).report
+    assert any("1 image is left out" in note for note in report.notes)
+
+
+def test_a_result_is_five_lines_and_a_page(model: Any) -> None:
+    calls = list[str]()
+
+    def progress(name: str, done: float, total: int | None) -> None:
+        calls.append(name)
+
+    with pytest.warns(UserWarning, match="left out: ..id"):
+        result = quantize(model, entries(), progress=progress)
+    lines = repr(result).splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "Result: 2 of 2 nodes quantized"
+    assert "36 for calibration, 4 held out" in lines[1]
+    assert result.report.verdict is not None
+    assert lines[4].endswith(result.report.verdict.sentence)
+    assert result._repr_html_().startswith("<iframe")
+    assert calls
+    with pytest.raises(ConfigError, match="progress is 'loud'"):
+        quantize(model, entries(), progress="loud")  # type: ignore[arg-type]
+
+
+def test_the_name_of_the_package_of_calibrators() -> None:
+    """``calibrators`` may be a folder of a project; its objects are here, too."""
+    import calibrators as plain
+    from quark_onnx import calibrators as ours
+
+    assert ours.register is plain.register and ours.open_reader is open_reader
+    assert set(plain.__all__) < set(ours.__all__)
