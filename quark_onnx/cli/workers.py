@@ -1,7 +1,8 @@
-"""Worker processes for the calibration of a command."""
+"""Workers for the calibration of a command: processes of this machine, or a cluster of Dask."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import threading
@@ -13,22 +14,53 @@ from multiprocessing import connection, get_context, parent_process
 
 from calibrators.onnx_runtime.interrupt import stop_all
 from quark_onnx.cli.parsing import Parser, count
-from quark_onnx.common.errors import ModelError
+from quark_onnx.common.errors import ConfigError, MissingDependency, ModelError
+
+#: Start of the address of a Dask scheduler.
+_DASK = "dask://"
+#: Seconds to wait for a scheduler.
+_CONNECT_SECONDS = 10
 
 
 def add_workers_option(parser: Parser) -> None:
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=count,
+        type=_workers,
         default=1,
-        help="calibration processes; the result does not depend on N",
+        help="calibration processes, or dask://HOST:PORT; the result is the same",
     )
 
 
+def _workers(text: str) -> int | str:
+    """Parse a number of processes, or the address of a Dask scheduler."""
+    if not text.startswith(_DASK):
+        return count(text)
+    host, _, port = text.removeprefix(_DASK).rpartition(":")
+    if not (host and port.isascii() and port.isdecimal()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no address of a Dask scheduler, such as {_DASK}localhost:8786"
+        )
+    return text
+
+
 @contextmanager
-def workers(number: int) -> Iterator[Executor | None]:
-    """Start worker processes for calibration, none for a single worker."""
+def workers(number: int | str) -> Iterator[Executor | None]:
+    """Start worker processes for calibration, none for a single worker.
+
+    Args:
+        number: the number of processes; or the address of the scheduler of a Dask cluster, whose
+            workers are used.
+
+    Raises:
+        MissingDependency: the package ``distributed`` is not installed.
+        ConfigError: no scheduler answers at the address.
+        ModelError: a process has died.
+    """
+    if isinstance(number, str):
+        with _cluster(number) as executor:
+            yield executor
+        return
     if number == 1:
         yield None
         return
@@ -58,6 +90,26 @@ def workers(number: int) -> Iterator[Executor | None]:
             if not isinstance(error, Exception):
                 end.close()  # signals the workers to end; the pool would wait for running tasks
             raise
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Executor]:
+    """Connect to the scheduler of a Dask cluster."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingDependency(
+            f"--workers {address} needs Dask: pip install distributed"
+        ) from error
+    try:
+        client = Client(address.replace(_DASK, "tcp://"), timeout=_CONNECT_SECONDS)
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(
+            f"--workers {address}: no Dask scheduler answers there; start one with 'dask"
+            " scheduler', and 'dask worker HOST:PORT' on each machine"
+        ) from error
+    with client, client.get_executor() as executor:
+        yield executor
 
 
 def _start_worker(ended: connection.Connection) -> None:

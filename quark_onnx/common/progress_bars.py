@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 #: Seconds between two lines.
 INTERVAL = 10.0
+#: A function of the name of the work, the finished steps, and their number if it is known.
+ProgressCallback = Callable[[str, float, int | None], None]
+#: Receives the progress in place of bars; None for bars.
+_CALLBACK: ContextVar[ProgressCallback | None] = ContextVar("callback", default=None)
 #: Whether lines are shown without being asked for.
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
@@ -39,7 +44,12 @@ def open_bar(show: bool | None, total: int | None, name: str, unit: str) -> Bar 
         name: the work.
         unit: a step.
     """
+    callback = _CALLBACK.get()
+    if callback is not None:
+        return CallbackBar(callback, total, name)
     stream = sys.stderr
+    if show is not False and _in_notebook():
+        return NotebookBar(total, name, unit)
     if stream is None or show is False:  # None where a process starts without a stderr
         return None
     # rich redraws lines, which needs a terminal.
@@ -58,6 +68,68 @@ def plain_progress() -> Iterator[None]:
         yield
     finally:
         _PLAIN.reset(token)
+
+
+@contextmanager
+def progress_callback(callback: ProgressCallback) -> Iterator[None]:
+    """Report the progress of the enclosed work to a function, in place of bars."""
+    token = _CALLBACK.set(callback)
+    try:
+        yield
+    finally:
+        _CALLBACK.reset(token)
+
+
+def _in_notebook() -> bool:
+    """Return whether this is the process of a notebook that tqdm can show bars in."""
+    # IPython is not imported to find out: a notebook has.
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return (
+        type(shell).__name__ == "ZMQInteractiveShell" and find_spec("tqdm") is not None
+    )
+
+
+class CallbackBar:
+    """Calls of a function with the name of the work, the finished steps and their number.
+
+    Args:
+        callback: the function.
+        total: number of steps; None if unknown.
+        name: the work.
+    """
+
+    def __init__(
+        self, callback: ProgressCallback, total: int | None, name: str
+    ) -> None:
+        self._callback, self._total, self._name = callback, total, name
+        callback(name, 0, total)
+
+    def update(self, done: float, *, skipped: bool = False) -> None:
+        self._callback(self._name, done, self._total)
+
+    def close(self) -> None:
+        """Do nothing: the next work calls with its own name."""
+
+
+class NotebookBar:
+    """A bar of tqdm, which chooses the display of the notebook.
+
+    Args:
+        total: number of steps; None if unknown.
+        name: the work.
+        unit: a step.
+    """
+
+    def __init__(self, total: int | None, name: str, unit: str) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, desc=name, unit=unit, leave=False)
+
+    def update(self, done: float, *, skipped: bool = False) -> None:
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 class Pace:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import TimeLimitError
 from quark_onnx.common.progress import Progress, check_time, time_limit
-from quark_onnx.common.progress_bars import plain_progress
+from quark_onnx.common.progress_bars import plain_progress, progress_callback
 from tests.models import conv_relu, residual, samples
 from tests.quark_onnx.optimizers.networks import attentive
 
@@ -204,3 +206,50 @@ def test_a_closed_log_ends_no_work(
     with Progress(True, 3, "counting", "sheep") as bar:
         seconds.append(20)
         bar.update(1)
+
+
+def test_a_function_receives_the_progress() -> None:
+    calls = list[tuple[str, float, int | None]]()
+    with (
+        progress_callback(lambda *call: calls.append(call)),
+        Progress(None, 3, "reading", "sample") as bar,
+    ):
+        bar.update(1)
+        bar.update(2.5)
+    assert calls == [("reading", 0, 3), ("reading", 1, 3), ("reading", 2.5, 3)]
+
+
+def test_a_notebook_has_bars_of_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython's kernel is recognized by the class of its shell; scripts and terminals are not."""
+    tqdm = pytest.importorskip("tqdm.auto")
+    counts = list[float]()
+
+    class Bar:
+        n = 0.0
+
+        def __init__(self, **options: object) -> None:
+            assert options == {
+                "total": 3,
+                "desc": "reading",
+                "unit": "sample",
+                "leave": False,
+            }
+
+        def update(self, steps: float) -> None:
+            self.n += steps
+            counts.append(self.n)
+
+        def close(self) -> None:
+            counts.append(-1)
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    shell = type("ZMQInteractiveShell", (), {})()
+    module = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    with Progress(None, 3, "reading", "sample") as bar:
+        bar.update(1)
+        bar.update(2.5)
+    assert counts == [1, 2.5, -1]
+    with Progress(False, 3, "reading", "sample") as bar:
+        bar.update(1)
+    assert counts == [1, 2.5, -1]

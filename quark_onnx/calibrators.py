@@ -1,0 +1,28 @@
+"""The package ``calibrators`` under the name of this package.
+
+``calibrators`` is a general name, which a project may use for a folder of its own; both lead to the
+same objects.
+"""
+
+from calibrators import *  # noqa: F403
+from calibrators import __all__ as _calibrators
+from calibrators.readers.open import (
+    CalibrationData,
+    CalibrationReader,
+    ImageSpec,
+    InputSpec,
+    RandomData,
+    Reader,
+    open_reader,
+)
+
+__all__ = [
+    *_calibrators,
+    "CalibrationData",
+    "CalibrationReader",
+    "ImageSpec",
+    "InputSpec",
+    "RandomData",
+    "Reader",
+    "open_reader",
+]
