@@ -16,6 +16,7 @@ from calibrators.readers.open import CalibrationData, Reader
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
+from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
@@ -129,6 +130,7 @@ def compare(  # noqa: PLR0913
     threads: int = 0,
     isolate: bool = False,
     preprocessing: bool = True,
+    progress: bool | None = False,
 ) -> Comparison:
     """Compare the outputs of two models on common data.
 
@@ -148,6 +150,7 @@ def compare(  # noqa: PLR0913
         isolate: run onnxruntime in another process, as for ``quantize``.
         preprocessing: whether to check that the data is preprocessed as the reference expects,
             which may take hundreds of runs. False where ``quantize`` has checked the same data.
+        progress: show a progress bar on stderr; None shows it on a terminal or in a notebook only.
 
     Returns:
         Errors of the outputs, the verdict, and the requested measurements.
@@ -168,16 +171,19 @@ def compare(  # noqa: PLR0913
         reader = reader_for(Graph.of(before), data)
         if scorer is None:
             scorer = found_scorer(reader)
-        counter = _Counter(islice(iter(reader), limit), reader, left_out)
-        judged = judge_models(
-            before,
-            after,
-            counter,
-            task=task,
-            random=reader.random,
-            scorer=scorer,
-            preprocessing=preprocessing,
-        )
+        known = [size for size in (reader.length, limit) if size is not None]
+        total = None if reader.length is None else min(known)
+        with Progress(progress, total, "comparing", "sample") as bar:
+            counter = _Counter(islice(iter(reader), limit), reader, left_out, bar)
+            judged = judge_models(
+                before,
+                after,
+                counter,
+                task=task,
+                random=reader.random,
+                scorer=scorer,
+                preprocessing=preprocessing,
+            )
         comparison = Comparison(
             counter.count,
             judged.outputs,
@@ -213,9 +219,13 @@ class _Counter:
     """Samples, which are counted; names of images that are left out go into ``left_out``."""
 
     def __init__(
-        self, samples: Iterator[Any], reader: Reader, left_out: dict[str, str]
+        self,
+        samples: Iterator[Any],
+        reader: Reader,
+        left_out: dict[str, str],
+        bar: Progress,
     ) -> None:
-        self._samples = samples
+        self._samples, self._bar = samples, bar
         self._reader, self._left_out = reader, left_out
         self.count = 0
         self.first: Any = None
@@ -228,4 +238,5 @@ class _Counter:
             # samples only once.
             self.first = sample if self.first is None else self.first
             yield sample
+            self._bar.update(self.count)
         self._left_out.update(self._reader.left_out)

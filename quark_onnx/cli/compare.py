@@ -19,6 +19,7 @@ from quark_onnx.cli.parsing import (
     add_common_options,
     add_html_option,
     input_path,
+    progress_of,
 )
 from quark_onnx.cli.requantize import (
     advised_on_file,
@@ -80,6 +81,7 @@ def run(options: Namespace) -> Answer:
         labels=options.labels,
         time=options.time,
         threads=options.threads,
+        progress=progress_of(options),
     )
     seconds = perf_counter() - start
     verdict = comparison.verdict

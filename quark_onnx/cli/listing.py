@@ -47,6 +47,8 @@ example:
 #: Cells of a row, and its JSON form.
 #: The cells are for people; the JSON form holds values of their own types.
 Row = tuple[tuple[str, ...], dict[str, Any]]
+#: Names of a kind that the table of kinds shows.
+_NAMED = 3
 _YES_NO = {True: "yes", False: "-"}
 
 
@@ -56,7 +58,7 @@ def add_arguments(parser: Parser) -> None:
         nargs="?",
         choices=list(_KINDS),
         metavar="KIND",
-        help="what to list; everything unless given",
+        help="what to list; the kinds with their numbers of names unless given",
     )
     add_common_options(parser, sessions=False)
     kinds = fill(", ".join(_KINDS), 90, initial_indent="  ", subsequent_indent="  ")
@@ -86,8 +88,27 @@ def run(options: Namespace) -> Answer:
         table = Table([header, *(cells for cells, _ in rows)])
         body += [kind, table, *notes, ""]
         document[kind] = [item for _, item in rows]
+    if options.kind is None:
+        body = _counts(document)
     # Without the empty line after the last table.
     return Answer(body[:-1], document)
+
+
+def _counts(document: dict[str, Any]) -> list[str | Table]:
+    """Return the kinds with the number of names of each, and the command that lists them."""
+    rows = list[tuple[str, ...]]()
+    for kind in _KINDS:
+        names = [item["name"] for item in document[kind]]
+        shown = ", ".join(names[:_NAMED])
+        if len(names) > _NAMED:
+            shown += ", ..."
+        rows.append((kind, str(len(names)), shown or "not installed"))
+    return [
+        Table([("kind", "names", "such as"), *rows]),
+        "",
+        "the names of a kind: quark-onnx list KIND",
+        "",
+    ]
 
 
 def _presets() -> list[Row]:
@@ -162,10 +183,16 @@ def _classes(registry: Registry[type[Any]]) -> list[Row]:
         cls = registry[name]
         settings = {field.name: field.default for field in dataclasses.fields(cls)}
         text = ",".join(f"{key}={value}" for key, value in settings.items())
-        about = _about(cls)
+        about = _about(cls) + _from_plugin(cls)
         item = {"name": name, "settings": settings, "description": about}
         rows.append(((name, text, about), item))
     return rows
+
+
+def _from_plugin(cls: type[Any]) -> str:
+    """Return the package of a plug-in that a class is from; empty for one of ours."""
+    package = cls.__module__.partition(".")[0]
+    return "" if package in ("calibrators", "quark_onnx") else f" (from {package})"
 
 
 def _algorithms() -> list[Row]:

@@ -219,6 +219,7 @@ def _scored(options: Namespace, data: Any) -> Comparison | None:
         data,
         task=options.task,
         labels=options.labels,
+        progress=progress_of(options),
         preprocessing=False,  # checked before the quantization, on the same labels
     )
 
