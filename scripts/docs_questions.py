@@ -26,7 +26,7 @@ QUESTIONS = {
     "what is XINT8": ("faq.html", "formats.html"),
     "per channel": ("faq.html", "formats.html"),
     "first layer float": ("faq.html", "onnx.html"),
-    "Whisper encoder and decoder": ("faq.html",),
+    "Whisper encoder and decoder": ("faq.html", "howto/encoder_decoder.html"),
     "compare two models": ("faq.html", "accuracy.html"),
     "TensorRT": ("faq.html", "howto/use_result.html"),
     "javascript": ("faq.html", "howto/use_result.html"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def to_json(document: Mapping[str, Any]) -> str:
     """
     # allow_nan=False: an infinity that ``plain`` missed would be no valid JSON.
     return json.dumps(plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)
+
+
+def preformatted(value: object) -> str:
+    """Return the text of a value as a notebook shows it.
+
+    >>> preformatted("a < b")
+    '<pre>a &lt; b</pre>'
+    """
+    return f"<pre>{escape(str(value))}</pre>"
 
 
 def plain(value: Any) -> Any:

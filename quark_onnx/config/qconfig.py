@@ -11,6 +11,7 @@ from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
+from quark_onnx.common.reported import preformatted
 from quark_onnx.config.checks import (
     Requirement,
     instance_of,
@@ -556,6 +557,10 @@ class QConfig:
             optimizer.reads_data or getattr(optimizer, "judged", False)
             for optimizer in self.optimizers
         )
+
+    def _repr_html_(self) -> str:
+        """Return the text as a notebook shows it."""
+        return preformatted(self)
 
     def __str__(self) -> str:
         lines = [

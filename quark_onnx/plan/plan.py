@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.common.errors import PlanError
+from quark_onnx.common.reported import preformatted
 from quark_onnx.config import TensorOverrides
 from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
@@ -154,6 +155,10 @@ class Plan:
         self.entries = MappingProxyType(dict(entries))
         self.kept = MappingProxyType(dict(kept))
         self.spoken = frozenset(spoken)
+
+    def _repr_html_(self) -> str:
+        """Return the text as a notebook shows it."""
+        return preformatted(self)
 
     def __str__(self) -> str:
         return explain(self)

@@ -25,6 +25,11 @@ MEAN = ("--mean", "1", "2", "3")
             ["--random-data", "--input-layout", "nhwc"],
             ["--input-layout", "--random-data"],
         ),
+        (["--random-data", "--batch-axis", "1"], ["--batch-axis", "--random-data"]),
+        (
+            ["--data", "data", "--batch-axis", "x"],
+            ["--batch-axis", "'x' is not an axis"],
+        ),
         (["--random-data", *SIZE], ["--image-size", "--random-data"]),
         (["--random-data", "--dim", "N"], ["--dim", "'N' is not of the form NAME=N"]),
         (
@@ -137,6 +142,17 @@ def test_files_that_are_no_data(cli: Any) -> None:
     finished = cli(*command, "broken.npz")
     assert finished.code == 2
     assert "broken.npz cannot be read as a NumPy file" in finished.error
+
+
+@pytest.mark.parametrize(("axis", "samples"), [("auto", 20), ("0", 20), ("none", 10)])
+def test_rows_of_a_file_are_samples_or_not(cli: Any, axis: str, samples: int) -> None:
+    """Ten files have two rows each."""
+    finished = cli(
+        *("quantize", "model.onnx", "-o", "out.onnx", "--data", "data"),
+        *("--batch-axis", axis, "--json"),
+    )
+    document = finished.json
+    assert document["samples"] + document["held_out"] == samples
 
 
 def test_nhwc_arrays_with_the_option(cli: Any) -> None:
