@@ -19,7 +19,7 @@ from quark_onnx.common.errors import ConfigError, MissingDependency, ModelError
 #: Start of the address of a Dask scheduler.
 _DASK = "dask://"
 #: Seconds to wait for a scheduler.
-_CONNECT_SECONDS = 10
+CONNECT_SECONDS = 10
 
 
 def add_workers_option(parser: Parser) -> None:
@@ -102,7 +102,7 @@ def _cluster(address: str) -> Iterator[Executor]:
             f"--workers {address} needs Dask: pip install distributed"
         ) from error
     try:
-        client = Client(address.replace(_DASK, "tcp://"), timeout=_CONNECT_SECONDS)
+        client = Client(address.replace(_DASK, "tcp://"), timeout=CONNECT_SECONDS)
     except (OSError, TimeoutError) as error:
         raise ConfigError(
             f"--workers {address}: no Dask scheduler answers there; start one with 'dask"

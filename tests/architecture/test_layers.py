@@ -105,6 +105,9 @@ def layer(module: str) -> str:
     ``quark_onnx.files.io`` belongs to ``graph``, ``quark_onnx.torch.models.experts`` to
     ``torch.models`` and ``quark_onnx`` to itself.
     """
+    # The front door of calibrators has the name of their layer.
+    if module == "quark_onnx.calibrators":
+        return "quark_onnx"
     name = module.removeprefix("quark_onnx.")
     while name not in RANK and "." in name:
         name = name.rpartition(".")[0]

@@ -27,7 +27,7 @@ def test_what_is_no_address(text: str) -> None:
 
 def test_no_scheduler(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("quark_onnx.cli.workers._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("quark_onnx.cli.workers.CONNECT_SECONDS", 0.5)
     command = ("quantize", "model.onnx", "-o", "q.onnx", "--data", "data")
     finished = cli(*command, "--workers", "dask://127.0.0.1:9")
     assert finished.code == 2
