@@ -70,6 +70,8 @@ from quark_onnx.writing.provenance import write_provenance
 
 logger = logging.getLogger(__name__)
 
+#: Part of the message where onnxruntime refuses a sample.
+_CANNOT_RUN = "cannot run the model"
 #: Bytes of weights up to which the session of the float model stays open during calibration.
 _OPEN_SESSION_BYTES = 1 << 25
 #: Bytes of weights that a model may read over all held-out samples. Each sample reads all weights
@@ -135,7 +137,9 @@ def run(
         try:
             prepared = _prepare(job, run_data, progress)
         except ModelError as error:
-            raise run_data.explained(error) from error
+            if not run_data.is_cut or _CANNOT_RUN not in str(error):
+                raise
+            raise run_data.on_a_row(error) from error
         planned = _plan(job, prepared, run_data)
         del prepared
         measured = _measure(job, planned, run_data, executor, progress)

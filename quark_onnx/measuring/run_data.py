@@ -45,7 +45,7 @@ class RunData:
         length: number of all samples; None if unknown.
         labels: class of each row of the data, by its index as text, where labels come with it.
         left_out: reasons why images were left out, by name.
-        splits: batches and files may have been cut into samples.
+        is_cut: batches and files may have been cut into rows.
     """
 
     sample: Sample | None = None
@@ -61,7 +61,7 @@ class RunData:
     length: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    splits: bool = False
+    is_cut: bool = False
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -131,7 +131,7 @@ class RunData:
             length=reader.length,
             labels=reader.labels,
             left_out=reader.left_out,
-            splits=reader.splits and not reader.random,
+            is_cut=reader.splits and not reader.random,
         )
 
     @property
@@ -155,12 +155,11 @@ class RunData:
             if not calibration.has_seen(sample)
         ]
 
-    def explained(self, error: ModelError) -> ModelError:
-        """Return the error of a run on a sample, with what to do if the sample is a mere row."""
-        if type(error) is not ModelError or not self.splits or self.sample is None:
-            return error
+    def on_a_row(self, error: ModelError) -> ModelError:
+        """Return the error of a run on a sample that is a row of a file or batch."""
         shapes = ", ".join(
-            f"{name} {list(np.shape(value))}" for name, value in self.sample.items()
+            f"{name} {list(np.shape(value))}"
+            for name, value in (self.sample or {}).items()
         )
         return ModelError(
             f"{error}; the sample is one row of the data ({shapes}): if the model takes a file at"

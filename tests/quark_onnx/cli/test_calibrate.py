@@ -68,7 +68,10 @@ def test_caches_of_other_tools(cli: Any, kind: str) -> None:
     ("arguments", "words"),
     [
         ([*CALIBRATE[:4]], "the following arguments are required: -o/--output"),
-        ([*CALIBRATE[:2], "-o", "r"], "--data --random-data is required"),
+        (
+            [*CALIBRATE[:2], "-o", "r"],
+            "give samples with --data PATH, or --random-data",
+        ),
         (
             [*CALIBRATE[:4], "-o", "model.onnx"],
             "--output model.onnx is the input MODEL itself",
