@@ -37,6 +37,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.shapes import is_tensor
 from quark_onnx.job import Job, Result, run
 from quark_onnx.measuring.open_data import first_sample, reader_for
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.bundle.npu_session import arrays_of
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
@@ -50,7 +51,7 @@ from quark_onnx.page.blocks import Block, Facts, Notes
 from quark_onnx.page.reported import Reported
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.running.run import Sample
+from quark_onnx.running.run import Reference, Sample
 from quark_onnx.targets import Check, check, format_of, refusal, require_rules
 
 #: Number of shipped samples, with their outputs on the CPU.
@@ -152,7 +153,8 @@ def deploy(  # noqa: PLR0913
         model: the whole model, or the parts that ``cut`` returns. The second part, which may have
             operators of onnxruntime-extensions, is shipped too and runs after the first on the
             CPU.
-        data: calibration data, as for ``quantize_static``. If an ``ImageSpec`` reads images, the
+        data: calibration data, as for ``quantize_static``; None for BF16, of which a random sample
+            is shipped then. If an ``ImageSpec`` reads images, the
             preprocessing is shipped as an ONNX model with operators of onnxruntime-extensions.
         folder: path of a folder that does not exist, is empty, or holds an earlier bundle. An
             earlier bundle is replaced in one step at the end.
@@ -189,6 +191,10 @@ def deploy(  # noqa: PLR0913
     # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
     # A model of 16 bits is quantized in float32.
+    if data is None and not settings.measures:
+        # Nothing is measured: the shipped sample may be a random one.
+        sample = random_sample(Graph.of(wide), Reference(wide))
+        data = None if sample is None else [sample]
     reader = reader_for(Graph.of(wide), data, settings)
     samples = _shipped(reader, narrowing.inputs)
     if tail is not None:  # before the time that quantizing takes

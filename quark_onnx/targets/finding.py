@@ -144,6 +144,12 @@ RULES: dict[str, Rule] = {
         False,
         _LEGALIZE,
     ),
+    "G12": Rule(
+        "no shape depends on data",
+        f"{_VAIP}; the nodes around it run on the CPU",
+        False,
+        "quark-onnx npu cut in front of it",
+    ),
 }
 
 

@@ -40,6 +40,7 @@ _EXPRESSIONS = {
         {_LAYER_NORM.format(axes=[-1])} }}""",
     "whole_image_norms": f"""{_IMAGE} (float[1,6,8,8] y) {{
         {_LAYER_NORM.format(axes=[2, 3])} }}""",
+    "hard_swish_to_gate": f"{_IMAGE} (float[1,6,8,8] y) {{ y = HardSwish (x) }}",
     "mean_to_pool": f"""{_IMAGE} (float[1,6,1,1] y) {{
         y = ReduceMean <axes = [2, 3]> (x) }}""",
     "split_large_pools": """g (float[1,2,40,30] x) => (float[1,2,1,1] y) {
