@@ -110,7 +110,7 @@ def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[B
             (*actions, *steps),
             details=(note,),
         ),
-        Facts(facts, {"nodes": [", ".join(counts)]}),
+        Facts(facts, {"nodes": [", ".join(counts)], "known": [forecast.certainty]}),
         _reasons(forecast),
         Notes("In doubt", list(map(str, forecast.doubts)), "doubt"),
         _drawing(forecast),

@@ -9,7 +9,7 @@ placement names its source.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnx import TensorProto
@@ -18,7 +18,17 @@ from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
+from quark_onnx.npu.support import (
+    CONVERTED,
+    LOGS,
+    ONNXSIM,
+    SOURCE,
+    evidence,
+    is_listed,
+    listed,
+    measured_on,
+    shown,
+)
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.targets import Target
@@ -37,10 +47,10 @@ from quark_onnx.targets.structure import (
 )
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
-_LOGS = "RyzenAI-SW quark_quantization logs (2025-10-14)"
+_LOGS = LOGS
 _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
-_ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
+_ONNXSIM = ONNXSIM
 #: Operators that the table lists without their domain. AMD's quantizer writes 16-bit pairs in this
 #: domain, also in the models of its logs.
 _CONTRIBUTED = {
@@ -74,11 +84,12 @@ class NodePlacement:
         device: "NPU", "CPU", or "abort" if the compiler ends the process.
         reason: the reason in words.
         mend: how to bring the node to the NPU; empty if no way is known, or the node is there.
-        confidence: "documented"; "measured" on a device by AMD or others; "read" in source code;
-            "inferred".
+        confidence: "measured" on a device of this architecture by AMD or others; "documented";
+            "read" in source code; "inferred"; "unknown" where no source names the operator.
         source: publication with the rule, and its date.
         cause: the reason without tensor names, by which nodes are grouped; empty if ``reason`` has
             no names.
+        measured_on: architecture and release of the measurement; empty for another confidence.
     """
 
     node: str
@@ -90,6 +101,7 @@ class NodePlacement:
     confidence: str
     source: str
     cause: str = ""
+    measured_on: str = ""
 
 
 def placement(  # noqa: PLR0913
@@ -172,6 +184,25 @@ def place(case: Case, node: Node) -> NodePlacement:
         case: the context.
         node: the node.
     """
+    return on_device(case.target, _decided(case, node))
+
+
+def on_device(target: Target, placed: NodePlacement) -> NodePlacement:
+    """Return a placement with the certainty that it has on a target.
+
+    A measurement on another architecture is an inference for this one.
+    """
+    if placed.confidence != "measured":
+        return placed
+    architecture, release = measured_on(placed.source)
+    if architecture and target.architecture not in ("", architecture):
+        return replace(placed, confidence="inferred")
+    where = f"{architecture}, Ryzen AI {release}" if architecture else ""
+    return replace(placed, measured_on=where)
+
+
+def _decided(case: Case, node: Node) -> NodePlacement:
+    """Return the placement by the first rule about a node, or by the table of operators."""
     # Crashes come first: a node that ends the process is not on the CPU.
     for rule in _RULES:
         decided = rule.decide(case, node) if rule.covers(case, node) else None
@@ -186,7 +217,8 @@ def place(case: Case, node: Node) -> NodePlacement:
         return placement(node, device, reason, "", "read", _VAIP)
     kind = node.op_type if node.kind in _CONTRIBUTED else node.kind
     if listed(kind, case.kind):
-        return placement(node, NPU, f"listed for {case.kind}")
+        reason = f"listed for {case.kind}"
+        return placement(node, NPU, reason, "", *evidence(kind, case.kind))
     if shown(kind, case.kind):
         return placement(
             node,
@@ -199,7 +231,8 @@ def place(case: Case, node: Node) -> NodePlacement:
     mend = ""
     if others:
         mend = f"quantize to {' or '.join(others)}, which list it"
-    return placement(node, CPU, f"not listed for {case.kind}", mend)
+    confidence = "documented" if is_listed(kind) else "unknown"
+    return placement(node, CPU, f"not listed for {case.kind}", mend, confidence)
 
 
 def whole_model(case: Case) -> tuple[str, str, str, str] | None:
@@ -484,6 +517,31 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     return None
 
 
+def _float_addend(case: Case, node: Node) -> NodePlacement | None:
+    """Keep a product on the CPU whose sum with a constant has that constant in float."""
+    if not case.quantized:
+        return None
+    for follower in case.graph.followers(node):
+        if follower.kind == "Add" and any(map(case.graph.is_constant, follower.inputs)):
+            reason = "its bias is added in float"
+            mend = "quantize the Add behind it as well"
+            return placement(node, CPU, reason, mend, "measured", _ONNXSIM)
+    return None
+
+
+def _gate_of_x1(_case: Case, node: Node) -> NodePlacement | None:
+    """Place a Sigmoid on X1, for which AMD's quantizer writes a HardSigmoid."""
+    return placement(
+        node,
+        NPU,
+        "its converter takes it, but AMD's quantizer writes a HardSigmoid for it, as --optimize"
+        " dpu does",
+        "",
+        "inferred",
+        f"{_VAIP}; amd-quark 0.13, simulate_dpu.py",
+    )
+
+
 def _strict(case: Case, node: Node) -> NodePlacement | None:
     """Place nodes that the converter of X1 does not support."""
     if _is_on_numbers(case, node):
@@ -654,7 +712,9 @@ _RULES = (
     _Rule(_results),
     _Rule(_cubic, kinds=["Resize"], compilers=_NOT_X1),
     _Rule(_unquantized, kinds=LAYERS, formats=_ON_CODES),
+    _Rule(_float_addend, kinds=["MatMul"], formats=_ON_CODES, compilers=_NOT_X1),
     _Rule(_strict, compilers=["X1"]),
+    _Rule(_gate_of_x1, kinds=["Sigmoid"], compilers=["X1"]),
     _Rule(_ends, kinds=("Flatten", "Reshape", "Squeeze")),
     _Rule(_gate, formats=["XINT8"], compilers=_NOT_X1),
     _Rule(_mean, formats=["XINT8"]),
