@@ -51,6 +51,7 @@ from quark_onnx.page.blocks import Block, Facts, Notes
 from quark_onnx.page.reported import Reported
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
+from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.targets import Check, check, format_of, refusal, require_rules
 
@@ -93,6 +94,18 @@ class Bundle(Reported):
     next_steps: tuple[NextStep, ...] = ()
     legal: ModelProto | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def band(self) -> str:
+        """Return the worse band of accuracy and forecast: "good", "risky" or "poor".
+
+        Without a verdict on the accuracy, or with an unclear one, the band is that of the forecast.
+        """
+        bands = [self.forecast.band]
+        verdict = None if self.report is None else self.report.verdict
+        if verdict is not None and verdict.band in BANDS:
+            bands.append(verdict.band)
+        return max(bands, key=BANDS.index)
+
     def blocks(self) -> list[Block]:
         """Return the accuracy, the forecast and the legalization as blocks.
 
@@ -126,6 +139,7 @@ class Bundle(Reported):
             "notes": list(self.notes),
             "worst_sqnr": None if self.report is None else self.report.worst_sqnr,
             "verdict": None if verdict is None else asdict(verdict),
+            "band": self.band,
             "next_steps": [asdict(step) for step in self.next_steps],
             "warnings": [str(finding) for finding in self.check.findings],
             **forecast,
@@ -443,7 +457,13 @@ def _write(
     write_page(bundle.forecast, folder / "forecast.html", _MODEL)
     _text(
         folder / "README.md",
-        readme(bundle.forecast, kind, report=bundle.report, others=settings),
+        readme(
+            bundle.forecast,
+            kind,
+            report=bundle.report,
+            band=bundle.band,
+            others=settings,
+        ),
     )
     _json(
         folder / _MARK,

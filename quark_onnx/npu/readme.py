@@ -55,6 +55,7 @@ def readme(
     kind: str,
     *,
     report: Report | None,
+    band: str,
     others: Collection[str] = (),
 ) -> str:
     """Return the README in Markdown.
@@ -63,6 +64,7 @@ def readme(
         forecast: the forecast.
         kind: number format of the model.
         report: accuracy of the quantized model; None for BF16.
+        band: the worse band of accuracy and forecast.
         others: models that run before and after the model: "preprocess", "postprocess".
     """
     target = forecast.target
@@ -75,7 +77,7 @@ def readme(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=_quality(report),
+        quality=_quality(report) + _placement(forecast, band),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
@@ -97,3 +99,11 @@ def _quality(report: Report | None) -> str:
         text += "\n\n" + "\n".join(lines)
     # Warnings hold names from the model, which may hold control characters.
     return printable(text, lines=True)
+
+
+def _placement(forecast: Preflight, band: str) -> str:
+    """Return the share on the processor, and the verdict on the bundle, as paragraphs."""
+    text = f"\n\nForecast: **{forecast.band}**. {forecast.sentence}."
+    doubts = [f"In doubt: {doubt}." for doubt in forecast.doubts]
+    verdict = f"Verdict on the bundle: **{band}**, the worse of both."
+    return printable("\n\n".join([text, *doubts, verdict]), lines=True)

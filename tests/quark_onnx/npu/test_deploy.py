@@ -23,7 +23,7 @@ from quark_onnx import npu
 from quark_onnx.cli import main
 from quark_onnx.common.errors import AccuracyError, ConfigError, ModelError
 from quark_onnx.common.registry import NPU_RECIPES
-from tests.models import depthwise_layers, normal, parse, run, weight
+from tests.models import depthwise_layers, normal, parse, run, samples, weight
 
 
 def network() -> ModelProto:
@@ -106,6 +106,24 @@ def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
     assert bundle.report is not None and bundle.report.verdict is not None
     verdict = bundle.report.verdict
     assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
+    assert f"Forecast: **good**. {bundle.forecast.sentence}." in text
+    assert f"Verdict on the bundle: **{bundle.band}**" in text
+
+
+def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
+    tmp_path: Path,
+) -> None:
+    """Convolutions along one axis are not on images: on phx the Relu between them remains."""
+    model = parse(
+        """g (float[1,4,16] x) => (float[1,4,16] y) {
+            a = Conv <pads = [1,1]> (x, w) b = Relu (a) y = Conv <pads = [1,1]> (b, w) }""",
+        w=weight(4, 4, 3),
+    )
+    bundle = npu.deploy(model, samples(model, 4), tmp_path / "b", "phx", min_sqnr=None)
+    assert bundle.forecast.share < 0.05 and bundle.band == "poor"
+    assert bundle.to_dict()["band"] == "poor"
+    text = (bundle.folder / "README.md").read_text(encoding="utf-8")
+    assert "Verdict on the bundle: **poor**" in text
 
 
 def test_many_subgraphs_lead_to_a_format_with_fewer(tmp_path: Path) -> None:

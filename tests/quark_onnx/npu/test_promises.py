@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from onnx import ModelProto
 
-from quark_onnx import npu
+from quark_onnx import QConfig, npu, quantize
 from quark_onnx.common.errors import QuarkError
 from tests.cases import loop_over
 from tests.models import MODELS, Factory, parse, samples, weight
@@ -80,6 +81,49 @@ def test_a_forecast_is_that_of_the_written_file(
             return
     assert not forecast.problem and bundle.check.errors == 0
     assert forecast.best.to_dict() == bundle.forecast.to_dict()
+
+
+def joined() -> ModelProto:
+    """Two branches of unlike ranges that a Concat joins; a weight reaches its bound below zero."""
+    low = weight(4, 3, 3, 3)
+    low = np.where(low < 0, low / -low.min(), low / 4 / low.max()).astype(np.float32)
+    same = "kernel_shape = [3, 3], pads = [1, 1, 1, 1]"
+    return parse(
+        f"""g (float[1,3,8,8] x) => (float[1,4,8,8] y) {{
+            a = Conv <{same}> (x, w) b = Conv <{same}> (x, v) c = Sigmoid (b)
+            d = Concat <axis = 1> (a, c) y = Conv <{POINT}> (d, u) }}""",
+        w=low,
+        v=3 * weight(4, 3, 3, 3, seed=1),
+        u=weight(4, 8, 1, 1, seed=2),
+    )
+
+
+def test_16_bit_tensors_that_are_joined_have_one_scale() -> None:
+    """As amd-quark's A16W8 has them; its A8W8 does not, whose range would lose a bit or more."""
+    model = joined()
+    found, sqnr = {}, {}
+    for preset, target in (("A16W8", "stx"), ("A8W8", "stx"), ("A16W8", "")):
+        config = QConfig.of(preset).with_(target=target)
+        result = quantize(model, samples(model, 4), config)
+        checked = npu.check(result.model, "stx").findings
+        found[preset, target] = "S9" in {finding.rule for finding in checked}
+        sqnr[preset, target] = result.report.worst_sqnr
+    # The common scale costs nothing that the 8-bit weights do not hide.
+    assert abs(sqnr["A16W8", "stx"] - sqnr["A16W8", ""]) < 0.2
+    assert found == {
+        ("A16W8", "stx"): False,
+        ("A8W8", "stx"): False,
+        ("A16W8", ""): True,
+    }
+
+
+def test_weights_of_the_engine_have_no_code_of_minus_128() -> None:
+    model = joined()
+    for target, rules in (("phx", set()), ("", {"S10"})):
+        config = QConfig.of("XINT8").with_(target=target)
+        quantized = quantize(model, samples(model, 4), config).model
+        checked = npu.check(quantized, "phx").findings
+        assert {finding.rule for finding in checked} & {"S10"} == rules
 
 
 @pytest.mark.parametrize("make", OWN.values(), ids=OWN)
