@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,9 +41,16 @@ from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.bundle.npu_session import arrays_of
 from quark_onnx.npu.cut import Parts
+from quark_onnx.npu.doubts import has_attention
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
-from quark_onnx.npu.options import CONFIG_FILE, compiler_config, devices_for
+from quark_onnx.npu.options import (
+    CONFIG_FILE,
+    OVERLAY_FILE,
+    check_options,
+    compiler_config,
+    devices_for,
+)
 from quark_onnx.npu.page import forecast_blocks, write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
@@ -53,15 +61,22 @@ from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.running.run import Reference, Sample
-from quark_onnx.targets import Check, check, format_of, refusal, require_rules
+from quark_onnx.targets import (
+    Check,
+    Target,
+    check,
+    format_of,
+    refusal,
+    require_rules,
+)
 
 #: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
 _MODEL, _READER, _TAIL = "model.onnx", "preprocess.onnx", "postprocess.onnx"
 _MARK, _SUMS = "bundle.json", "SHA256SUMS"
 #: Files that arise from using the folder.
-_MADE = ("cache", "__pycache__")
-_FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
+_MADE = ("cache", "compiled", "__pycache__")
+_FILES = ("npu_session.py", "compare.py", "precompile.py", "npu_session.hpp")
 
 
 @dataclass(frozen=True)
@@ -156,6 +171,8 @@ def deploy(  # noqa: PLR0913
     shapes: Mapping[str, Sequence[int]] | None = None,
     min_sqnr: float | None = 10.0,
     progress: bool | None = False,
+    ep_options: Mapping[str, str] | None = None,
+    xclbin: str | Path | None = None,
 ) -> Bundle:
     """Legalize, quantize and check a model, and write the deployment folder.
 
@@ -178,6 +195,10 @@ def deploy(  # noqa: PLR0913
         min_sqnr: minimum signal-to-noise ratio of every output in dB, unless the config has one;
             None for no minimum.
         progress: True to show a progress bar on stderr; None shows it on a terminal only.
+        ep_options: further options of the execution provider for the target, such as
+            ``{"opt_level": "2"}``, or ``{"target": "X1"}`` for the older compiler on stx.
+        xclbin: overlay of Phoenix and Hawk Point to ship with the bundle, which releases after
+            1.7.1 do not install; None for the one of the installation.
 
     Returns:
         The folder, the model's format, and the reports.
@@ -190,6 +211,9 @@ def deploy(  # noqa: PLR0913
         QuarkError: the model or the data is wrong. No file is written then.
     """
     row = TARGETS[target]
+    extra = dict(ep_options or {})
+    check_options(extra)
+    overlay = _overlay(xclbin, row)
     settings = QConfig.of(config).with_(target=target)
     refuse_overwritten_arguments(
         {"model": model, "data": data, "config": config}, {"folder": folder}
@@ -244,8 +268,29 @@ def deploy(  # noqa: PLR0913
         steps,
         legal.model,
     )
-    _put(bundle, result, samples)
+    _put(bundle, result, samples, extra, overlay)
     return bundle
+
+
+def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:
+    """Return the path of the overlay to ship; None for none.
+
+    Raises:
+        ConfigError: the target takes no overlay, or the file does not exist.
+    """
+    if xclbin is None:
+        return None
+    if not target.xclbin:
+        raise ConfigError(
+            f"{target.name} takes no overlay (xclbin), as only Phoenix and Hawk Point do; leave"
+            " it out"
+        )
+    path = Path(xclbin)
+    if not path.is_file():
+        raise ConfigError(
+            f"xclbin {path} is no file; release 1.7.1 installs {OVERLAY_FILE}"
+        )
+    return path
 
 
 def _check_inputs(model: ModelProto) -> None:
@@ -380,7 +425,13 @@ def _unknown(folder: Path) -> str:
     return ""
 
 
-def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
+def _put(
+    bundle: Bundle,
+    model: ModelProto,
+    samples: Sequence[Sample],
+    extra: Mapping[str, str],
+    overlay: Path | None,
+) -> None:
     """Write a scratch folder next to the destination, then move the folder."""
     target = bundle.folder
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -388,7 +439,12 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
         with ScratchFolder(target.parent, target.name) as folder:
             inside = folder / target.name
             inside.mkdir()
-            _write(inside, bundle, model, samples)
+            if overlay is not None:
+                shutil.copyfile(overlay, inside / OVERLAY_FILE)
+            devices = devices_for(
+                bundle.forecast.target, bundle.kind, extra, overlay=overlay is not None
+            )
+            _write(inside, bundle, model, samples, devices)
             _replace(inside, target, folder)
     # Both name a file inside the temporary folder.
     except (OSError, ModelError) as error:
@@ -401,7 +457,11 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
 
 
 def _write(
-    folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]
+    folder: Path,
+    bundle: Bundle,
+    model: ModelProto,
+    samples: Sequence[Sample],
+    devices: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Write all files of a bundle, the checksums last.
 
@@ -409,6 +469,7 @@ def _write(
         folder: an empty folder.
         model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
+        devices: options of the execution provider by device.
     """
     target, kind = bundle.forecast.target, bundle.kind
     # One file: the loaders and the checksums need no weights beside the model.
@@ -417,7 +478,6 @@ def _write(
     # The provider keeps compiled models by this key: another model must not find the cache of this
     # one.
     digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
-    devices = devices_for(target, kind)
     settings: dict[str, Any] = {
         "model": _MODEL,
         "format": kind,
@@ -436,7 +496,8 @@ def _write(
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(settings))
     if kind == "BF16":
-        _json(folder / CONFIG_FILE, compiler_config())
+        transformer = has_attention(Graph.of(model))
+        _json(folder / CONFIG_FILE, compiler_config(transformer=transformer))
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))

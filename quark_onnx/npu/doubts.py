@@ -40,7 +40,7 @@ class Doubt:
         confidence: "measured" on a device, "documented", "inferred" from another case, or
             "unknown".
         source: publication with the case, and its date.
-        pieces: numbers of the partitions.
+        pieces: numbers of the partitions; none for a defect that makes results wrong.
     """
 
     reason: str
@@ -66,6 +66,7 @@ def doubts_of(
     if not inside:
         return ()
     return (
+        *_wrong_results(case),
         *_attention(case, inside, numbers),
         *_large_product(case, inside, numbers),
         *_other_ranks(case, inside, numbers),
@@ -74,11 +75,34 @@ def doubts_of(
     )
 
 
+def _wrong_results(case: Case) -> Iterator[Doubt]:
+    """Yield the known defects of the BF16 compiler, whose results are wrong without a message."""
+    if case.kind != "BF16":
+        return
+    slopes = case.graph.nodes_of({"PRelu"})
+    if slopes:
+        yield Doubt(
+            f"{counted(len(slopes), 'PRelu')} such as {slopes[0].name}: with trained slopes results"
+            " were wrong without a message; compare.py tells, and A16W8 avoids it",
+            "measured",
+            "amd/RyzenAI-SW#390 (Ryzen AI 1.7.1)",
+            frozenset(),
+        )
+    if len(case.graph.outputs) > 1:
+        yield Doubt(
+            f"{len(case.graph.outputs)} outputs: results of such models were wrong without a"
+            " message; compare.py tells, and a single output, joined by a Concat, avoids it",
+            "measured",
+            "amd/RyzenAI-SW#369",
+            frozenset(),
+        )
+
+
 def _attention(
     case: Case, inside: list[Node], numbers: Mapping[Node, int]
 ) -> Iterator[Doubt]:
     """Yield the doubt about transformers in 8 bits."""
-    if case.kind not in _UNSEEN or not _has_attention(case.graph):
+    if case.kind not in _UNSEEN or not has_attention(case.graph):
         return
     confidence = "measured" if case.kind == "XINT8" else "inferred"
     yield Doubt(
@@ -90,7 +114,7 @@ def _attention(
     )
 
 
-def _has_attention(graph: Graph) -> bool:
+def has_attention(graph: Graph) -> bool:
     """Return whether a product of two computed tensors follows a Softmax or precedes one."""
     return bool(graph.nodes_of({"Softmax"})) and any(
         not constant_behind(graph, name)

@@ -87,7 +87,7 @@ def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[B
     """
     outside = sum(placed.device not in (NPU, ABORT) for placed in forecast.placements)
     share = percentage(forecast.share)
-    if forecast.doubts:
+    if forecast.least_share < forecast.share:
         share = f"{percentage(forecast.least_share)} to {share}"
     operators = counted(len(forecast.placements), "operator")
     facts = [

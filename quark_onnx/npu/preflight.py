@@ -214,7 +214,7 @@ class Preflight(Reported):
         pieces = counted(self.subgraphs, "subgraph")
         # Rounding must not lift a share over the limit of a band.
         share = percentage(self.share, (_GOOD, _POOR))
-        if self.doubts:
+        if self.least_share < self.share:
             least = percentage(self.least_share, (_GOOD, _POOR))
             share = f"between {least} and {share}"
         return f"{share} of {self.amount} on the NPU, in {pieces}"
@@ -224,11 +224,13 @@ class Preflight(Reported):
         """Return the forecast's band: "good", "risky" or "poor".
 
         ``good`` is 95 % of the operations, without those in doubt, in 3 subgraphs at most. ``poor``
-        is less than half of the operations, or a crash. ``risky`` is between them.
+        is less than half of the operations, or a crash. ``risky`` is between them, and where a
+        known defect makes results wrong.
         """
         if self.aborts or self.share < _POOR:
             return "poor"
-        if self.least_share >= _GOOD and self.subgraphs <= _FEW:
+        is_right = all(doubt.pieces for doubt in self.doubts)
+        if self.least_share >= _GOOD and self.subgraphs <= _FEW and is_right:
             return "good"
         return "risky"
 
