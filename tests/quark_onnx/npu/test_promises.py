@@ -11,8 +11,9 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, npu, quantize
 from quark_onnx.common.errors import QuarkError
+from quark_onnx.graph import Graph
 from tests.cases import loop_over
-from tests.models import MODELS, Factory, parse, samples, weight
+from tests.models import MODELS, Factory, parse, run, samples, weight
 
 POINT = (
     "kernel_shape = [1, 1], strides = [1, 1], pads = [0, 0, 0, 0], dilations = [1, 1],"
@@ -56,6 +57,43 @@ def hard_swish() -> ModelProto:
         d=weight(8, 1, 3, 3, seed=1),
         v=weight(8, 8, 1, 1, seed=2),
     )
+
+
+def moves(sizes: list[int], perm: list[int], final: list[int]) -> ModelProto:
+    """Two convolutions around a move of data between two reshapes."""
+    return parse(
+        f"""g (float[1,4,8,8] x) => (y) {{
+            a = Conv <{POINT}> (x, w) r = Reshape (a, sizes) t = Transpose <perm = {perm}> (r)
+            f = Reshape (t, final) y = Conv <{POINT}> (f, v) }}""",
+        w=weight(4, 4, 1, 1),
+        v=weight(4, final[1], 1, 1, seed=1),
+        sizes=np.array(sizes),
+        final=np.array(final),
+    )
+
+
+#: A shuffle of channels; windows of 4 x 4 positions as images, there and back.
+MOVES = {
+    "shuffle": ([1, 2, 2, 8, 8], [0, 2, 1, 3, 4], [1, 4, 8, 8]),
+    "windows": ([1, 4, 2, 4, 2, 4], [0, 2, 4, 1, 3, 5], [4, 4, 4, 4]),
+    "back": ([2, 2, 4, 4, 4, 1], [2, 0, 3, 1, 4, 5], [1, 4, 8, 8]),
+    "reversed": ([1, 2, 2, 8, 8], [4, 3, 2, 1, 0], [1, 4, 8, 8]),
+}
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_moves_in_more_dimensions_are_written_in_four(case: str) -> None:
+    """Where axes stay neighbours; the outputs are those of the model, bit by bit."""
+    model = moves(*MOVES[case])
+    legal = npu.legalize(model, "stx").model
+    graph = Graph.of(legal)
+    ranks = {len(graph.sizes(name)) for name in graph.results()}
+    assert (max(ranks) <= 4) == (case not in ("windows", "back"))
+    feeds = samples(model, 1)[0]
+    np.testing.assert_array_equal(run(legal, feeds)[0], run(model, feeds)[0])
+    if case == "shuffle":
+        forecast = npu.deploy_forecast(model, "stx", kind="A8W8").best
+        assert (forecast.share, forecast.subgraphs) == (1.0, 1)
 
 
 OWN = {"mask": mask, "fixed_branch": fixed_branch, "hard_swish": hard_swish}
