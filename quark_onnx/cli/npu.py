@@ -260,6 +260,19 @@ def _deploy_options(parser: Parser) -> None:
         type=input_path,
         help="model that reads the outputs; it runs on the CPU",
     )
+    parser.add_argument(
+        "--ep-option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="option of the execution provider, such as opt_level=2; may be repeated",
+    )
+    parser.add_argument(
+        "--xclbin",
+        metavar="FILE",
+        type=input_path,
+        help="ship a copy of the overlay of phx, which releases after 1.7.1 lack",
+    )
     add_advice_options(parser)
     add_html_option(parser, "write a page with the forecast and the report")
     # add_config_options has --target without a default; deploy needs a device.
@@ -274,6 +287,7 @@ def _deploy(options: Namespace) -> Answer:
                 f"--recipe and --{name} both name a configuration; give one of them",
             )
     check_advice_options(options)
+    ep_options = _ep_options(options.ep_option)
     choice, config = _deployed(options)
     # BF16 has no ranges to measure, and needs no data.
     data = data_of(options, needed=config.measures)
@@ -289,6 +303,8 @@ def _deploy(options: Namespace) -> Answer:
             config,
             shapes=dict(options.shape),
             progress=progress_of(options),
+            ep_options=ep_options,
+            xclbin=options.xclbin,
         )
     except AccuracyError as error:
         trying = _trying(options, perf_counter() - start)
@@ -306,6 +322,16 @@ def _deploy(options: Namespace) -> Answer:
     recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
     chosen = Facts((), {"recipe": [f"{choice.recipe.name}: {choice.reason}"]})
     return Answer([chosen, *bundle.blocks()], {**bundle.to_dict(), **recipe})
+
+
+def _ep_options(pairs: list[str]) -> dict[str, str]:
+    """Return the options of the execution provider by name."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(
+                f"--ep-option is {pair!r}; it is KEY=VALUE, such as opt_level=2"
+            )
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _model(options: Namespace) -> Path | npu.Parts:

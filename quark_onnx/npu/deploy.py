@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -37,11 +38,19 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.shapes import is_tensor
 from quark_onnx.job import Job, Result, run
 from quark_onnx.measuring.open_data import first_sample, reader_for
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.bundle.npu_session import arrays_of
 from quark_onnx.npu.cut import Parts
+from quark_onnx.npu.doubts import has_attention
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
-from quark_onnx.npu.options import CONFIG_FILE, compiler_config, devices_for
+from quark_onnx.npu.options import (
+    CONFIG_FILE,
+    OVERLAY_FILE,
+    check_options,
+    compiler_config,
+    devices_for,
+)
 from quark_onnx.npu.page import forecast_blocks, write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
@@ -50,16 +59,24 @@ from quark_onnx.page.blocks import Block, Facts, Notes
 from quark_onnx.page.reported import Reported
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.running.run import Sample
-from quark_onnx.targets import Check, check, format_of, refusal, require_rules
+from quark_onnx.report.verdict.verdict import BANDS
+from quark_onnx.running.run import Reference, Sample
+from quark_onnx.targets import (
+    Check,
+    Target,
+    check,
+    format_of,
+    refusal,
+    require_rules,
+)
 
 #: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
 _MODEL, _READER, _TAIL = "model.onnx", "preprocess.onnx", "postprocess.onnx"
 _MARK, _SUMS = "bundle.json", "SHA256SUMS"
 #: Files that arise from using the folder.
-_MADE = ("cache", "__pycache__")
-_FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
+_MADE = ("cache", "compiled", "__pycache__")
+_FILES = ("npu_session.py", "compare.py", "precompile.py", "npu_session.hpp")
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,18 @@ class Bundle(Reported):
     tail: ModelProto | None = None
     next_steps: tuple[NextStep, ...] = ()
     legal: ModelProto | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def band(self) -> str:
+        """Return the worse band of accuracy and forecast: "good", "risky" or "poor".
+
+        Without a verdict on the accuracy, or with an unclear one, the band is that of the forecast.
+        """
+        bands = [self.forecast.band]
+        verdict = None if self.report is None else self.report.verdict
+        if verdict is not None and verdict.band in BANDS:
+            bands.append(verdict.band)
+        return max(bands, key=BANDS.index)
 
     def blocks(self) -> list[Block]:
         """Return the accuracy, the forecast and the legalization as blocks.
@@ -125,6 +154,7 @@ class Bundle(Reported):
             "notes": list(self.notes),
             "worst_sqnr": None if self.report is None else self.report.worst_sqnr,
             "verdict": None if verdict is None else asdict(verdict),
+            "band": self.band,
             "next_steps": [asdict(step) for step in self.next_steps],
             "warnings": [str(finding) for finding in self.check.findings],
             **forecast,
@@ -141,6 +171,8 @@ def deploy(  # noqa: PLR0913
     shapes: Mapping[str, Sequence[int]] | None = None,
     min_sqnr: float | None = 10.0,
     progress: bool | None = False,
+    ep_options: Mapping[str, str] | None = None,
+    xclbin: str | Path | None = None,
 ) -> Bundle:
     """Legalize, quantize and check a model, and write the deployment folder.
 
@@ -152,7 +184,8 @@ def deploy(  # noqa: PLR0913
         model: the whole model, or the parts that ``cut`` returns. The second part, which may have
             operators of onnxruntime-extensions, is shipped too and runs after the first on the
             CPU.
-        data: calibration data, as for ``quantize_static``. If an ``ImageSpec`` reads images, the
+        data: calibration data, as for ``quantize_static``; None for BF16, of which a random sample
+            is shipped then. If an ``ImageSpec`` reads images, the
             preprocessing is shipped as an ONNX model with operators of onnxruntime-extensions.
         folder: path of a folder that does not exist, is empty, or holds an earlier bundle. An
             earlier bundle is replaced in one step at the end.
@@ -162,6 +195,10 @@ def deploy(  # noqa: PLR0913
         min_sqnr: minimum signal-to-noise ratio of every output in dB, unless the config has one;
             None for no minimum.
         progress: True to show a progress bar on stderr; None shows it on a terminal only.
+        ep_options: further options of the execution provider for the target, such as
+            ``{"opt_level": "2"}``, or ``{"target": "X1"}`` for the older compiler on stx.
+        xclbin: overlay of Phoenix and Hawk Point to ship with the bundle, which releases after
+            1.7.1 do not install; None for the one of the installation.
 
     Returns:
         The folder, the model's format, and the reports.
@@ -174,6 +211,9 @@ def deploy(  # noqa: PLR0913
         QuarkError: the model or the data is wrong. No file is written then.
     """
     row = TARGETS[target]
+    extra = dict(ep_options or {})
+    check_options(extra)
+    overlay = _overlay(xclbin, row)
     settings = QConfig.of(config).with_(target=target)
     refuse_overwritten_arguments(
         {"model": model, "data": data, "config": config}, {"folder": folder}
@@ -189,6 +229,10 @@ def deploy(  # noqa: PLR0913
     # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
     # A model of 16 bits is quantized in float32.
+    if data is None and not settings.measures:
+        # Nothing is measured: the shipped sample may be a random one.
+        sample = random_sample(Graph.of(wide), Reference(wide))
+        data = None if sample is None else [sample]
     reader = reader_for(Graph.of(wide), data, settings)
     samples = _shipped(reader, narrowing.inputs)
     if tail is not None:  # before the time that quantizing takes
@@ -224,8 +268,29 @@ def deploy(  # noqa: PLR0913
         steps,
         legal.model,
     )
-    _put(bundle, result, samples)
+    _put(bundle, result, samples, extra, overlay)
     return bundle
+
+
+def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:
+    """Return the path of the overlay to ship; None for none.
+
+    Raises:
+        ConfigError: the target takes no overlay, or the file does not exist.
+    """
+    if xclbin is None:
+        return None
+    if not target.xclbin:
+        raise ConfigError(
+            f"{target.name} takes no overlay (xclbin), as only Phoenix and Hawk Point do; leave"
+            " it out"
+        )
+    path = Path(xclbin)
+    if not path.is_file():
+        raise ConfigError(
+            f"xclbin {path} is no file; release 1.7.1 installs {OVERLAY_FILE}"
+        )
+    return path
 
 
 def _check_inputs(model: ModelProto) -> None:
@@ -360,7 +425,13 @@ def _unknown(folder: Path) -> str:
     return ""
 
 
-def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
+def _put(
+    bundle: Bundle,
+    model: ModelProto,
+    samples: Sequence[Sample],
+    extra: Mapping[str, str],
+    overlay: Path | None,
+) -> None:
     """Write a scratch folder next to the destination, then move the folder."""
     target = bundle.folder
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -368,7 +439,12 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
         with ScratchFolder(target.parent, target.name) as folder:
             inside = folder / target.name
             inside.mkdir()
-            _write(inside, bundle, model, samples)
+            if overlay is not None:
+                shutil.copyfile(overlay, inside / OVERLAY_FILE)
+            devices = devices_for(
+                bundle.forecast.target, bundle.kind, extra, overlay=overlay is not None
+            )
+            _write(inside, bundle, model, samples, devices)
             _replace(inside, target, folder)
     # Both name a file inside the temporary folder.
     except (OSError, ModelError) as error:
@@ -381,7 +457,11 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
 
 
 def _write(
-    folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]
+    folder: Path,
+    bundle: Bundle,
+    model: ModelProto,
+    samples: Sequence[Sample],
+    devices: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Write all files of a bundle, the checksums last.
 
@@ -389,6 +469,7 @@ def _write(
         folder: an empty folder.
         model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
+        devices: options of the execution provider by device.
     """
     target, kind = bundle.forecast.target, bundle.kind
     # One file: the loaders and the checksums need no weights beside the model.
@@ -397,7 +478,6 @@ def _write(
     # The provider keeps compiled models by this key: another model must not find the cache of this
     # one.
     digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
-    devices = devices_for(target, kind)
     settings: dict[str, Any] = {
         "model": _MODEL,
         "format": kind,
@@ -416,7 +496,8 @@ def _write(
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(settings))
     if kind == "BF16":
-        _json(folder / CONFIG_FILE, compiler_config())
+        transformer = has_attention(Graph.of(model))
+        _json(folder / CONFIG_FILE, compiler_config(transformer=transformer))
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))
@@ -437,7 +518,13 @@ def _write(
     write_page(bundle.forecast, folder / "forecast.html", _MODEL)
     _text(
         folder / "README.md",
-        readme(bundle.forecast, kind, report=bundle.report, others=settings),
+        readme(
+            bundle.forecast,
+            kind,
+            report=bundle.report,
+            band=bundle.band,
+            others=settings,
+        ),
     )
     _json(
         folder / _MARK,

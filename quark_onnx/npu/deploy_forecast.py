@@ -1,21 +1,30 @@
-"""deploy_forecast: the device of each node, before and after legalization."""
+"""deploy_forecast: the device of each node, in the model as it is and in the one deploy writes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
-from quark_onnx.common.errors import QuarkError
+from calibrators.readers.open import CalibrationData
+from quark_onnx.common.errors import ConstraintError, ModelError, QuarkError
+from quark_onnx.common.registry import TARGETS
+from quark_onnx.config import QConfig
+from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load
+from quark_onnx.graph import Graph
+from quark_onnx.job import Job, run
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.support import RELEASE
-from quark_onnx.page.blocks import Block, Notes, Warnings
+from quark_onnx.page.blocks import Block, Judgement, Notes, Warnings
 from quark_onnx.page.reported import Reported
+from quark_onnx.running.run import Reference
+from quark_onnx.targets import check, refusal, require_rules
 
 
 @dataclass(frozen=True)
@@ -24,10 +33,10 @@ class DeployForecast(Reported):
 
     Attributes:
         as_is: forecast of the model as given.
-        legalized: forecast of the legalized model; None for a quantized model, which ``deploy``
-            does not accept, and if legalization failed.
+        legalized: forecast of the file that ``deploy`` writes; None for a quantized model, which
+            ``deploy`` does not accept, and where it refuses the model.
         notes: rewrites of the legalization.
-        problem: reason why legalization failed; empty if it succeeded.
+        problem: reason why ``deploy`` refuses the model; empty if it takes it.
     """
 
     as_is: Preflight
@@ -37,21 +46,26 @@ class DeployForecast(Reported):
 
     @property
     def best(self) -> Preflight:
-        """Return the forecast of the model that ``deploy`` quantizes."""
+        """Return the forecast of the file that ``deploy`` writes, if it writes one."""
         return self.as_is if self.legalized is None else self.legalized
 
     def blocks(self) -> list[Block]:
-        """Return the forecast of the model that ``deploy`` quantizes as blocks."""
+        """Return the forecast of the file that ``deploy`` writes as blocks."""
         blocks = self.best.blocks()
         if self.legalized is not None and self.legalized.counts != self.as_is.counts:
             before = [
-                f"the forecast is for 'quark-onnx npu deploy', which legalizes the model;"
-                f" the file as it is: {self.as_is.sentence}"
+                f"the forecast is for the file of 'quark-onnx npu deploy', which legalizes and"
+                f" quantizes the model; the file as it is: {self.as_is.sentence}"
             ]
             blocks.insert(1, Notes("Legalization", before, "legalized"))
         if self.problem:
-            reason = f"the model cannot be legalized: {self.problem}"
-            blocks.insert(1, Warnings(lines=[reason]))
+            # No share of a model that cannot be deployed is a good one.
+            blocks = [
+                replace(block, band="poor") if isinstance(block, Judgement) else block
+                for block in blocks
+            ]
+            reason = f"'quark-onnx npu deploy' refuses the model: {self.problem}"
+            blocks.insert(1, Warnings(lines=reason.splitlines()))
         return blocks
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,15 +76,20 @@ class DeployForecast(Reported):
         return document
 
 
-def deploy_forecast(
+def deploy_forecast(  # noqa: PLR0913
     model: str | Path | ModelProto,
     target: str = "stx",
     *,
     kind: str = "",
     release: str = RELEASE,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    data: CalibrationData | None = None,
 ) -> DeployForecast:
-    """Forecast where the nodes of a model run, before and after legalization.
+    """Forecast where the nodes of a model run, in the file as it is and as ``deploy`` writes it.
+
+    A float model is legalized and quantized, so that the nodes are those of the file that
+    ``deploy`` would write; no accuracy is measured. Ranges decide about some nodes, such as the
+    factors of an equalization: with the data of the deployment the forecast has these as well.
 
     Args:
         model: as for ``preflight``.
@@ -78,6 +97,7 @@ def deploy_forecast(
         kind: as for ``preflight``.
         release: as for ``preflight``.
         shapes: sizes of dynamic dimensions, by the name of an input, as for ``legalize``.
+        data: calibration data, as for ``deploy``; None for a random sample.
 
     Returns:
         Both forecasts, and the rewrites.
@@ -91,13 +111,37 @@ def deploy_forecast(
     # ``deploy`` quantizes float models alone.
     if as_is.quantized:
         return DeployForecast(as_is, None)
+    config = QConfig.of(as_is.kind).with_(target=target)
+    if why := refusal(TARGETS[target], config):
+        return DeployForecast(as_is, None, problem=why)
     try:
         legal = legalize(loaded, target, shapes=shapes)
+        written = legal.model
+        if as_is.kind != "BF16":
+            written = _quantized(written, config, data)
+        require_rules(check(written, target), "nothing would be written")
     except QuarkError as error:
         # With shapes of the user the error is about them; without any, a forecast is still
         # possible.
-        if shapes:
+        if shapes and not isinstance(error, ConstraintError):
             raise
         return DeployForecast(as_is, None, problem=str(error))
-    forecast = preflight(legal.model, target, kind=kind, release=release)
+    forecast = preflight(written, target, kind=as_is.kind, release=release)
     return DeployForecast(as_is, forecast, legal.notes)
+
+
+def _quantized(
+    legal: ModelProto, config: QConfig, data: CalibrationData | None
+) -> ModelProto:
+    """Quantize a legalized model without a search of scales, which changes no node."""
+    if data is None:
+        wide, _ = upcast_to_float32(legal)
+        sample = random_sample(Graph.of(wide), Reference(wide))
+        if sample is None:
+            raise ModelError("the model runs on no random input; give it data")
+        data = [sample]
+    job = Job.open(legal, config.with_(search=0, min_sqnr=None), None, external=False)
+    try:
+        return run(job, data, None, False).model
+    finally:
+        job.close()

@@ -15,6 +15,8 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu.placement import NPU, Case, NodePlacement
+from quark_onnx.npu.support import LOGS, ONNXSIM
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 
 #: Formats in which transformers are reported to stay on the CPU; Windows ML recommends A16W8.
 _UNSEEN = ("XINT8", "A8W8")
@@ -25,6 +27,8 @@ _PRODUCTS = frozenset({"MatMul", "Gemm"})
 #: Partitions of which each one is seen to run, and the least share of the operations of a
 #: partition among more: default of the option threshold_gops_percent.
 _FEW, _LEAST_SHARE = 3, 0.2
+#: Rank of an image: batch, channels, height and width.
+_IMAGE = 4
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,10 @@ class Doubt:
 
     Attributes:
         reason: the reason in words.
-        confidence: "measured" on a device, "documented", or "inferred" from another case.
+        confidence: "measured" on a device, "documented", "inferred" from another case, or
+            "unknown".
         source: publication with the case, and its date.
-        pieces: numbers of the partitions.
+        pieces: numbers of the partitions; none for a defect that makes results wrong.
     """
 
     reason: str
@@ -61,17 +66,43 @@ def doubts_of(
     if not inside:
         return ()
     return (
+        *_wrong_results(case),
         *_attention(case, inside, numbers),
         *_large_product(case, inside, numbers),
+        *_other_ranks(case, inside, numbers),
+        *_without_layers(case, inside, numbers),
         *_small_pieces(case, inside, numbers),
     )
+
+
+def _wrong_results(case: Case) -> Iterator[Doubt]:
+    """Yield the known defects of the BF16 compiler, whose results are wrong without a message."""
+    if case.kind != "BF16":
+        return
+    slopes = case.graph.nodes_of({"PRelu"})
+    if slopes:
+        yield Doubt(
+            f"{counted(len(slopes), 'PRelu')} such as {slopes[0].name}: with trained slopes results"
+            " were wrong without a message; compare.py tells, and A16W8 avoids it",
+            "measured",
+            "amd/RyzenAI-SW#390 (Ryzen AI 1.7.1)",
+            frozenset(),
+        )
+    if len(case.graph.outputs) > 1:
+        yield Doubt(
+            f"{len(case.graph.outputs)} outputs: results of such models were wrong without a"
+            " message; compare.py tells, and a single output, joined by a Concat, avoids it",
+            "measured",
+            "amd/RyzenAI-SW#369",
+            frozenset(),
+        )
 
 
 def _attention(
     case: Case, inside: list[Node], numbers: Mapping[Node, int]
 ) -> Iterator[Doubt]:
     """Yield the doubt about transformers in 8 bits."""
-    if case.kind not in _UNSEEN or not _has_attention(case.graph):
+    if case.kind not in _UNSEEN or not has_attention(case.graph):
         return
     confidence = "measured" if case.kind == "XINT8" else "inferred"
     yield Doubt(
@@ -83,7 +114,7 @@ def _attention(
     )
 
 
-def _has_attention(graph: Graph) -> bool:
+def has_attention(graph: Graph) -> bool:
     """Return whether a product of two computed tensors follows a Softmax or precedes one."""
     return bool(graph.nodes_of({"Softmax"})) and any(
         not constant_behind(graph, name)
@@ -112,6 +143,47 @@ def _large_product(
         "inferred",
         "amd/RyzenAI-SW#374 (Ryzen AI 1.7.1, Strix Halo)",
         frozenset(numbers[node] for node in large),
+    )
+
+
+def _other_ranks(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about convolutions along one axis or three."""
+    others = [
+        node
+        for node in inside
+        if node.kind == "Conv" and len(case.graph.sizes(node.outputs[0])) != _IMAGE
+    ]
+    if not others:
+        return
+    yield Doubt(
+        f"{counted(len(others), 'convolution is', 'convolutions are')} not on images, such as"
+        f" {others[0].name}; AMD shows none, and the converter of X1 takes none",
+        "unknown",
+        "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp; amd/RyzenAI-SW#85",
+        frozenset(numbers[node] for node in others),
+    )
+
+
+def _without_layers(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about partitions of activations, norms and moves alone."""
+    # The converter of X1 looks at single operators.
+    if case.on_convolution_engine:
+        return
+    with_layers = {numbers[node] for node in inside if node.kind in LAYERS}
+    others = frozenset(numbers[node] for node in inside) - with_layers
+    if not others:
+        return
+    yield Doubt(
+        f"{counted(len(others), 'subgraph has', 'subgraphs have')} no convolution or product;"
+        " models of such operators alone stayed on the CPU, while one between two gates of"
+        " MobileNetV3 ran",
+        "inferred",
+        f"{ONNXSIM}; {LOGS}",
+        others,
     )
 
 

@@ -1,74 +1,123 @@
 """Options of the execution provider, by device.
 
 Source: Ryzen AI documentation 1.8 (2026-07-23), modelrun.rst. Values are texts. ``{folder}``
-represents the model's folder and ``{env:NAME}`` an environment variable; the loader that opens the
-session substitutes both.
+represents the model's folder, ``{cache}`` a folder that the user may write to, and ``{env:NAME}``
+an environment variable; the loader that opens the session substitutes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.targets import Target
 
 #: The overlay of Phoenix and Hawk Point; the installer of 1.8 lacks it (amd/RyzenAI-SW#345, #396,
-#: #400): take 1.7.1.
+#: #400): take 1.7.1, or ship a copy.
 _XCLBIN = (
     "{env:RYZEN_AI_INSTALLATION_PATH}/voe-4.0-win_amd64/xclbins/phoenix/4x4.xclbin"
 )
+#: Name of the copy of the overlay in a bundle.
+OVERLAY_FILE = "4x4.xclbin"
 #: Cache of the compiled model; "0" keeps it on disk, which the report of offloaded nodes requires.
-_CACHE = {"cache_dir": "{folder}/cache", "enable_cache_file_io_in_mem": "0"}
+#: The folder of a program may not be writable (microsoft/winml-cli#1378).
+_CACHE = {"cache_dir": "{cache}", "enable_cache_file_io_in_mem": "0"}
+#: Options that the loader sets for each device, so that no text from outside may replace them.
+_OWN = ("cache_dir", "cache_key", "config_file", "xclbin")
 CONFIG_FILE = "vitisai_config.json"
 #: Devices that the loaders can detect.
 DETECTED = ("phx", "stx", "krk")
 
 
-def provider_options(target: Target, kind: str) -> dict[str, str]:
+def provider_options(
+    target: Target,
+    kind: str,
+    extra: Mapping[str, str] = MappingProxyType({}),
+    *,
+    overlay: bool = False,
+) -> dict[str, str]:
     """Return the options for a device and a number format.
 
     Args:
         target: the device.
         kind: "XINT8", "A8W8", "A16W8" or "BF16".
+        extra: further options, such as ``opt_level``; they replace the ones of the same name.
+        overlay: True if the folder holds a copy of the overlay.
     """
     if kind == "BF16":
         # The BF16 compiler is chosen by the file, without the option ``target``.
-        return {"config_file": "{folder}/" + CONFIG_FILE, **_CACHE}
+        return {"config_file": "{folder}/" + CONFIG_FILE, **_CACHE, **extra}
     if target.compiler == "X1":
         return {
             "target": "X1",
-            "xclbin": _XCLBIN,
+            "xclbin": "{folder}/" + OVERLAY_FILE if overlay else _XCLBIN,
             # As in AMD's quicktest on Phoenix: 1 would round ties as Python 3 does.
             "xlnx_enable_py3_round": "0",
             **_CACHE,
+            **extra,
         }
-    return {"target": "X2", **_CACHE}
+    return {"target": "X2", **_CACHE, **extra}
 
 
-def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
+def check_options(extra: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option of the provider that the loader sets itself."""
+    for name, value in extra.items():
+        if not name or name in _OWN:
+            raise ConfigError(
+                f"provider option {name!r} is set by the loader of the bundle; leave it out"
+            )
+        if name == "target" and value not in ("X1", "X2"):
+            raise ConfigError(f"provider option target is {value!r}; it is X1 or X2")
+
+
+def devices_for(
+    target: Target,
+    kind: str,
+    extra: Mapping[str, str] = MappingProxyType({}),
+    *,
+    overlay: bool = False,
+) -> dict[str, dict[str, str]]:
     """Return the options of every detectable device that supports a number format.
 
-    The target's options come first.
+    The target's options come first. ``extra`` goes to devices of its architecture alone.
     """
     rows = {name: TARGETS[name] for name in DETECTED if kind in TARGETS[name].presets}
     # Hawk Point has the PCI id of Phoenix, and is detected as such.
     first = {"hpt": "phx"}.get(target.name, target.name)
     names = sorted(rows, key=lambda name: name != first)
-    return {name: provider_options(rows[name], kind) for name in names}
+    devices = dict[str, dict[str, str]]()
+    for name in names:
+        row = rows[name]
+        same = target.architecture in ("", row.architecture)
+        devices[name] = provider_options(
+            row, kind, extra if same else {}, overlay=overlay
+        )
+    return devices
 
 
-def compiler_config() -> dict[str, Any]:
+def compiler_config(*, transformer: bool = False) -> dict[str, Any]:
     """Return the ``config_file`` for BF16 (modelrun.rst of release 1.8).
 
     ``targets`` is required since release 1.6.
+
+    Args:
+        transformer: True for a model with attention, whose data AMD's documentation and its
+            DistilBERT sample store unvectorized.
     """
+    storage = "unvectorized" if transformer else "auto"
     return {
         "passes": [
             {"name": "init", "plugin": "vaip-pass_init"},
             {
                 "name": "vaiml_partition",
                 "plugin": "vaip-pass_vaiml_partition",
-                "vaiml_config": {"optimize_level": 1, "preferred_data_storage": "auto"},
+                "vaiml_config": {
+                    "optimize_level": 1,
+                    "preferred_data_storage": storage,
+                },
             },
         ],
         "target": "VAIML",

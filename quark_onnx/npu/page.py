@@ -87,7 +87,7 @@ def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[B
     """
     outside = sum(placed.device not in (NPU, ABORT) for placed in forecast.placements)
     share = percentage(forecast.share)
-    if forecast.doubts:
+    if forecast.least_share < forecast.share:
         share = f"{percentage(forecast.least_share)} to {share}"
     operators = counted(len(forecast.placements), "operator")
     facts = [
@@ -110,7 +110,7 @@ def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[B
             (*actions, *steps),
             details=(note,),
         ),
-        Facts(facts, {"nodes": [", ".join(counts)]}),
+        Facts(facts, {"nodes": [", ".join(counts)], "known": [forecast.certainty]}),
         _reasons(forecast),
         Notes("In doubt", list(map(str, forecast.doubts)), "doubt"),
         _drawing(forecast),

@@ -9,7 +9,7 @@ placement names its source.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnx import TensorProto
@@ -18,17 +18,39 @@ from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
+from quark_onnx.npu.support import (
+    CONVERTED,
+    LOGS,
+    ONNXSIM,
+    SOURCE,
+    evidence,
+    is_listed,
+    listed,
+    measured_on,
+    shown,
+)
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.targets import Target
+from quark_onnx.targets.structure import (
+    BY_DATA,
+    LEAST_CONVOLUTIONS,
+    OPEN_INPUT,
+    batch_of,
+    dynamic_tensor,
+    has_few_convolutions,
+    is_fatal,
+    is_padded_automatically,
+    missing_attributes,
+    open_inputs,
+    why_dynamic,
+)
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
-_LOGS = "RyzenAI-SW quark_quantization logs (2025-10-14)"
+_LOGS = LOGS
 _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
-_ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
-_LEAST_CONVOLUTIONS = 2
+_ONNXSIM = ONNXSIM
 #: Operators that the table lists without their domain. AMD's quantizer writes 16-bit pairs in this
 #: domain, also in the models of its logs.
 _CONTRIBUTED = {
@@ -36,8 +58,6 @@ _CONTRIBUTED = {
     "com.microsoft::DequantizeLinear",
     "com.microsoft::Gelu",
 }
-#: Attributes of a Conv for which its converter knows no default.
-_WRITTEN = ("strides", "pads", "dilations", "kernel_shape", "group")
 #: First opset in which the bounds of Clip are inputs.
 _BOUNDS_OPSET = 11
 #: Maximum rank of tensors that the engine can move.
@@ -64,11 +84,12 @@ class NodePlacement:
         device: "NPU", "CPU", or "abort" if the compiler ends the process.
         reason: the reason in words.
         mend: how to bring the node to the NPU; empty if no way is known, or the node is there.
-        confidence: "documented"; "measured" on a device by AMD or others; "read" in source code;
-            "inferred".
+        confidence: "measured" on a device of this architecture by AMD or others; "documented";
+            "read" in source code; "inferred"; "unknown" where no source names the operator.
         source: publication with the rule, and its date.
         cause: the reason without tensor names, by which nodes are grouped; empty if ``reason`` has
             no names.
+        measured_on: architecture and release of the measurement; empty for another confidence.
     """
 
     node: str
@@ -80,6 +101,7 @@ class NodePlacement:
     confidence: str
     source: str
     cause: str = ""
+    measured_on: str = ""
 
 
 def placement(  # noqa: PLR0913
@@ -141,20 +163,13 @@ class Case:
     @cached_property
     def static_shapes(self) -> tuple[str, str]:
         """Why the model has dynamic shapes, and how they become static."""
-        open_inputs = [
-            value.name
-            for value in self.graph.fed
-            if not _has_known_sizes(self.graph, value.name)
-        ]
-        if open_inputs:
-            sizes = " ".join(f"--shape {name}=SIZES" for name in open_inputs)
-            return "an input has a dynamic shape", f"{_LEGALIZE} {sizes}"
-        # A dynamic batch becomes 1; shapes that are computed of static ones are folded.
-        if not all(self.graph.has_static_shape(value.name) for value in self.graph.fed):
-            return "the batch is dynamic", _LEGALIZE
-        if any(_is_foldable(self.graph, node) for node in self.graph.nodes):
-            return "a shape is computed of constants", _LEGALIZE
-        return "data decides a shape", "quark-onnx npu cut in front of it"
+        cause = why_dynamic(self.graph)
+        if cause == OPEN_INPUT:
+            sizes = [f"--shape {name}=SIZES" for name in open_inputs(self.graph)]
+            return cause, " ".join([_LEGALIZE, *sizes])
+        if cause == BY_DATA:
+            return cause, "quark-onnx npu cut in front of it"
+        return cause, _LEGALIZE
 
     @property
     def on_convolution_engine(self) -> bool:
@@ -169,6 +184,25 @@ def place(case: Case, node: Node) -> NodePlacement:
         case: the context.
         node: the node.
     """
+    return on_device(case.target, _decided(case, node))
+
+
+def on_device(target: Target, placed: NodePlacement) -> NodePlacement:
+    """Return a placement with the certainty that it has on a target.
+
+    A measurement on another architecture is an inference for this one.
+    """
+    if placed.confidence != "measured":
+        return placed
+    architecture, release = measured_on(placed.source)
+    if architecture and target.architecture not in ("", architecture):
+        return replace(placed, confidence="inferred")
+    where = f"{architecture}, Ryzen AI {release}" if architecture else ""
+    return replace(placed, measured_on=where)
+
+
+def _decided(case: Case, node: Node) -> NodePlacement:
+    """Return the placement by the first rule about a node, or by the table of operators."""
     # Crashes come first: a node that ends the process is not on the CPU.
     for rule in _RULES:
         decided = rule.decide(case, node) if rule.covers(case, node) else None
@@ -183,7 +217,8 @@ def place(case: Case, node: Node) -> NodePlacement:
         return placement(node, device, reason, "", "read", _VAIP)
     kind = node.op_type if node.kind in _CONTRIBUTED else node.kind
     if listed(kind, case.kind):
-        return placement(node, NPU, f"listed for {case.kind}")
+        reason = f"listed for {case.kind}"
+        return placement(node, NPU, reason, "", *evidence(kind, case.kind))
     if shown(kind, case.kind):
         return placement(
             node,
@@ -196,7 +231,8 @@ def place(case: Case, node: Node) -> NodePlacement:
     mend = ""
     if others:
         mend = f"quantize to {' or '.join(others)}, which list it"
-    return placement(node, CPU, f"not listed for {case.kind}", mend)
+    confidence = "documented" if is_listed(kind) else "unknown"
+    return placement(node, CPU, f"not listed for {case.kind}", mend, confidence)
 
 
 def whole_model(case: Case) -> tuple[str, str, str, str] | None:
@@ -222,59 +258,35 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
                 mend = "give it the float32 model and the config_file"
                 return reason, mend, "measured", _ONNXSIM
     for value in graph.inputs:
-        batch = _batch(graph, value.name)
+        batch = batch_of(graph, value.name)
         # A static batch of 2 offloads a part of the nodes, and fills the first result only.
         if batch != 1:
             reason = f"input {value.name!r} has a batch of {batch}"
             return reason, _ONE, "measured", "amd/RyzenAI-SW#401"
-    count = len(graph.nodes_of({"Conv"}))
     # minimum_num_of_conv in the converter's configuration, 2 by default.
-    if case.on_convolution_engine and count < _LEAST_CONVOLUTIONS:
-        reason = (
-            f"{counted(count, 'convolution')}; its compiler wants {_LEAST_CONVOLUTIONS}"
-        )
+    if case.on_convolution_engine and has_few_convolutions(graph, target):
+        count = counted(len(graph.nodes_of({"Conv"})), "convolution")
+        reason = f"{count}; its compiler wants {LEAST_CONVOLUTIONS}"
         return reason, "run it on the CPU", "read", f"{_VAIP}; amd/RyzenAI-SW#85, #126"
     return None
 
 
-def _batch(graph: Graph, name: str) -> int:
-    """Return the batch of an input; 1 for a vector, a constant or a dynamic batch."""
-    shape = graph.sizes(name)
-    # Only the first axis of a matrix or an image is a batch.
-    if name in graph.initializers or len(shape) < 2:
-        return 1
-    # The converter itself makes an open batch 1.
-    return shape[0] if isinstance(shape[0], int) else 1
-
-
-def _crash(_case: Case, node: Node) -> NodePlacement | None:
-    """Report a node that crashes the compiler in any model."""
-    mend = "run this model on the CPU, or cut it in front of the LSTM"
-    return placement(
-        node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
-    )
-
-
-def _branch(case: Case, node: Node) -> NodePlacement | None:
-    """Report an If that the compiler cannot compile, as shapes depend on data."""
-    # An If with static shapes runs.
-    if not _first_dynamic(case, node):
+def _crash(case: Case, node: Node) -> NodePlacement | None:
+    """Report a node that ends the process that compiles it."""
+    if not is_fatal(case.graph, node):
         return None
-    mend = "fix the shapes, or run this model on the CPU"
-    return placement(
-        node, ABORT, "a branch that data decides", mend, "measured", _ONNXSIM
-    )
-
-
-def _has_automatic_pads(node: Node) -> bool:
-    return node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "")
+    if node.kind == "If":
+        reason = "a branch around which shapes are dynamic"
+        mend = "fix the shapes, or run this model on the CPU"
+    else:
+        reason = "the compiler crashes at it"
+        mend = f"run this model on the CPU, or cut it in front of the {node.kind}"
+    return placement(node, ABORT, reason, mend, "measured", _ONNXSIM)
 
 
 def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
     """Refuse a Conv whose attributes are left to their defaults."""
-    # auto_pad takes the place of pads, and ONNX forbids both.
-    implied = ["pads"] if _has_automatic_pads(node) else []
-    missing = node.lacking([name for name in _WRITTEN if name not in implied])
+    missing = missing_attributes(node)
     if not missing:
         return None
     reason = f"attributes missing: {', '.join(missing)}"
@@ -286,7 +298,7 @@ def _ignored_pads(_case: Case, node: Node) -> NodePlacement | None:
 
     The shape that the converter infers then differs from ONNX's, which ends the process.
     """
-    if not _has_automatic_pads(node):
+    if not is_padded_automatically(node):
         return None
     reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
     return placement(node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264")
@@ -299,17 +311,9 @@ _ONE = (
 )
 
 
-def _first_dynamic(case: Case, node: Node) -> str:
-    """Return the first tensor around a node without a static shape; empty if none."""
-    for name in case.around(node):
-        if not case.graph.has_static_shape(name):
-            return name
-    return ""
-
-
 def _shape(case: Case, node: Node) -> NodePlacement | None:
     """Keep a node with a dynamic shape on the CPU."""
-    name = _first_dynamic(case, node)
+    name = dynamic_tensor(case.graph, node)
     if not name:
         return None
     shape = case.graph.shape(name)
@@ -323,22 +327,6 @@ def _shape(case: Case, node: Node) -> NodePlacement | None:
         f"{_VAIP}; amd/RyzenAI-SW#312",
         cause=f"a tensor has a dynamic shape: {cause}",
     )
-
-
-def _has_known_sizes(graph: Graph, name: str) -> bool:
-    """Return whether all sizes of an input except the batch are known."""
-    sizes = graph.sizes(name)[1:]
-    return graph.shape(name) is not None and all(isinstance(n, int) for n in sizes)
-
-
-def _is_foldable(graph: Graph, node: Node) -> bool:
-    """Return whether legalization makes a constant of a node's result."""
-    if node.op_type in QUANTIZE | DEQUANTIZE:
-        return False
-    if node.kind in ("Shape", "Size"):
-        return graph.has_static_shape(node.inputs[0])
-    operands = list(node.operands)
-    return bool(operands) and all(map(graph.is_constant, operands))
 
 
 def _cubic(_case: Case, node: Node) -> NodePlacement | None:
@@ -529,6 +517,31 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     return None
 
 
+def _float_addend(case: Case, node: Node) -> NodePlacement | None:
+    """Keep a product on the CPU whose sum with a constant has that constant in float."""
+    if not case.quantized:
+        return None
+    for follower in case.graph.followers(node):
+        if follower.kind == "Add" and any(map(case.graph.is_constant, follower.inputs)):
+            reason = "its bias is added in float"
+            mend = "quantize the Add behind it as well"
+            return placement(node, CPU, reason, mend, "measured", _ONNXSIM)
+    return None
+
+
+def _gate_of_x1(_case: Case, node: Node) -> NodePlacement | None:
+    """Place a Sigmoid on X1, for which AMD's quantizer writes a HardSigmoid."""
+    return placement(
+        node,
+        NPU,
+        "its converter takes it, but AMD's quantizer writes a HardSigmoid for it, as --optimize"
+        " dpu does",
+        "",
+        "inferred",
+        f"{_VAIP}; amd-quark 0.13, simulate_dpu.py",
+    )
+
+
 def _strict(case: Case, node: Node) -> NodePlacement | None:
     """Place nodes that the converter of X1 does not support."""
     if _is_on_numbers(case, node):
@@ -692,15 +705,16 @@ class _Rule:
 
 _RULES = (
     # From certain to inferred: crashes, shapes, refusals of the converter, logs.
-    _Rule(_crash, kinds=["LSTM"]),
-    _Rule(_branch, kinds=["If"]),
+    _Rule(_crash),
     _Rule(_unwritten, kinds=["Conv"]),
     _Rule(_ignored_pads, kinds=("MaxPool", "AveragePool")),
     _Rule(_shape),
     _Rule(_results),
     _Rule(_cubic, kinds=["Resize"], compilers=_NOT_X1),
     _Rule(_unquantized, kinds=LAYERS, formats=_ON_CODES),
+    _Rule(_float_addend, kinds=["MatMul"], formats=_ON_CODES, compilers=_NOT_X1),
     _Rule(_strict, compilers=["X1"]),
+    _Rule(_gate_of_x1, kinds=["Sigmoid"], compilers=["X1"]),
     _Rule(_ends, kinds=("Flatten", "Reshape", "Squeeze")),
     _Rule(_gate, formats=["XINT8"], compilers=_NOT_X1),
     _Rule(_mean, formats=["XINT8"]),

@@ -36,6 +36,7 @@ from quark_onnx.npu.placement import (
     Case,
     NodePlacement,
     alone,
+    on_device,
     place,
     placement,
     whole_model,
@@ -84,9 +85,15 @@ class Group:
 
     @property
     def confidence(self) -> str:
-        """Return the confidence of the placements, such as "measured"."""
-        placements = self.placements
-        return ", ".join(dict.fromkeys(placed.confidence for placed in placements))
+        """Return the confidence, such as "measured on XDNA2, Ryzen AI 1.7"."""
+        return ", ".join(dict.fromkeys(map(_certainty, self.placements)))
+
+
+def _certainty(placed: NodePlacement) -> str:
+    """Return the confidence of a placement, with the device of a measurement."""
+    if placed.measured_on:
+        return f"{placed.confidence} on {placed.measured_on}"
+    return placed.confidence
 
 
 def _amount(operations: int) -> str:
@@ -158,6 +165,18 @@ class Preflight(Reported):
         return [placed.device == NPU for placed in self.placements]
 
     @property
+    def certainty(self) -> str:
+        """Return the shares of the operations by the confidence of their placements."""
+        work = Counter[str]()
+        for placed, count in zip(self.placements, self.operations, strict=True):
+            work[_certainty(placed)] += count
+        total = max(1, work.total())
+        shares = [
+            f"{percentage(count / total)} {name}" for name, count in work.most_common()
+        ]
+        return ", ".join(shares)
+
+    @property
     def amount(self) -> str:
         """Return the number of operations with its unit."""
         return _amount(sum(self.operations))
@@ -195,7 +214,7 @@ class Preflight(Reported):
         pieces = counted(self.subgraphs, "subgraph")
         # Rounding must not lift a share over the limit of a band.
         share = percentage(self.share, (_GOOD, _POOR))
-        if self.doubts:
+        if self.least_share < self.share:
             least = percentage(self.least_share, (_GOOD, _POOR))
             share = f"between {least} and {share}"
         return f"{share} of {self.amount} on the NPU, in {pieces}"
@@ -205,11 +224,13 @@ class Preflight(Reported):
         """Return the forecast's band: "good", "risky" or "poor".
 
         ``good`` is 95 % of the operations, without those in doubt, in 3 subgraphs at most. ``poor``
-        is less than half of the operations, or a crash. ``risky`` is between them.
+        is less than half of the operations, or a crash. ``risky`` is between them, and where a
+        known defect makes results wrong.
         """
         if self.aborts or self.share < _POOR:
             return "poor"
-        if self.least_share >= _GOOD and self.subgraphs <= _FEW:
+        is_right = all(doubt.pieces for doubt in self.doubts)
+        if self.least_share >= _GOOD and self.subgraphs <= _FEW and is_right:
             return "good"
         return "risky"
 
@@ -287,7 +308,7 @@ def preflight(
     # Q and DQ nodes have no device of their own: they are counted by the devices around.
     in_pairs = {*pairs.quantizing, *pairs.dequantizing}
     nodes = [node for node in graph.nodes if node not in in_pairs]
-    placements = dict(zip(nodes, _placements(case, nodes), strict=True))
+    placements = _placements(case, nodes)
     devices = {node: placed.device for node, placed in placements.items()}
     numbers = dict[Node, int]()
     # Partitions are numbered in the order of their first nodes.
@@ -308,20 +329,26 @@ def preflight(
     )
 
 
-def _placements(case: Case, nodes: Sequence[Node]) -> list[NodePlacement]:
+def _placements(case: Case, nodes: Sequence[Node]) -> dict[Node, NodePlacement]:
     """Return the placement of each node; one reason may apply to all nodes."""
     # One reason for all nodes: rules of single nodes do not matter then.
     refusal = whole_model(case)
     if refusal is not None:
-        return [placement(node, CPU, *refusal) for node in nodes]
-    placements = [place(case, node) for node in nodes]
-    pairs = list(zip(nodes, placements, strict=True))
+        return {
+            node: on_device(case.target, placement(node, CPU, *refusal))
+            for node in nodes
+        }
+    placements = {node: place(case, node) for node in nodes}
     # The converter of X1 has been read, and wants two convolutions anyway.
     if case.on_convolution_engine or any(
-        placed.device == NPU and node.kind in LAYERS for node, placed in pairs
+        placed.device == NPU and node.kind in LAYERS
+        for node, placed in placements.items()
     ):
         return placements
-    return [alone(node) if placed.device == NPU else placed for node, placed in pairs]
+    for node, placed in placements.items():
+        if placed.device == NPU:
+            placements[node] = on_device(case.target, alone(node))
+    return placements
 
 
 def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:

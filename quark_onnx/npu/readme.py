@@ -18,6 +18,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 | `model.onnx` | the model{float} |{others}
 | `provider_options.json`, `provider_options.hpp` | options of the execution provider, for each device |
 | `npu_session.py`, `npu_session.hpp` | open a session on the NPU; if that fails, on the CPU with a warning |
+| `precompile.py` | compile the model on a device, so that applications need not |
 | `compare.py`, `samples/`, `outputs/` | compare the outputs on this machine with outputs recorded on a CPU |
 | `forecast.html`, `report.json` | forecast of the nodes on the NPU, with reasons; accuracy |
 | `SHA256SUMS` | checksums: `sha256sum -c SHA256SUMS` |
@@ -27,14 +28,23 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 1. Install Ryzen AI {release} and its driver, and use its Python environment.{overlay}
 2. `python compare.py --device npu`. Running on the NPU does not guarantee correct results: the script compares the
    outputs with the recorded ones.
-3. To see what was offloaded, set `XLNX_ONNX_EP_REPORT_FILE=vitisai_ep_report.json`, delete `cache`, and run once more;
-   the report is in `cache`. `quark-onnx npu preflight model.onnx --target {target} --ep-report REPORT` compares it
-   with the forecast.
-4. Ship this folder. Each device makes its own cache at first use; it serves only this model and provider.
+3. To see what was offloaded, set `XLNX_ONNX_EP_REPORT_FILE=vitisai_ep_report.json` and `NPU_CACHE=cache`, and run once
+   more; the report is in `cache`. `quark-onnx npu preflight model.onnx --target {target}{preset} --ep-report REPORT`
+   compares it with the forecast (report: since 1.5, modelrun.rst).
+4. {compiled}
+5. Ship this folder. Each device keeps its cache in a folder that the user may write to (`%LOCALAPPDATA%/npu_bundles`, on
+   Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, engine and driver.
 
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """
 
+_COMPILED = {
+    True: (
+        "`python precompile.py` on each kind of processor, with the whole Ryzen AI installed: the"
+        " engine that applications ship\n   cannot compile BF16 (app_development.rst of 1.8)."
+    ),
+    False: "Optional: `python precompile.py`, so that the first start of an application is fast.",
+}
 #: Descriptions by the names in the settings.
 _OTHERS = {
     "preprocess": (
@@ -55,6 +65,7 @@ def readme(
     kind: str,
     *,
     report: Report | None,
+    band: str,
     others: Collection[str] = (),
 ) -> str:
     """Return the README in Markdown.
@@ -63,23 +74,27 @@ def readme(
         forecast: the forecast.
         kind: number format of the model.
         report: accuracy of the quantized model; None for BF16.
+        band: the worse band of accuracy and forecast.
         others: models that run before and after the model: "preprocess", "postprocess".
     """
     target = forecast.target
-    overlay = (
-        " Phoenix and Hawk Point need the overlay that release 1.7.1 installs."
-        if target.xclbin
-        else ""
-    )
+    overlay = ""
+    if target.xclbin:
+        overlay = (
+            " Phoenix and Hawk Point need the overlay 4x4.xclbin, which release 1.7.1 installs and"
+            " 1.8 does not\n   (amd/RyzenAI-SW#400); `quark-onnx npu deploy --xclbin FILE` ships a copy."
+        )
     return _TEXT.format(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=_quality(report),
+        quality=_quality(report) + _placement(forecast, band),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
         target=target.name,
+        preset=" --preset BF16" if kind == "BF16" else "",
+        compiled=_COMPILED[kind == "BF16"],
     )
 
 
@@ -97,3 +112,11 @@ def _quality(report: Report | None) -> str:
         text += "\n\n" + "\n".join(lines)
     # Warnings hold names from the model, which may hold control characters.
     return printable(text, lines=True)
+
+
+def _placement(forecast: Preflight, band: str) -> str:
+    """Return the share on the processor, and the verdict on the bundle, as paragraphs."""
+    text = f"\n\nForecast: **{forecast.band}**. {forecast.sentence}."
+    doubts = [f"In doubt: {doubt}." for doubt in forecast.doubts]
+    verdict = f"Verdict on the bundle: **{band}**, the worse of both."
+    return printable("\n\n".join([text, *doubts, verdict]), lines=True)

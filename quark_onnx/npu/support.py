@@ -57,6 +57,24 @@ _SHOWN = {
     "X": frozenset({"QuantizeLinear", "ConvTranspose", "Split", "PRelu"}),
 }
 
+#: AMD's own runs, which name counts of operators: RyzenAI-SW, quark_quantization/models/*.log.
+LOGS = "RyzenAI-SW quark_quantization logs (2025-10-14)"
+ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
+#: Architecture and release of the measurements of a source, by the beginning of its name.
+_MEASURED_ON = {
+    LOGS: ("XDNA2", "1.7"),
+    ONNXSIM: ("XDNA2", "1.8"),
+    "XDNA1 study": ("XDNA1", "1.7.1"),
+    "amd/RyzenAI-SW#343": ("XDNA2", "1.6"),
+    "amd/RyzenAI-SW#401": ("XDNA2", "1.7"),
+}
+#: Operators of the networks that AMD's logs show on the processor as a whole: ResNet, SqueezeNet
+#: in all three formats, MobileNetV3 and EfficientNet in the formats of float scales.
+_IN_LOGS = frozenset(
+    ["Add", "Concat", "Conv", "Flatten", "Gemm", "GlobalAveragePool", "MaxPool", "Relu"]
+)
+_IN_WIDER_LOGS = frozenset(["HardSigmoid", "Mul", "Sigmoid"])
+
 _CONVERTED_NAMES = (
     "Abs Add ArgMax AveragePool BatchNormalization Cast Clip Concat Constant Conv"
     " ConvTranspose DepthToSpace Div Equal Expand Flatten Gather Gemm GlobalAveragePool"
@@ -84,3 +102,28 @@ def listed(op_type: str, kind: str) -> bool:
 def shown(op_type: str, kind: str) -> bool:
     """Return True if an operator is known to run by a source outside the table."""
     return op_type in _SHOWN.get(KINDS[kind], ())
+
+
+def evidence(op_type: str, kind: str) -> tuple[str, str]:
+    """Return certainty and source of a row of the table: "measured" in logs, or "documented"."""
+    wider = kind in ("A8W8", "A16W8") and op_type in _IN_WIDER_LOGS
+    if wider or (kind != "BF16" and op_type in _IN_LOGS):
+        return "measured", LOGS
+    return "documented", SOURCE
+
+
+def is_listed(op_type: str) -> bool:
+    """Return whether the table lists an operator for any format."""
+    return op_type in _LISTED
+
+
+def measured_on(source: str) -> tuple[str, str]:
+    """Return architecture and release of a source's measurements; empty if it has none.
+
+    >>> measured_on("onnxsim/onnxsim#1404 (2026-09-13); amd/RyzenAI-SW#343")
+    ('XDNA2', '1.8')
+    """
+    for beginning, where in _MEASURED_ON.items():
+        if source.startswith(beginning):
+            return where
+    return "", ""

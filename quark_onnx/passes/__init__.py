@@ -10,6 +10,8 @@ from quark_onnx.passes.fold_gemm_alpha_beta import fold_gemm_alpha_beta
 from quark_onnx.passes.fold_shapes import fold_shapes
 from quark_onnx.passes.fuse_gelu import fuse_gelu
 from quark_onnx.passes.fuse_layer_norm import fuse_layer_norm, whole_image_norms
+from quark_onnx.passes.hard_swish_to_gate import hard_swish_to_gate
+from quark_onnx.passes.lower_rank_moves import lower_rank_moves
 from quark_onnx.passes.mean_to_pool import mean_to_pool
 from quark_onnx.passes.opsets import at_opset, raise_opset, to_opset
 from quark_onnx.passes.pick_channels import pick_channels
@@ -48,7 +50,9 @@ LOWER: tuple[Pass, ...] = (
     fuse_layer_norm,
     whole_image_norms,
     split_to_slices,
+    hard_swish_to_gate,
     mean_to_pool,
+    lower_rank_moves,
     batch_norm_to_conv,
     split_large_pools,
 )
@@ -71,6 +75,8 @@ __all__ = [
     "fold_shapes",
     "fuse_gelu",
     "fuse_layer_norm",
+    "hard_swish_to_gate",
+    "lower_rank_moves",
     "mean_to_pool",
     "pick_channels",
     "raise_opset",

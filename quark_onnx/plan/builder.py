@@ -294,6 +294,26 @@ class PlanBuilder(Plan):
         if isinstance(origin, Quantize) and not self.ineligible(result):
             self._share_scale(node, result, source, origin)
 
+    def align(self, node: Node) -> None:
+        """Give 16-bit inputs of a node the scale of its result, where a target aligns them.
+
+        amd-quark 0.13 does so with its A16W8 at a Concat, and not with its A8W8: a step of a common
+        range costs 8 bits accuracy.
+        """
+        result = self.root(Use(node.outputs[0]))
+        entry = self.entries.get(result)
+        if not self.aligns or not isinstance(entry, Quantize) or entry.axis is not None:
+            return
+        if self.integer_only(node) or entry.spec.dtype.bits < 16:
+            return
+        for name in node.operands:
+            source = self.root(self.use(name, node))
+            origin = self.entries.get(source)
+            if source == result or not isinstance(origin, Quantize):
+                continue
+            if origin.spec == entry.spec and not self._is_separate(source.tensor):
+                self.entries[source] = SameAs(result)
+
     def _share_scale(
         self, node: Node, result: str, source: str, origin: Quantize
     ) -> None:

@@ -66,6 +66,10 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
     """
     # The engine pools on codes, so that the scale of a pool's result is that of its input.
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
+    weight = config.weight
+    if aligns and weight is not None and weight.pow2:
+        # amd-quark 0.13 writes weights of the engine in the codes -127..127.
+        config = config.with_(weight=weight.with_(narrow=True))
     specs = select(graph, config, strict=strict, measured=measured)
     plan = PlanBuilder(
         graph,

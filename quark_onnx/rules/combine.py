@@ -24,6 +24,7 @@ def concat(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, node.outputs[0])
     else:
         plan.activation(node, *node.inputs, node.outputs[0])
+        plan.align(node)
 
 
 def _joins_pieces_of_inputs(node: Node, plan: PlanBuilder) -> bool:

@@ -18,7 +18,7 @@ from quark_onnx.page.blocks import Block, Judgement, Problem, Problems
 from quark_onnx.page.reported import Reported
 from quark_onnx.targets.finding import RULES, Finding
 from quark_onnx.targets.pairs import Pairs
-from quark_onnx.targets.scales import scale_findings
+from quark_onnx.targets.scales import alignment_findings, scale_findings
 from quark_onnx.targets.structure import convolution_findings, structure_findings
 from quark_onnx.targets.target import Target
 
@@ -128,6 +128,8 @@ def check(
     findings = [*structure_findings(loaded, graph, row)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs), *convolution_findings(graph, row)]
+    elif kind == "integer":
+        findings += alignment_findings(pairs)
     # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))

@@ -82,6 +82,18 @@ RULES: dict[str, Rule] = {
         True,
         "quark-onnx convert --to qoperator-to-qdq",
     ),
+    "S9": Rule(
+        "16-bit tensors that a Concat joins have the scale of the result",
+        "amd-quark 0.13, A16W8 (AlignConcat); its A8W8 does not align them",
+        False,
+        "quark-onnx quantize FLOAT.onnx --preset A16W8 --target TARGET",
+    ),
+    "S10": Rule(
+        "codes of weights are symmetric around zero, without -128",
+        "amd-quark 0.13, whose XINT8 weights are -127..127",
+        False,
+        _AGAIN,
+    ),
     "G1": Rule(
         "shapes are static",
         f"{_VAIP}; amd/RyzenAI-SW#312",
@@ -143,6 +155,12 @@ RULES: dict[str, Rule] = {
         f"{_DOCS}, modelrun.rst",
         False,
         _LEGALIZE,
+    ),
+    "G12": Rule(
+        "no shape depends on data",
+        f"{_VAIP}; the nodes around it run on the CPU",
+        False,
+        "quark-onnx npu cut in front of it",
     ),
 }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.targets.finding import Finding
@@ -13,6 +15,7 @@ from quark_onnx.targets.pairs import Grid, Pairs
 from quark_onnx.targets.wiring import FUSED, constraints_of
 
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+_WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 #: Operators that are fused with a following activation.
 _WITH_ACTIVATION = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"},
@@ -28,6 +31,7 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
     # Both nodes of a pair: tools may give them initializers of their own.
     for node in (*pairs.quantizing, *pairs.dequantizing):
         yield from grid_findings(node, pairs.grid(node))
+    yield from _least_codes(pairs)
     yield from _unlike(pairs)
     yield from _rounded_between(pairs)
     on_codes = [
@@ -73,6 +77,40 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
             node.name,
             f"codes of {TensorProto.DataType.Name(grid.elem_type).lower()}",
         )
+
+
+def alignment_findings(pairs: Pairs) -> Iterator[Finding]:
+    """Yield every Concat that joins 16-bit tensors under other scales than its result's.
+
+    Args:
+        pairs: Q and DQ nodes of a model with float scales.
+    """
+    written = {node.outputs[0]: pairs.grid(node) for node in pairs.quantizing}
+    for node in pairs.graph.nodes_of({"Concat"}):
+        result = written.get(pairs.codes_of(node))
+        if result is None or result.scale is None or result.elem_type not in _WIDE:
+            continue
+        for leader in pairs.graph.leaders(node):
+            grid = written.get(leader.input(0))
+            if grid is None or grid.scale is None:
+                continue
+            if grid.scale.tolist() != result.scale.tolist():
+                figures = [
+                    f"{scale.reshape(-1)[0]:g}" for scale in (grid.scale, result.scale)
+                ]
+                yield Finding("S9", node.name, f"scales {' and '.join(figures)}")
+                break
+
+
+def _least_codes(pairs: Pairs) -> Iterator[Finding]:
+    """Yield DQ nodes of weights with the code -128, which amd-quark does not write."""
+    for node in pairs.dequantizing:
+        codes = pairs.graph.constant(node.inputs[0])
+        if codes is None or codes.dtype != np.int8 or codes.ndim < 2:
+            continue
+        count = int((codes == np.iinfo(np.int8).min).sum())
+        if count:
+            yield Finding("S10", node.name, f"{counted(count, 'code')} of -128")
 
 
 def _unlike(pairs: Pairs) -> Iterator[Finding]:

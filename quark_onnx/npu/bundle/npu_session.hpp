@@ -74,11 +74,30 @@ inline std::string detect() {
   return {};
 }
 
+// The folder of caches, to which the user may write; the variable NPU_CACHE names another.
+inline std::string cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value ? value : "");
+  };
+  if (const auto named = variable("NPU_CACHE"); !named.empty()) return named.string();
+#ifdef _WIN32
+  const auto base = variable("LOCALAPPDATA");
+#else
+  auto base = variable("XDG_CACHE_HOME");
+  if (base.empty()) base = variable("HOME") / ".cache";
+#endif
+  return (base / "npu_bundles").string();
+}
+
 // A value of an option, with the folder and variables of the environment put in.
 inline std::string filled(std::string value, const std::filesystem::path& folder) {
   const std::string mark = "{folder}";
   for (std::size_t at = value.find(mark); at != std::string::npos; at = value.find(mark))
     value.replace(at, mark.size(), folder.string());
+  const std::string cache = "{cache}";
+  for (std::size_t at = value.find(cache); at != std::string::npos; at = value.find(cache))
+    value.replace(at, cache.size(), cache_folder());
   for (std::size_t at = value.find("{env:"); at != std::string::npos; at = value.find("{env:")) {
     const std::size_t end = value.find('}', at);
     const std::string name = value.substr(at + 5, end - at - 5);
@@ -100,6 +119,10 @@ inline Ort::Session open_session(Ort::Env& env, const std::filesystem::path& fol
     if (known == options::devices.end()) throw std::runtime_error("the model is not for this processor, " + device);
     Options chosen;
     for (const auto& [key, value] : known->second) chosen[key] = filled(value, folder);
+    const auto overlay = chosen.find("xclbin");
+    if (overlay != chosen.end() && !std::filesystem::exists(overlay->second))
+      throw std::runtime_error("there is no overlay " + overlay->second +
+                               "; Ryzen AI 1.7.1 installs it: ship a copy, quark-onnx npu deploy --xclbin FILE");
     chosen["cache_key"] = options::cache_key + "_" + device + "_" + OrtGetApiBase()->GetVersionString();
     Ort::SessionOptions session_options;
     if (strict) session_options.AddConfigEntry("session.disable_cpu_ep_fallback", "1");

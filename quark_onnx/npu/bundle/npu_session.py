@@ -188,6 +188,27 @@ def _on_npu(
     strict: bool,
     folder: Path,
 ) -> Any:
+    found, options = provider_options(ort, settings, folder)
+    session_options = ort.SessionOptions()
+    if strict:
+        session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    compiled = _compiled(ort, settings, found, folder)
+    return ort.InferenceSession(
+        str(compiled) if compiled else model,
+        session_options,
+        providers=[PROVIDER],
+        provider_options=[options],
+    )
+
+
+def provider_options(
+    ort: Any, settings: Mapping[str, Any], folder: Path
+) -> tuple[str, dict[str, str]]:
+    """The processor of this machine, and the options of the provider for it.
+
+    Raises:
+        RuntimeError: the provider, the processor or a file of the installation is missing.
+    """
     if PROVIDER not in ort.get_available_providers():
         raise RuntimeError(
             f"this onnxruntime has no {PROVIDER}; install that of Ryzen AI",
@@ -202,24 +223,89 @@ def _on_npu(
             f" {found}",
         )
     options = {key: _filled(value, folder) for key, value in options.items()}
-    # a cache of another provider or model must never be used
+    overlay = options.get("xclbin")
+    # the provider prints "Failed to open xclbin" and goes on (amd/RyzenAI-SW#396)
+    if overlay is not None and not Path(overlay).is_file():
+        raise RuntimeError(
+            f"there is no overlay {overlay}; Ryzen AI 1.7.1 installs it, later releases do not:"
+            " ship a copy, quark-onnx npu deploy --xclbin FILE",
+        )
+    # a cache of another provider, driver or model must never be used
+    version = f"{found}_{ort.__version__}_{driver_version()}"
     options["cache_key"] = (
-        f"{settings['cache_key']}_{found}_{re.sub('[^A-Za-z0-9]', '_', ort.__version__)}"
+        f"{settings['cache_key']}_{re.sub('[^A-Za-z0-9]', '_', version)}"
     )
-    session_options = ort.SessionOptions()
-    if strict:
-        session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    return ort.InferenceSession(
-        model,
-        session_options,
-        providers=[PROVIDER],
-        provider_options=[options],
+    return found, options
+
+
+def _compiled(
+    ort: Any, settings: Mapping[str, Any], device: str, folder: Path
+) -> Path | None:
+    """The model that precompile.py has made for this processor, engine and driver, if any."""
+    path = folder / "compiled" / f"{device}.onnx"
+    if not path.is_file():
+        return None
+    try:
+        made = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        made = {}
+    if made == origin(ort, settings):
+        return path
+    print(
+        f"npu_session: {path.name} was compiled with another engine, driver or model and is not"
+        " used; run precompile.py again",
+        file=sys.stderr,
     )
+    return None
+
+
+def origin(ort: Any, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What a compiled model depends on: the model, the engine and the driver."""
+    return {
+        "model": settings["cache_key"],
+        "engine": ort.__version__,
+        "driver": driver_version(),
+    }
+
+
+def cache_folder() -> Path:
+    """The folder of caches, to which the user may write; the variable NPU_CACHE names another."""
+    named = os.environ.get("NPU_CACHE")
+    if named:
+        return Path(named)
+    variable = "LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME"
+    base = os.environ.get(variable)
+    return (Path(base) if base else Path.home() / ".cache") / "npu_bundles"
+
+
+@cache
+def driver_version() -> str:
+    """The version of the driver of the NPU; "unknown" where the system does not tell it."""
+    if platform.system() == "Windows":
+        command = (
+            "Get-CimInstance Win32_PnPSignedDriver | Where-Object { $_.DeviceID -match"
+            " 'VEN_1022&DEV_(1502|17F0)' } | Select-Object -First 1 -ExpandProperty DriverVersion"
+        )
+        try:
+            done = subprocess.run(
+                ["powershell", "-NoProfile", "-Command", command],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError:
+            return "unknown"
+        return done.stdout.strip() or "unknown"
+    try:
+        return Path("/sys/module/amdxdna/version").read_text(encoding="utf-8").strip()
+    except OSError:  # a driver of the kernel itself has the version of the kernel
+        return platform.release() or "unknown"
 
 
 def _filled(value: str, folder: Path) -> str:
     """A value of an option, with the folder and variables of the environment put in."""
     text = value.replace("{folder}", str(folder))
+    text = text.replace("{cache}", str(cache_folder()))
     for name in re.findall(r"\{env:(\w+)\}", text):
         if name not in os.environ:
             raise RuntimeError(

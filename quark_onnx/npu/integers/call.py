@@ -169,3 +169,13 @@ def reals(value: Value) -> NDArray[np.float64]:
     if isinstance(value, Real):
         return value.values
     return value.astype(np.float64)
+
+
+def in_float(call: Call) -> list[Value]:
+    """Compute a node in float32 by ONNX's reference evaluator, for want of documented integers."""
+    arrays = {
+        index: reals(value).astype(np.float32)
+        for index, value in enumerate(call.inputs)
+        if isinstance(value, Fixed | Real)
+    }
+    return [Real(result.astype(np.float64)) for result in call.evaluated(arrays)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.npu.integers.call import Call, Operator, Real, Value
+from quark_onnx.npu.integers.call import Call, Operator, Real, Value, in_float
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
 Floats = NDArray[np.float32]
@@ -66,7 +66,9 @@ def _joined(call: Call) -> list[int]:
 
 
 def resize(call: Call) -> list[Value]:
-    """Compute Resize in mode nearest, axis by axis."""
+    """Compute Resize in mode nearest, axis by axis; in float where it interpolates linearly."""
+    if call.node.attribute("mode", "nearest") == "linear":
+        return in_float(call)
     node, taken, rank = call.node, list[tuple[int, Ints]](), len(call.size())
     supported = (
         ("mode", "nearest"),

@@ -16,7 +16,15 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from quark_onnx.graph.node import softmax_axis
-from quark_onnx.npu.integers.call import Call, Operator, Real, Value, exact, reals
+from quark_onnx.npu.integers.call import (
+    Call,
+    Operator,
+    Real,
+    Value,
+    exact,
+    in_float,
+    reals,
+)
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times, together
 from quark_onnx.patterns.clip_bounds import clip_bounds
 
@@ -199,9 +207,13 @@ def _bfloat16(x: Doubles) -> Doubles:
 POINTWISE: dict[str, Operator] = {
     "Add": _elementwise(np.add),
     "Clip": clip,
+    "Elu": in_float,
     "HardSigmoid": hard_sigmoid,
     "HardSwish": hard_swish,
+    "InstanceNormalization": in_float,
+    "LayerNormalization": in_float,
     "LeakyRelu": leaky,
+    "LogSoftmax": in_float,
     "Max": _elementwise(np.maximum),
     "Min": _elementwise(np.minimum),
     "Mul": multiply,

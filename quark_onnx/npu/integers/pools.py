@@ -79,18 +79,31 @@ def global_max(call: Call) -> list[Value]:
 
 def reduce_mean(call: Call) -> list[Value]:
     """Compute ReduceMean over constant axes."""
-    shape = call.fixed(0).values.shape
-    if call.has(1):
-        axes = call.known(1).tolist()
-    else:
-        axes = call.node.attribute("axes", [])
+    axes = _reduced(call)
+    if not axes:
+        return [call.fixed(0)]
+    count = prod(call.size()[axis] for axis in axes)
+    keepdims = bool(call.node.attribute("keepdims", 1))
+    return [_mean(call, axes, keepdims, (count, *searched(count)))]
+
+
+def reduce_sum(call: Call) -> list[Value]:
+    """Compute ReduceSum over constant axes, exactly."""
+    axes = _reduced(call)
+    keepdims = bool(call.node.attribute("keepdims", 1))
+    if not axes:
+        return [call.fixed(0)]
+    return [call.fixed(0).shaped(lambda values: values.sum(axes, keepdims=keepdims))]
+
+
+def _reduced(call: Call) -> tuple[int, ...]:
+    """Return the axes of a reduction, in order; none where nothing is reduced."""
+    rank = len(call.fixed(0).values.shape)
+    axes = call.known(1).tolist() if call.has(1) else call.node.attribute("axes", [])
     # An empty list of axes means all of them, unless this attribute is set.
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
-        return [call.fixed(0)]
-    chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
-    count = prod(shape[axis] for axis in chosen)
-    keepdims = bool(call.node.attribute("keepdims", 1))
-    return [_mean(call, chosen, keepdims, (count, *searched(count)))]
+        return ()
+    return tuple(sorted({axis % rank for axis in axes or range(rank)}))
 
 
 def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
@@ -174,4 +187,5 @@ POOLS: dict[str, Operator] = {
     "GlobalMaxPool": global_max,
     "MaxPool": max_pool,
     "ReduceMean": reduce_mean,
+    "ReduceSum": reduce_sum,
 }

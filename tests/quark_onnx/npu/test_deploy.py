@@ -23,7 +23,7 @@ from quark_onnx import npu
 from quark_onnx.cli import main
 from quark_onnx.common.errors import AccuracyError, ConfigError, ModelError
 from quark_onnx.common.registry import NPU_RECIPES
-from tests.models import depthwise_layers, normal, parse, run, weight
+from tests.models import depthwise_layers, normal, parse, run, samples, weight
 
 
 def network() -> ModelProto:
@@ -55,6 +55,7 @@ FILES = {
         "npu_session.py",
         "npu_session.hpp",
         "compare.py",
+        "precompile.py",
     ),
     *(
         "samples",
@@ -106,6 +107,24 @@ def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
     assert bundle.report is not None and bundle.report.verdict is not None
     verdict = bundle.report.verdict
     assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
+    assert f"Forecast: **good**. {bundle.forecast.sentence}." in text
+    assert f"Verdict on the bundle: **{bundle.band}**" in text
+
+
+def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
+    tmp_path: Path,
+) -> None:
+    """Convolutions along one axis are not on images: on phx the Relu between them remains."""
+    model = parse(
+        """g (float[1,4,16] x) => (float[1,4,16] y) {
+            a = Conv <pads = [1,1]> (x, w) b = Relu (a) y = Conv <pads = [1,1]> (b, w) }""",
+        w=weight(4, 4, 3),
+    )
+    bundle = npu.deploy(model, samples(model, 4), tmp_path / "b", "phx", min_sqnr=None)
+    assert bundle.forecast.share < 0.05 and bundle.band == "poor"
+    assert bundle.to_dict()["band"] == "poor"
+    text = (bundle.folder / "README.md").read_text(encoding="utf-8")
+    assert "Verdict on the bundle: **poor**" in text
 
 
 def test_many_subgraphs_lead_to_a_format_with_fewer(tmp_path: Path) -> None:
@@ -219,17 +238,78 @@ print(json.dumps({**seen, "where": where}))
 
 @pytest.mark.parametrize("device", ["stx", "phx"])
 def test_what_the_provider_is_told(
-    bundle: npu.Bundle, device: str, monkeypatch: Any
+    bundle: npu.Bundle, device: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("RYZEN_AI_INSTALLATION_PATH", "C:/RyzenAI")
+    monkeypatch.setenv("RYZEN_AI_INSTALLATION_PATH", str(tmp_path))
+    monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
+    overlay = tmp_path / "voe-4.0-win_amd64" / "xclbins" / "phoenix" / "4x4.xclbin"
+    if device == "phx":
+        done = called(bundle.folder, "-c", PROVIDER, device)
+        assert "there is no overlay" in done.stderr and "1.7.1" in done.stderr
+        assert '"where": "cpu"' in done.stdout
+    overlay.parent.mkdir(parents=True)
+    overlay.touch()
     done = called(bundle.folder, "-c", PROVIDER, device)
     told = json.loads(done.stdout)
     assert told["where"] == "npu" and told["session.disable_cpu_ep_fallback"] == "1"
     [options] = told["options"]
-    assert options["cache_dir"] == f"{bundle.folder}/cache" and options[
-        "cache_key"
-    ].endswith(f"_{device}_1_27_0")
-    assert options.get("xclbin", "C:/RyzenAI/voe").startswith("C:/RyzenAI/voe")
+    assert options["cache_dir"] == str(tmp_path / "cache")
+    # The key ends in the versions of engine and driver.
+    assert f"_{device}_1_27_0_" in options["cache_key"]
+    assert ("xclbin" in options) == (device == "phx")
+    if device == "phx":
+        assert Path(options["xclbin"]) == overlay
+
+
+COMPILING = (
+    PROVIDER.replace("def session(", "import pathlib\ndef session(").replace(
+        "    seen.update(",
+        """    if seen.get("ep.context_enable"): pathlib.Path(seen["ep.context_file_path"]).touch()
+    seen.update(""",
+    )
+    + """
+import precompile
+if sys.argv[2] == "compile":
+    sys.exit(precompile.main())
+"""
+)
+
+
+def test_a_compiled_model_is_used_where_engine_and_driver_fit(
+    bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(bundle.folder, folder)
+    done = called(folder, "-c", COMPILING, "stx", "compile")
+    assert done.returncode == 0 and "compiled: " in done.stdout, done.stderr
+    told = json.loads(called(folder, "-c", COMPILING, "stx", "run").stdout)
+    assert Path(told["model"]) == folder / "compiled" / "stx.onnx"
+    later = COMPILING.replace("1.27.0", "1.28.0")
+    done = called(folder, "-c", later, "stx", "run")
+    assert Path(json.loads(done.stdout)["model"]) == folder / "model.onnx"
+    assert "compiled with another engine" in done.stderr
+    done = called(folder, "precompile.py")
+    assert done.returncode == 1 and "VitisAIExecutionProvider" in done.stderr
+
+
+def test_options_and_the_overlay_are_shipped(tmp_path: Path) -> None:
+    overlay = tmp_path / "mine.xclbin"
+    overlay.write_bytes(b"overlay")
+    folder = tmp_path / "b"
+    options = {"opt_level": "2"}
+    npu.deploy(network(), data(), folder, "phx", ep_options=options, xclbin=overlay)
+    devices = json.loads((folder / "provider_options.json").read_text())["devices"]
+    assert devices["phx"]["opt_level"] == "2" and "opt_level" not in devices["stx"]
+    assert devices["phx"]["xclbin"] == "{folder}/4x4.xclbin"
+    assert (folder / "4x4.xclbin").read_bytes() == b"overlay"
+    for target, wrong, words in (
+        ("stx", {"xclbin": overlay}, "takes no overlay"),
+        ("phx", {"xclbin": tmp_path / "none"}, "is no file"),
+        ("stx", {"ep_options": {"cache_dir": "x"}}, "set by the loader"),
+        ("stx", {"ep_options": {"target": "X3"}}, "it is X1 or X2"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            npu.deploy(network(), data(), tmp_path / "c", target, **wrong)
 
 
 def test_a_processor_that_it_is_not_for(bundle: npu.Bundle, tmp_path: Path) -> None:

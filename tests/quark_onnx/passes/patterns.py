@@ -40,6 +40,10 @@ _EXPRESSIONS = {
         {_LAYER_NORM.format(axes=[-1])} }}""",
     "whole_image_norms": f"""{_IMAGE} (float[1,6,8,8] y) {{
         {_LAYER_NORM.format(axes=[2, 3])} }}""",
+    "hard_swish_to_gate": f"{_IMAGE} (float[1,6,8,8] y) {{ y = HardSwish (x) }}",
+    "lower_rank_moves": f"""{_IMAGE} (float[1,6,8,8] y) {{
+        a = Reshape (x, groups) t = Transpose <perm = [0,2,1,3,4]> (a)
+        y = Reshape (t, whole) }}""",
     "mean_to_pool": f"""{_IMAGE} (float[1,6,1,1] y) {{
         y = ReduceMean <axes = [2, 3]> (x) }}""",
     "split_large_pools": """g (float[1,2,40,30] x) => (float[1,2,1,1] y) {
@@ -60,6 +64,8 @@ _OPSETS = {"write_sizes": 18}
 def _constants() -> dict[str, Array]:
     integers = {
         "split": [4, 2, 24],
+        "groups": [1, 2, 3, 8, 8],
+        "whole": [1, 6, 8, 8],
         "halves": [2, 1, 4, 4, 6],
         "zero": 0,
         "parts": [2, 4],
