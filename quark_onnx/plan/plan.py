@@ -74,12 +74,16 @@ class Asked:
         silent: operator types that do not request quantization of their results.
         clipping: remove a Relu or Clip if saturation has the same effect.
         following: operator types that are quantized only after quantized inputs.
+        all_pairs: quantize tensors, too, that need no pair, as onnxruntime's quantizer does.
+        saturates: clip activations to formats that use a part of their codes, as with 7 of 8 bits.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)
     silent: tuple[str, ...] = ()
     clipping: bool = True
     following: tuple[str, ...] = ()
+    all_pairs: bool = False
+    saturates: bool = True
 
 
 class Plan:
