@@ -266,8 +266,8 @@ class QConfig:
             ArgMax, TopK and Pad, and, with the scale 1, what was zero throughout calibration.
         portable: write no operators beside those that converters of quantized models know. An Add
             before a LayerNormalization stays Add; Mul and Add scale the sums of a ConvInteger, in
-            place of BatchNormalization; and no Max and Min clip activations of 7 bits, which then
-            saturate at 8.
+            place of BatchNormalization; no Max and Min clip activations of 7 bits, which then
+            saturate at 8; and no Min precedes the pair of a Softmax of unknown size.
         accuracy_level: least MatMulNBits precision: 1 float32, 2 float16, 3 bfloat16, 4 int8. It is
             an attribute of the nodes with the form "operators"; 0 leaves the choice to onnxruntime.
         functions: give nodes of a vendor's domain a body of standard operators, so that every

@@ -75,7 +75,8 @@ class Asked:
         clipping: remove a Relu or Clip if saturation has the same effect.
         following: operator types that are quantized only after quantized inputs.
         all_pairs: quantize tensors, too, that need no pair, as onnxruntime's quantizer does.
-        saturates: clip activations to formats that use a part of their codes, as with 7 of 8 bits.
+        saturates: write a Max and a Min where a part of the codes is used, as with 7 of 8 bits, and
+            before the pair of a Softmax of unknown size.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)

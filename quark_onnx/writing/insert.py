@@ -405,7 +405,11 @@ class _Writer:
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
-            self.plan.graph, use.tensor, scale.dtype, scale.params
+            self.plan.graph,
+            use.tensor,
+            scale.dtype,
+            scale.params,
+            cautious=self.plan.asked.saturates,
         ):
             float_name = self.graph.fresh(f"{use_name(use)}_float")
             source = self._apart(source, use, scale, float_name)
