@@ -1,13 +1,15 @@
 """Run onnxruntime's own quantization tests against ``quark_onnx.compat_onnxruntime``.
 
     python benchmarks/ort_own_tests.py path/to/onnxruntime [table.md]
+    python benchmarks/ort_own_tests.py --names
 
 The tests are those of a checkout of onnxruntime, which is not part of this project; nothing is
 fetched. They run twice in a temporary folder: as they are, and with the package name replaced.
 Tests count that pass as they are and call a quantizer of this package (``_ort_reach``); others test
 onnxruntime's helpers, which are handed through. Of those that count, the ones that fail must be in
 ``DIFFERENT``, with the reason; for these the accuracy of both results is printed, and written to a
-table where one is named (``benchmarks/results/ort_own_tests.md`` is such a one).
+table where one is named (``benchmarks/results/ort_own_tests.md`` is such a one). ``--names`` counts the public names of
+onnxruntime's modules that are there, without a checkout.
 """
 
 from __future__ import annotations
@@ -304,6 +306,8 @@ def main(arguments: list[str]) -> int:
 
     It is 1, too, where a result is less accurate than onnxruntime's.
     """
+    if arguments == ["--names"]:
+        return print_names()
     source = Path(arguments[0], TESTS) if arguments else None
     if source is None or not source.is_dir():
         print(
@@ -359,6 +363,19 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         Path(arguments[1]).write_text(report, encoding="utf-8")
     return 1 if unknown or stale or len(kept) < LEAST * len(passing) else 0
+
+
+def print_names() -> int:
+    """Print the numbers of names by module; the exit status is 1 where one is missing."""
+    absent = list[str]()
+    print("| module | names | onnxruntime's own | this package's | missing |")
+    print("| --- | --- | --- | --- | --- |")
+    for module, count, own, missing in _ort_reach.names():
+        handed = count - own - len(missing)
+        print(f"| {module} | {count} | {handed} | {own} | {len(missing)} |")
+        absent += [f"{module}.{name}" for name in missing]
+    print(f"missing: {', '.join(absent) or 'none'}")
+    return 1 if absent else 0
 
 
 def _fails(end: str, passing: Sequence[str], after: dict[str, bool]) -> bool:

@@ -64,7 +64,7 @@ def test_an_overridden_hook_is_refused(base: type, hook: str) -> None:
         setattr(quantizer, hook, None)
     with pytest.raises(AttributeError, match=f"has no {hook}"):
         getattr(quantizer, hook)
-    with pytest.raises(ValueError, match="quantization_params of a .* is set"):
+    with pytest.raises(ValueError, match=r"quantization_params of a .* is set"):
         quantizer.quantization_params = {}
 
 
