@@ -18,6 +18,7 @@ from onnx.parser import parse_model
 from calibrators.onnx_runtime.custom_operators import current_libraries, libraries
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.tensors import loaded
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.check.inlined import inlined
@@ -28,8 +29,8 @@ from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require, require_known
 from quark_onnx.config.spec import is_dynamic
 from quark_onnx.files.half_precision import upcast_to_float32
-from quark_onnx.files.io import load
-from quark_onnx.files.overwrites import refuse_overwritten_arguments
+from quark_onnx.files.io import has_external_data, load
+from quark_onnx.files.overwrites import refuse_overwritten_arguments, same_file
 from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.job import Job, Result, measure_ranges, run
 from quark_onnx.measuring.calibration import Calibration
@@ -59,6 +60,9 @@ logger = logging.getLogger(__name__)
 
 #: A model whose session registers libraries of custom operators.
 _IDENTITY = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { y = Identity (x) }'
+
+#: SQNR in dB below which the error of an output is of the size of the output.
+_DAMAGED = 3.0
 
 #: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
@@ -498,20 +502,61 @@ def _quantize_onnxruntime_call(call: Call, *, isolate: bool) -> ModelProto:
                 counted(len(quantized), "node is", "nodes are"),
                 short(quantized),
             )
+    model, external = call.model, call.external
+    if _replaces_model(call):
+        # In memory, since the output may replace the file of a model in this spelling alone.
+        external = external or has_external_data(Path(model))
+        model = loaded(load(model))
     result = quantize(
-        call.model,
+        model,
         call.data,
         call.config,
         call.output,
-        external=call.external,
+        external=external,
         isolate=isolate,
     )
+    inputs = "random inputs" if call.data is None else "the calibration data"
+    _warn_of_damage(result, inputs)
     # From the quantized model, which has the final scales.
     if call.cache is not None:
         write_cache(
             call.cache, result.model, call.method, smooth=bool(call.config.optimizers)
         )
     return result.model
+
+
+def _warn_of_damage(result: Result, inputs: str) -> None:
+    """Warn of outputs with more error than signal, and of a result that was never compared.
+
+    Args:
+        result: the result, with the errors of its outputs.
+        inputs: the inputs of the comparison, in words.
+    """
+    if result.report.quantized and not result.report.outputs:
+        logger.warning(
+            "the quantized model was not compared with the float model, which does not run"
+            " on %s: compare both on your data (quark-onnx compare)",
+            inputs,
+        )
+    for error in result.report.outputs:
+        sqnr = error.sqnr_of_changes
+        if error.random or sqnr is None or (sqnr >= _DAMAGED and not error.broken):
+            continue
+        logger.warning(
+            "output %r has %.1f dB SQNR on %s: the quantized model is most likely not"
+            " usable. Keep nodes float (nodes_to_exclude), or measure it on your data:"
+            " quark-onnx compare",
+            error.name,
+            sqnr,
+            inputs,
+        )
+
+
+def _replaces_model(call: Call) -> bool:
+    """Return whether the output of a call of onnxruntime is the file of its model."""
+    if not (_is_path(call.model) and _is_path(call.output)):
+        return False
+    return same_file(Path(call.model), Path(call.output))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes
+from quark_onnx.fusions import FUSIONS, PORTABLE_FUSIONS
 from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import Graph, tensor_keys
 from quark_onnx.measuring.calibrate import Ranges, calibrate, missing
@@ -209,6 +210,7 @@ class Assembler:
                 data.test_samples,
                 before,
                 runs=not self.reference.unknown_operator,
+                fusions=PORTABLE_FUSIONS if config.portable else FUSIONS,
             )
             set_accuracy_level(with_pairs, config.accuracy_level, before)
             notes += [*fusion_notes, *read_floats(with_pairs, before)]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from quark_onnx.common.aliases import ALIASES, imports_of
 
 _THEIRS = "onnxruntime.quantization"
+#: Modules of this package with a file.
+_WITH_FILES = frozenset(
+    f"{__package__}.{module}" for module in ("quantize", "static_quantize_runner")
+)
 
 
 def mirror(
@@ -64,21 +70,38 @@ def _replaced(value: Any) -> Any:
         return value
 
 
+def their_modules() -> list[str]:
+    """Return the names of all modules below the installed ``onnxruntime.quantization``.
+
+    Folders count as packages, whether they have an ``__init__.py`` or not.
+    """
+    spec = importlib.util.find_spec(_THEIRS)
+    assert spec is not None and spec.origin is not None
+    root = Path(spec.origin).parent
+    names = set[str]()
+    for file in root.rglob("*.py"):
+        parts = file.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        names |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return sorted(names)
+
+
 def mirror_sources() -> dict[str, str]:
     """Return the sources of the modules of this package that have no file."""
     sources = {}
-    for path in ALIASES:
-        module = path.removeprefix(f"{__package__}.")
-        if module == path:
+    for module in their_modules():
+        path = f"{__package__}.{module}"
+        if path in _WITH_FILES:
             continue
         sources[path] = (
             f'"""The names of {_THEIRS}.{module}."""\n'
-            f"{imports_of(path)}"
+            f"{imports_of(path) if path in ALIASES else ''}"
             "from quark_onnx.compat_onnxruntime.mirror import mirror\n"
             f"__getattr__, __dir__ = mirror({module!r}, globals())\n"
         )
         # ``python -m`` runs onnxruntime's command, unless this package quantizes instead.
-        if not ALIASES[path]:
+        if not ALIASES.get(path):
             sources[path] += (
                 'if __name__ == "__main__":\n'
                 "    import runpy\n"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
-from onnxruntime.quantization import DynamicQuantConfig, StaticQuantConfig
-from onnxruntime.quantization.quantize import quantize_dynamic as _their_dynamic
-from onnxruntime.quantization.quantize import quantize_static as _their_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    DynamicQuantConfig,
+    QuantFormat,
+    QuantType,
+    StaticQuantConfig,
+)
 
 from quark_onnx.api import quantize_dynamic as _dynamic
 from quark_onnx.api import quantize_static as _static
@@ -20,39 +24,102 @@ from quark_onnx.compat_onnxruntime.weights import MatMulNBitsQuantizer
 __getattr__, __dir__ = mirror("quantize", globals())
 
 
-def _like(
-    function: Callable[..., Any],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a function with the signature of the installed onnxruntime."""
-
-    def decorate(replacement: Callable[..., None]) -> Callable[..., None]:
-        # help() and inspect then show the parameters of the installed version.
-        replacement.__signature__ = signature(function)  # type: ignore[attr-defined]
-        return replacement
-
-    return decorate
-
-
-@_like(_their_static)
-def quantize_static(*arguments: Any, **keywords: Any) -> None:
+def quantize_static(  # noqa: PLR0913  onnxruntime's parameters
+    model_input: str | Path | ModelProto,
+    model_output: str | Path,
+    calibration_data_reader: CalibrationDataReader | None = None,
+    quant_format: QuantFormat = QuantFormat.QDQ,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: QuantType = QuantType.QInt8,
+    weight_type: QuantType = QuantType.QInt8,
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    calibrate_method: CalibrationMethod = CalibrationMethod.MinMax,
+    calibration_providers: Sequence[str] | None = None,
+    extra_options: Mapping[str, Any] | None = None,
+    calibration_cache_path: str | Path | None = None,
+) -> None:
     """Quantize a model with ranges that are measured on calibration data.
 
     Args:
-        arguments: positional arguments of onnxruntime's function.
-        keywords: keyword arguments of onnxruntime's function.
+        model_input: path of the float model, or a ModelProto.
+        model_output: path of the quantized model.
+        calibration_data_reader: the calibration data; None if the cache has ranges.
+        quant_format: Q/DQ pairs, or operators on codes.
+        op_types_to_quantize: operator types to quantize; None for onnxruntime's list.
+        per_channel: one scale for each output channel of a weight.
+        reduce_range: weights of 7 bits.
+        activation_type: number format of activations.
+        weight_type: number format of weights.
+        nodes_to_quantize: names of nodes to quantize; None for all.
+        nodes_to_exclude: names of nodes that stay float.
+        use_external_data_format: store weights in a file next to the model.
+        calibrate_method: method that determines ranges.
+        calibration_providers: ignored with a warning; calibration runs on the CPU.
+        extra_options: further options by name; docs/from_onnxruntime.md lists them.
+        calibration_cache_path: file of ranges, which is read if it exists, and written otherwise.
     """
-    _static(**_by_name(_their_static, arguments, keywords))
+    _static(
+        model_input=model_input,
+        model_output=model_output,
+        calibration_data_reader=calibration_data_reader,
+        quant_format=quant_format,
+        op_types_to_quantize=op_types_to_quantize,
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        activation_type=activation_type,
+        weight_type=weight_type,
+        nodes_to_quantize=nodes_to_quantize,
+        nodes_to_exclude=nodes_to_exclude,
+        use_external_data_format=use_external_data_format,
+        calibrate_method=calibrate_method,
+        calibration_providers=calibration_providers,
+        extra_options=extra_options,
+        calibration_cache_path=calibration_cache_path,
+    )
 
 
-@_like(_their_dynamic)
-def quantize_dynamic(*arguments: Any, **keywords: Any) -> None:
+def quantize_dynamic(  # noqa: PLR0913  onnxruntime's parameters
+    model_input: str | Path | ModelProto,
+    model_output: str | Path,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    weight_type: QuantType = QuantType.QInt8,
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    extra_options: Mapping[str, Any] | None = None,
+) -> None:
     """Quantize the weights of a model, and activations at runtime.
 
     Args:
-        arguments: positional arguments of onnxruntime's function.
-        keywords: keyword arguments of onnxruntime's function.
+        model_input: path of the float model, or a ModelProto.
+        model_output: path of the quantized model.
+        op_types_to_quantize: as for ``quantize_static``, as are the other arguments.
+        per_channel: one scale for each output channel of a weight.
+        reduce_range: weights of 7 bits.
+        weight_type: number format of weights.
+        nodes_to_quantize: names of nodes to quantize; None for all.
+        nodes_to_exclude: names of nodes that stay float.
+        use_external_data_format: store weights in a file next to the model.
+        extra_options: further options by name.
     """
-    _dynamic(**_by_name(_their_dynamic, arguments, keywords))
+    _dynamic(
+        model_input=model_input,
+        model_output=model_output,
+        op_types_to_quantize=op_types_to_quantize,
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        weight_type=weight_type,
+        nodes_to_quantize=nodes_to_quantize,
+        nodes_to_exclude=nodes_to_exclude,
+        use_external_data_format=use_external_data_format,
+        extra_options=extra_options,
+    )
 
 
 def quantize(
@@ -94,29 +161,3 @@ def quantize(
             " StaticQuantConfig, a DynamicQuantConfig or a configuration of"
             " matmul_nbits_quantizer",
         )
-
-
-def _by_name(
-    function: Any,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the arguments of a call as keywords.
-
-    The translation then checks the names.
-    """
-    # Positional arguments have the names of the installed version, in its order.
-    names = list(signature(function).parameters)
-    if len(arguments) > len(names):
-        raise TypeError(
-            f"{function.__name__} takes {len(names)} positional arguments, and"
-            f" {len(arguments)} were given",
-        )
-    positional = dict(zip(names, arguments, strict=False))
-    # As in a Python call, a parameter is given once.
-    if twice := positional.keys() & keywords.keys():
-        raise TypeError(
-            f"{function.__name__} got multiple values for argument"
-            f" {sorted(twice)[0]!r}",
-        )
-    return positional | keywords

@@ -79,13 +79,20 @@ class MatMulNBitsQuantizer:
         algo, settings = self.algo_config, self._settings
         weight, optimizers, data = _weight(algo, settings)
         # MatMul alone is onnxruntime's default.
-        types = tuple(algo.op_types_to_quantize or ("MatMul",))
+        types = set(algo.op_types_to_quantize or ("MatMul",))
         written = algo.quant_format.name
+        nodes = list(self.model.model.graph.node)
+        named = settings["nodes_to_include"] or ()
+        # Nodes that are named are quantized in addition to those of the types.
+        chosen = types | {node.op_type for node in nodes if node.name in named}
         changes: dict[str, Any] = {
             "form": "operators" if written == "QOperator" else "qdq",
-            "op_types": types,
+            "op_types": tuple(sorted(chosen)),
+            # A later pass may quantize what an earlier one left float.
+            "keep_existing": True,
         }
-        nodes = list(self.model.model.graph.node)
+        if "Gather" in chosen:
+            changes["embedding"] = weight
         # A number of bits per node, which onnxruntime names by node, this package by weight.
         customized = getattr(algo, "customized_weight_config", None) or {}
         overrides = tuple(
@@ -96,19 +103,16 @@ class MatMulNBitsQuantizer:
             for node in nodes
             if node.name in customized and "bits" in customized[node.name]
         )
-        named = settings["nodes_to_include"] or ()
         present = {node.name for node in nodes}
-        # QConfig excludes nodes only: a list of included nodes excludes all the others.
         excluded = set(settings["nodes_to_exclude"] or ())
         # Sorted, as a set has a different order in each run.
         for name in sorted({*named, *excluded} - present):
             logger.warning("no node of the model is called %r", name)
-        if named:
-            excluded |= {
-                node.name
-                for node in nodes
-                if node.op_type in types and node.name not in named
-            }
+        excluded |= {
+            node.name
+            for node in nodes
+            if node.op_type in chosen - types and node.name not in named
+        }
         level = getattr(algo, "accuracy_level", None) or settings["accuracy_level"]
         changes |= {"accuracy_level": int(level or 0)}
         changes |= {

@@ -60,11 +60,13 @@ _SWITCHES = (
     "movers",
     "clipping",
     "bodies",
+    "all_pairs",
+    "portable",
 )
 #: Formats of biases, by name.
 _BIASES = ("int32", "int16")
 #: Operators that may follow their inputs: between float operators, rounding gains nothing.
-FOLLOWERS = ("Clip", "Relu", "Where")
+FOLLOWERS = ("Clip", "GlobalAveragePool", "Relu", "Where")
 #: Formats of weights in integer products with dynamic activations.
 _BYTES = ("int8", "uint8")
 #: How the result is written.
@@ -255,11 +257,18 @@ class QConfig:
         float_results: operators of these types do not request quantization of their results; their
             readers may.
         movers: quantize operators that only move values even if their input would be float.
-        follow_inputs: operators of these types (of Relu, Clip and Where) are quantized only if
-            their inputs are quantized; otherwise they read and write floats.
+        follow_inputs: operators of these types (of Relu, Clip, Where and GlobalAveragePool) are
+            quantized only if their inputs are quantized; otherwise they read and write floats.
         clipping: remove a Relu or Clip if saturation has the same effect; False keeps it, with a
             pair before it.
         bodies: quantize the bodies of If, Loop and Scan, too.
+        all_pairs: place pairs wherever onnxruntime's quantizer does. Results of MatMul and Gemm get
+            one, which by default are rounded only if a reader is quantized; so do the operands of
+            ArgMax, TopK and Pad, and, with the scale 1, what was zero throughout calibration.
+        portable: write no operators beside those that converters of quantized models know. An Add
+            before a LayerNormalization stays Add; Mul and Add scale the sums of a ConvInteger, in
+            place of BatchNormalization; no Max and Min clip activations of 7 bits, which then
+            saturate at 8; and no Min precedes the pair of a Softmax of unknown size.
         accuracy_level: least MatMulNBits precision: 1 float32, 2 float16, 3 bfloat16, 4 int8. It is
             an attribute of the nodes with the form "operators"; 0 leaves the choice to onnxruntime.
         functions: give nodes of a vendor's domain a body of standard operators, so that every
@@ -303,6 +312,8 @@ class QConfig:
     follow_inputs: tuple[str, ...] = ()
     clipping: bool = True
     bodies: bool = True
+    all_pairs: bool = False
+    portable: bool = False
     accuracy_level: int = 0
     functions: bool = True
     max_opset: int | None = None

@@ -42,7 +42,10 @@ _SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
 
 #: Types and ranges of single settings. Numbers 0 and 1 are taken for false and true.
 _REQUIREMENTS = (
-    *(Requirement(name, one_of(True, False, None), "true or false") for name in _FLAGS),
+    *(
+        Requirement(name, one_of(True, False, None), "true or false")
+        for name in (*_FLAGS, "narrow")
+    ),
     *(Requirement(name, one_of(True, False), "true or false") for name in _SWITCHES),
     Requirement("axis", optional(is_integer), "a whole number"),
     Requirement(
@@ -68,6 +71,7 @@ class TensorOverride:
         dtype: the number format, or its name.
         symmetric: as in a ``QuantizationSpec``.
         reduce_range: as in a ``QuantizationSpec``.
+        narrow: as in a ``QuantizationSpec``.
         axis: axis of per-channel scales.
         calibrator: calibrator of an activation. It may be a text, as in a ``QuantizationSpec``.
             A tensor that only moves values has the range of its source.
@@ -93,6 +97,7 @@ class TensorOverride:
     dtype: DType | None = None
     symmetric: bool | None = None
     reduce_range: bool | None = None
+    narrow: bool | None = None
     axis: int | None = None
     calibrator: Calibrator | None = None
     low: tuple[float, ...] = ()
@@ -116,6 +121,7 @@ class TensorOverride:
             dtype: DType | str | None = None,
             symmetric: bool | None = None,
             reduce_range: bool | None = None,
+            narrow: bool | None = None,
             axis: int | None = None,
             calibrator: Calibrator | str | None = None,
             low: float | Sequence[float] = (),
@@ -263,7 +269,13 @@ class TensorOverride:
         A range alone does not separate a moved tensor from its source.
         """
         # None stands for "as the rules decide", whereas False is a decision.
-        settings = (self.dtype, self.symmetric, self.reduce_range, self.axis)
+        settings = (
+            self.dtype,
+            self.symmetric,
+            self.reduce_range,
+            self.narrow,
+            self.axis,
+        )
         return any(setting is not None for setting in settings) or bool(self.scale)
 
     @property
@@ -300,7 +312,7 @@ class TensorOverride:
             ConfigError: the number format has no scale, and one is given.
         """
         # Only settings that differ: ``with_`` of a new format resets the rule for exponents.
-        flags = {name: getattr(self, name) for name in _FLAGS}
+        flags = {name: getattr(self, name) for name in (*_FLAGS, "narrow")}
         changes = {name: value for name, value in flags.items() if value is not None}
         if self.dtype not in (None, spec.dtype):
             changes["dtype"] = self.dtype

@@ -1,7 +1,12 @@
 """Write operators that compute on integer codes in place of nodes between Q/DQ pairs."""
 
 from quark_onnx.fusions.base import Fusion
-from quark_onnx.fusions.dynamic import conv_integer, lstm_integer, matmul_integer
+from quark_onnx.fusions.dynamic import (
+    conv_integer,
+    lstm_integer,
+    matmul_integer,
+    portable_conv_integer,
+)
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.fusions.moving import (
     MOVING,
@@ -47,9 +52,12 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "QuantizeLinear": (drop_rounding_again,),
 }
 
+#: The same, without operators that only serve onnxruntime's speed.
+PORTABLE_FUSIONS = FUSIONS | {"Conv": (portable_conv_integer, qlinear_conv)}
+
 #: Integer products that fusions write; the codes of the first factor are the first input.
 INTEGER_PRODUCTS = frozenset(
     {"QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"},
 )
 
-__all__ = ["FUSIONS", "INTEGER_PRODUCTS", "Fusion"]
+__all__ = ["FUSIONS", "INTEGER_PRODUCTS", "PORTABLE_FUSIONS", "Fusion"]

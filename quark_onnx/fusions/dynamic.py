@@ -3,7 +3,7 @@
 An LSTM becomes a DynamicQuantizeLSTM, which also quantizes its hidden state in each step.
 onnxruntime recognizes the pattern MatMulInteger, Cast, Mul, Mul and runs it as one operator. After
 a ConvInteger it runs each one alone, so that scale and bias of the channels are applied at once, by
-BatchNormalization.
+BatchNormalization, unless the result is to be portable.
 """
 
 from __future__ import annotations
@@ -63,6 +63,16 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
 
 def conv_integer(graph: Graph, node: Node) -> bool:
     """Replace Conv by a constant kernel with a scale per tensor or channel and a zero point."""
+    return _conv_integer(graph, node, at_once=True)
+
+
+def portable_conv_integer(graph: Graph, node: Node) -> bool:
+    """Replace Conv as ``conv_integer`` does, with Mul and Add for scale and bias."""
+    return _conv_integer(graph, node, at_once=False)
+
+
+def _conv_integer(graph: Graph, node: Node, *, at_once: bool) -> bool:
+    """Replace Conv; ``at_once`` applies scale and bias in one operator."""
     operands = _operands(graph, node)
     if operands is None:
         return False
@@ -77,9 +87,9 @@ def conv_integer(graph: Graph, node: Node) -> bool:
         return False
     if (zeros != zeros.flat[0]).any():
         return False
-    if node.input(2):
-        if not graph.is_constant(node.input(2)):
-            return False
+    if node.input(2) and not graph.is_constant(node.input(2)):
+        return False
+    if node.input(2) and at_once:
         # BatchNormalization takes one factor per channel: (channels,).
         by_channel = np.broadcast_to(scale, stored.shape[:1])
     elif scale.ndim:
@@ -94,7 +104,7 @@ def conv_integer(graph: Graph, node: Node) -> bool:
     weight = graph.once(
         ("unsigned", w.codes, w.zero_point), lambda: _unsigned(graph, w)
     )
-    return _write(graph, node, "ConvInteger", x, weight, factor)
+    return _write(graph, node, "ConvInteger", x, weight, factor, at_once=at_once)
 
 
 def _unsigned(graph: Graph, w: Codes) -> list[str]:
@@ -238,8 +248,13 @@ def _write(  # noqa: PLR0913  the operands of a product
     x: Codes,
     weight: list[str],
     factor: str,
+    *,
+    at_once: bool = False,
 ) -> bool:
-    """Write the product; ``weight`` names the codes and, unless it is 0, the zero point."""
+    """Write the product; ``weight`` names the codes and, unless it is 0, the zero point.
+
+    ``at_once`` applies scale and bias in one operator.
+    """
     names = [
         graph.fresh(f"{node.name}_{suffix}")
         for suffix in ("sum", "float", "scale", "product")
@@ -252,7 +267,7 @@ def _write(  # noqa: PLR0913  the operands of a product
     # Scales of activation and weight first: one product per channel instead of one per value.
     graph.add("Mul", [x.scale, factor], names[2:3])
     bias = node.input(2)
-    if bias and op_type == "ConvInteger":
+    if bias and at_once:
         _scale_and_shift(graph, names[1:3], bias, names[3])
         replace(graph, node, names[3])
         return True
@@ -260,9 +275,25 @@ def _write(  # noqa: PLR0913  the operands of a product
     result = names[3]
     if bias:
         result = graph.fresh(f"{node.name}_biased")
+        if op_type == "ConvInteger":
+            bias = _along_channels(graph, bias, len(graph.sizes(node.inputs[1])))
         graph.add("Add", [names[3], bias], [result])
     replace(graph, node, result)
     return True
+
+
+def _along_channels(graph: Graph, bias: str, rank: int) -> str:
+    """Return the name of a constant bias in a shape that broadcasts along the channels."""
+    array = value(graph, bias)
+    [name] = graph.once(
+        ("along channels", bias, str(rank)),
+        lambda: [
+            graph.add_constant(
+                f"{bias}_along_channels", array.reshape(-1, *[1] * (rank - 2))
+            )
+        ],
+    )
+    return name
 
 
 def _scale_and_shift(graph: Graph, product: list[str], bias: str, result: str) -> None:

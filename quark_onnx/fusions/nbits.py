@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.layout import turned
 from quark_onnx.files.half_precision import add_narrow
@@ -22,6 +24,8 @@ from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS
 from quark_onnx.patterns.conv_and_gemm import unscaled
 
+#: First opset whose Unsqueeze has its axes as an input.
+_AXES_OPSET = 13
 _TYPES = {f"int{bits}": bits for bits in BITS} | {f"uint{bits}": bits for bits in BITS}
 
 
@@ -36,10 +40,16 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
     bits = _TYPES.get(str(stored.dtype))
-    if bits is None or stored.ndim != 2 or codes.axis % 2 != int(transposed):
+    if bits is None or stored.ndim < 2 or any(size != 1 for size in stored.shape[:-2]):
+        return False
+    if codes.axis % stored.ndim != stored.ndim - (1 if transposed else 2):
+        return False
+    # The result of a product has the axes of a stack of one matrix, which the operator drops.
+    missing = _missing_axes(graph, node, stored.ndim)
+    if missing is None:
         return False
     # K inputs per column, N columns.
-    k, n = stored.shape[::-1] if transposed else stored.shape
+    k, n = stored.shape[::-1] if transposed else stored.shape[-2:]
     inputs = graph.once(
         ("nbits", codes.codes, codes.scale, codes.zero_point, str(transposed)),
         lambda: _written(graph, codes, bits, transposed),
@@ -68,8 +78,29 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
         product = result
         result = graph.fresh(f"{node.name}_biased")
         graph.add("Add", [product, bias], [result])
+    if missing:
+        product = result
+        result = graph.fresh(f"{node.name}_stacked")
+        axes = graph.add_constant(f"{node.name}_axes", np.arange(missing))
+        graph.add("Unsqueeze", [product, axes], [result])
     replace(graph, node, result)
     return True
+
+
+def _missing_axes(graph: Graph, node: Node, rank: int) -> int | None:
+    """Return the number of leading axes that a matrix takes from a product; None if unknown.
+
+    Args:
+        rank: the rank of the weight, a matrix or a stack of one matrix.
+    """
+    if rank == 2:
+        return 0
+    shape = graph.shape(node.inputs[0])
+    # A vector becomes a matrix in a product with a stack.
+    if shape is None or len(shape) < 2:
+        return None
+    missing = max(0, rank - len(shape))
+    return None if missing and graph.opset < _AXES_OPSET else missing
 
 
 def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int:
@@ -107,11 +138,16 @@ def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[st
     return inputs
 
 
+def _matrix(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the only matrix of a stack."""
+    return array.reshape(array.shape[-2:])
+
+
 def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWeight:
     """Return a weight in the operator's layout: columns as rows, unsigned codes."""
-    stored = value(graph, codes.codes)
-    scales = value(graph, codes.scale).astype(np.float32)
-    zeros = zero_points(graph, codes)
+    stored = _matrix(value(graph, codes.codes))
+    scales = _matrix(value(graph, codes.scale)).astype(np.float32)
+    zeros = _matrix(zero_points(graph, codes))
     # Unsigned codes are two's complement ones shifted by half of their range.
     if str(stored.dtype).startswith("u"):
         offset = 0

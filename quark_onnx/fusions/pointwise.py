@@ -79,16 +79,26 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)
 
 
-def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
+def softmax_fails(
+    graph: Graph, node: Node, scale: NDArray[Any], *, cautious: bool = True
+) -> bool:
     """Return whether onnxruntime's 8-bit softmax may be wrong.
 
     For a single value it computes 0, it skips empty results, and where more than 256 steps cover 0
     to 1 it wraps around to 0 instead of saturating (up to 1.31).
+
+    Args:
+        graph: the graph.
+        node: the Softmax.
+        scale: the scale of its result.
+        cautious: take an unknown size for one that fails.
     """
     sizes = known_sizes(graph.shape(node.inputs[0]))
-    if sizes is None or 0 in sizes:
-        return True
     wraps_around = bool((scale < _LEAST_SOFTMAX_SCALE).any())
+    if sizes is None:
+        return cautious or wraps_around
+    if 0 in sizes:
+        return True
     return wraps_around or sizes[softmax_axis(node, graph.opset)] == 1
 
 

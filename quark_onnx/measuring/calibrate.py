@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 from onnx import ModelProto
 
 from calibrators import Extremes, Histogram, Statistic
@@ -476,7 +477,9 @@ def _ranges(
             entry = plan.entries[use]
             assert isinstance(entry, Quantize)
             reason = _unfit(statistic, entry)
-            if not reason:
+            if reason == _ZERO and plan.asked.all_pairs:
+                ranges[use] = _of_steps(entry)
+            elif not reason:
                 ranges[use] = statistic
             # A tensor with known bounds stays quantized by these.
             elif entry.bounds is None:
@@ -503,6 +506,15 @@ def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
     """Return whether calibration has to measure the range of a use."""
     is_given = entry.given is not None and entry.given.known
     return entry.spec.measured and not is_given and not graph.is_constant(use.tensor)
+
+
+def _of_steps(entry: Quantize) -> Statistic:
+    """Return a statistic whose scale is 1, from 0 upward."""
+    grid = entry.spec.grid
+    greatest = grid.qmax if entry.spec.symmetric else grid.qmax - grid.qmin
+    statistic = entry.spec.calibrator.statistic()
+    statistic.observe(np.array([[0, greatest]], np.float32))
+    return statistic
 
 
 def _unfit(statistic: Statistic, entry: Quantize) -> str:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrators import MinMax, MinMSE
+from calibrators import Entropy, MinMax, MinMSE
 from quark_onnx.common.errors import nearest
-from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import refuse_first, require, require_known
 from quark_onnx.config.qconfig import FOLLOWERS
 from quark_onnx.dtypes import INT8
 from quark_onnx.onnxruntime_spelling.cache import read_cache
+from quark_onnx.onnxruntime_spelling.extension_points import (
+    require_unchanged_registries,
+)
 from quark_onnx.onnxruntime_spelling.names import (
     CalibrationMethod,
     QuantFormat,
@@ -113,8 +116,18 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
     # onnxruntime quantizes bodies only with EnableSubgraph, and accepts models that have Q/DQ
     # pairs.
     request.changes |= {"form": form, "bodies": False, "keep_existing": True}
-    request.changes["follow_inputs"] = FOLLOWERS
+    # Pairs stand where onnxruntime's quantizer places them, which other engines rely on.
+    request.changes |= {"portable": True, "all_pairs": True}
+    # QLinearGlobalAveragePool alone follows its input; QDQ pairs are placed around the operator.
+    request.changes["follow_inputs"] = tuple(
+        kind for kind in FOLLOWERS if request.operators or kind != "GlobalAveragePool"
+    )
     choose(request)
+    if isinstance(activation.calibrator, Entropy):
+        # No sum averages the errors of clipped outputs. onnxruntime's method has as many bins as
+        # codes by default, and clips nothing.
+        outputs = [output.name for output in request.graph.outputs]
+        request.tensors.append(TensorOverride(outputs, calibrator=MinMax()))
     # Before the options: a later override for a tensor takes precedence over an earlier one.
     cached = read_cache(request)
     apply(request)
@@ -152,6 +165,7 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     options = _options(a["extra_options"])
     request = Request(a, options, True, dynamic.activation, _weight(a))
     request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
+    request.changes["portable"] = True
     if request.weight.dtype.bits == INT8.bits:
         # all later nodes read a row, and no sum averages its errors out; a row on one side
         # of zero would waste half of the codes without a zero point
@@ -201,6 +215,7 @@ def _bound(
     positional: tuple[Any, ...],
     keywords: Mapping[str, Any],
 ) -> Mapping[str, Any]:
+    require_unchanged_registries()
     for name in keywords:
         require_known(
             name, signature.parameters, f"{function} has no argument", CallError

@@ -204,7 +204,10 @@ def move_floats(request: Request, value: object) -> None:
     request.changes["movers"] = forced
     if forced:
         # Where is quantized even if no input is; Clip and Relu keep following theirs.
-        request.changes["follow_inputs"] = ("Clip", "Relu")
+        following = request.changes.get("follow_inputs", ())
+        request.changes["follow_inputs"] = tuple(
+            kind for kind in following if kind != "Where"
+        )
 
 
 def bodies(request: Request, value: object) -> None:

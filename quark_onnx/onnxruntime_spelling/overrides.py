@@ -9,7 +9,7 @@ from quark_onnx.common.errors import nearest
 from quark_onnx.config import TensorOverride
 from quark_onnx.config.checks import refuse_first, require_known
 from quark_onnx.graph import Graph
-from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of, logger
+from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of
 
 _KEYS = (
     "quant_type",
@@ -22,10 +22,6 @@ _KEYS = (
     "rmax",
     "convert",
 )
-#: Operators whose third input is a bias.
-_BIASED = ("Conv", "ConvTranspose", "Gemm")
-
-
 #: Function from a ``quant_type`` to the name of a number format.
 Formats = Callable[[Any], str]
 
@@ -59,18 +55,6 @@ def tensor_overrides(
                 f"TensorQuantOverrides: tensor {tensor!r} is not present in the"
                 f" model{nearest(str(tensor), names)}",
             )
-        # The scale of a bias has to be the product of both others, so that sums can be added as
-        # integers.
-        if any(
-            node.kind in _BIASED and node.input(2) == tensor
-            for node in graph.consumers(tensor)
-        ):
-            logger.warning(
-                "TensorQuantOverrides: %r is a bias, which gets the product of two"
-                " scales all the same",
-                tensor,
-            )
-            continue
         if isinstance(given, Mapping):
             # onnxruntime takes a list, of one dictionary for a per-tensor override; a bare one is
             # accepted here.

@@ -50,15 +50,29 @@ DEFAULT_TYPES = (
     "Where",
 )
 
-#: Operators with dynamic quantization of activations, or with lookups in a table of codes.
-_DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather", "LSTM"})
+#: Those of them that have pairs only: they are not in QLinearOpsRegistry.
+_PAIRED_ONLY = (
+    "BatchNormalization",
+    "ConvTranspose",
+    "CumSum",
+    "GatherElements",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "Slice",
+    "TopK",
+)
+
+#: Operators with dynamic quantization of activations, or with lookups in a table of codes:
+#: IntegerOpsRegistry of ``onnxruntime.quantization.registry`` 1.32, and Gemm, which onnxruntime
+#: turns into MatMul and Add before it selects.
+_DYNAMIC = ("MatMul", "Gemm", "Conv", "Gather", "LSTM", "EmbedLayerNormalization")
 
 
 def choose(request: Request) -> None:
     """Set the operators and nodes to quantize.
 
     Unknown names cause a warning, as in onnxruntime. Explicit names disable the exclusions for
-    safety, unless the names select every node.
+    safety.
 
     Args:
         request: the request.
@@ -68,9 +82,8 @@ def choose(request: Request) -> None:
     excluded = names(request.arguments, "nodes_to_exclude")
     if types:
         _choose_types(request, types)
-    elif not request.dynamic:
-        # Sorted, as a set of strings has another order in each process.
-        request.changes["op_types"] = tuple(sorted(ruled_kinds(DEFAULT_TYPES)))
+    else:
+        _choose_defaults(request)
     if nodes:
         existing = known_nodes(request.graph, nodes, "nodes_to_quantize")
         if existing:
@@ -83,12 +96,28 @@ def choose(request: Request) -> None:
         request.exclude += known_nodes(request.graph, excluded, "nodes_to_exclude")
 
 
+def _choose_defaults(request: Request) -> None:
+    types = DEFAULT_TYPES
+    if request.dynamic:
+        types = _DYNAMIC
+    elif request.operators:
+        types = tuple(name for name in DEFAULT_TYPES if name not in _PAIRED_ONLY)
+    kinds = ruled_kinds(types)
+    if kinds_of(every_node(request.graph)).isdisjoint(kinds):
+        # A QConfig refuses types that a model lacks: nothing is written as an exclusion of all.
+        request.changes["exclude"] = ("*",)
+    else:
+        # Sorted, as a set of strings has another order in each process.
+        request.changes["op_types"] = tuple(sorted(kinds))
+
+
 def _choose_types(request: Request, types: tuple[str, ...]) -> None:
     # Names in bodies are known, too, although bodies are quantized only with EnableSubgraph.
     nodes = every_node(request.graph)
     present = kinds_of(nodes)
     kinds = ruled_kinds(types)
-    ruled = present.intersection(RULES)
+    if request.dynamic and "MatMul" in kinds:
+        kinds.add("Gemm")
     # A kind is an operator with its domain, as "com.microsoft::Gelu"; scripts give the operator
     # alone.
     with_rule = {kind.rpartition("::")[2] for kind in kinds}
@@ -101,6 +130,15 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
             "op_types_to_quantize: there is no rule for %s, which stays float",
             ", ".join(without_rule),
         )
+    if request.dynamic:
+        kinds &= ruled_kinds(_DYNAMIC)
+        # Types that are asked for, are in the model, and have no dynamic form.
+        floats = sorted(ruled_kinds(types) & present - kinds)
+        if floats:
+            logger.warning(
+                "quantize_dynamic has no products of codes for %s, which stay float",
+                ", ".join(floats),
+            )
     if not kinds & present:
         logger.warning(
             "op_types_to_quantize is %s, and the model has no such operator: nothing is"
@@ -110,17 +148,7 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
         )
         request.changes["exclude"] = ("*",)
         return
-    # Types that are asked for, are in the model, and have no dynamic form.
-    floats = sorted(kinds & present - set(_DYNAMIC))
-    if request.dynamic and floats:
-        logger.warning(
-            "quantize_dynamic has no products of codes for %s, which stay float",
-            ", ".join(floats),
-        )
-    # Types that cover every ruled operator of the model select nothing: the exclusions for safety
-    # stay.
-    if not ruled <= kinds:
-        request.changes |= {"op_types": tuple(sorted(kinds)), "safe": False}
+    request.changes |= {"op_types": tuple(sorted(kinds)), "safe": False}
 
 
 def every_node(graph: Graph) -> list[Any]:

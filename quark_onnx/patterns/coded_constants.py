@@ -1,11 +1,13 @@
 """Find weights that a model stores as integer codes, followed by arithmetic that scales them.
 
 Such files hold ``Mul(Cast(codes), scale)``, also with a zero point, ``Mul(Sub(Cast(codes), zero),
-scale)``, or with an offset, ``Add(Mul(Cast(codes), scale), offset)``.
+scale)``, or with an offset, ``Add(Mul(Cast(codes), scale), offset)``. Others hold
+``DequantizeLinear(codes, scale, zero)``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from onnx import TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.graph import Graph, Node, store_constants
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 #: Largest share of a step by which an offset may miss a whole number of steps.
@@ -32,12 +35,14 @@ class CodedConstant:
         scale: broadcasts against the codes.
         zero: broadcasts against the codes; None for 0.
         offset: broadcasts against the codes; None for 0.
+        dequantize: a DequantizeLinear computes the values, and not arithmetic.
     """
 
     tensor: TensorProto
     scale: NDArray[np.float32]
     zero: NDArray[np.float32] | None = None
     offset: NDArray[np.float32] | None = None
+    dequantize: bool = False
 
     def dequantized(self) -> NDArray[np.float32]:
         """Return the float values, as the operators of the model compute them."""
@@ -87,6 +92,9 @@ class CodedConstant:
         tensor.CopyFrom(self.tensor)
         tensor.name = codes
         graph.initializers[codes] = tensor
+        if self.dequantize:
+            self._write_dequantize(graph, codes, name)
+            return
         steps: list[tuple[str, NDArray[Any]]] = [("Mul", self.scale)]
         if self.zero is not None:
             steps.insert(0, ("Sub", self.zero))
@@ -100,6 +108,21 @@ class CodedConstant:
             constant = graph.add_constant(f"{name}_{kind.lower()}_by", operand)
             graph.add(kind, [value, constant], [result])
             value = result
+
+    def _write_dequantize(self, graph: Graph, codes: str, name: str) -> None:
+        parameters = self.parameters()
+        assert parameters is not None
+        zeros = parameters.zero_point.astype(values(self.tensor).dtype)
+        scales = parameters.scale.astype(np.float32)
+        attributes = {}
+        if parameters.axis is None:
+            scales, zeros = scales.reshape(()), zeros.reshape(())
+        else:
+            attributes["axis"] = parameters.axis
+        inputs = [codes]
+        inputs += [graph.add_constant(f"{name}_scale", scales)]
+        inputs += [graph.add_constant(f"{name}_zero_point", zeros)]
+        graph.add("DequantizeLinear", inputs, [name], **attributes)
 
 
 @dataclass(frozen=True)
@@ -133,6 +156,77 @@ def coded_constants(graph: Graph) -> dict[str, CodedConstant]:
     return {
         name: coded for name, coded in found.items() if not _is_step(graph, name, found)
     }
+
+
+def take_dequantized_weights(
+    graph: Graph, layers: Container[str]
+) -> dict[str, CodedConstant]:
+    """Turn each DequantizeLinear of a weight of a float layer into a constant, in place.
+
+    The layer can then be quantized like one with a float weight. A layer that is connected to
+    other quantized values is left as it is.
+
+    Args:
+        graph: the graph; its constants are initializers.
+        layers: operator types that multiply by weights.
+
+    Returns:
+        The codes of the constants, by name.
+    """
+    found = dict[str, tuple[Node, CodedConstant]]()
+    for node in graph.nodes_of_type(DEQUANTIZE):
+        coded = _stored(graph, node)
+        if coded is not None:
+            found[node.outputs[0]] = (node, coded)
+    taken = dict[str, CodedConstant]()
+    for name, (_, coded) in found.items():
+        readers = graph.consumers(name)
+        if graph.is_output(name) or graph.captured(name) or not readers:
+            continue
+        if all(_is_float_layer(graph, reader, layers, found) for reader in readers):
+            taken[name] = coded
+    for name, coded in taken.items():
+        graph.remove([found[name][0]])
+        graph.set_constant(name, coded.dequantized())
+    return taken
+
+
+def _is_float_layer(
+    graph: Graph, node: Node, layers: Container[str], stored: Container[str]
+) -> bool:
+    """Return whether a layer exchanges only floats with other nodes, apart from stored weights."""
+    if node.kind not in layers:
+        return False
+    sources = [graph.producer(name) for name in node.inputs if name not in stored]
+    neighbours = [*filter(None, sources), *graph.followers(node)]
+    return not any(
+        neighbour.op_type in QUANTIZE | DEQUANTIZE for neighbour in neighbours
+    )
+
+
+def _stored(graph: Graph, node: Node) -> CodedConstant | None:
+    """Return the codes of a constant that a node dequantizes, with one scale or one per index."""
+    codes, scale = (
+        graph.initializers.get(node.inputs[0]),
+        graph.constant(node.inputs[1]),
+    )
+    if codes is None or scale is None or codes.data_type not in _BYTES:
+        return None
+    if node.attribute("block_size", 0) or scale.ndim > 1:
+        return None
+    zero = graph.optional_constant(node.input(2), 0)
+    if zero is None:
+        return None
+    shape = [1] * len(codes.dims)
+    if scale.size > 1:
+        shape[node.attribute("axis", 1)] = scale.size
+    coded = CodedConstant(
+        codes,
+        scale.astype(np.float32).reshape(shape),
+        np.broadcast_to(zero, scale.shape).astype(np.float32).reshape(shape),
+        dequantize=True,
+    )
+    return None if coded.parameters() is None else coded
 
 
 def _is_step(graph: Graph, name: str, found: dict[str, CodedConstant]) -> bool:

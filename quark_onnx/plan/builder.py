@@ -260,6 +260,11 @@ class PlanBuilder(Plan):
         if override is not None and override.keep:
             self.keep_for(node, tensor, EXCLUDED)
             return
+        if override is not None and override.decides:
+            # A format or a scale of its own, like a weight; runtimes then add the bias in float.
+            given = self.specs[node].weight or spec
+            self._put(node, tensor, Quantize(given.with_(block_size=0)))
+            return
         # The scale of the bias is the product of the scale of the activation, which is one number,
         # and of those of the weight, which may be one per channel.
         if _has_one_integer_scale(activation_entry) and _multiplies(weight_entry):

@@ -28,6 +28,8 @@ _QUANTIZING = frozenset(
         "MatMulIntegerToFloat",
     }
 )
+#: Operators that read and write floats, so that their neighbours are as free as those of a MatMul.
+_BETWEEN_FLOATS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 # Domains whose operators all work on rounded values: the functions written here, and Vitis AI's.
 _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
 
@@ -65,6 +67,8 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
     # would round the values again.
     touched = dict.fromkeys(node.name for node in quantizing)
     for node in quantizing:
+        if node.op_type in _BETWEEN_FLOATS:
+            continue
         for neighbour in (*graph.leaders(node), *graph.followers(node)):
             touched[neighbour.name] = None
     return dict.fromkeys(touched, "it touches what is quantized already")

@@ -75,12 +75,17 @@ class Asked:
         silent: operator types that do not request quantization of their results.
         clipping: remove a Relu or Clip if saturation has the same effect.
         following: operator types that are quantized only after quantized inputs.
+        all_pairs: quantize tensors, too, that need no pair, as onnxruntime's quantizer does.
+        saturates: write a Max and a Min where a part of the codes is used, as with 7 of 8 bits, and
+            before the pair of a Softmax of unknown size.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)
     silent: tuple[str, ...] = ()
     clipping: bool = True
     following: tuple[str, ...] = ()
+    all_pairs: bool = False
+    saturates: bool = True
 
 
 class Plan:

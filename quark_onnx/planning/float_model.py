@@ -16,8 +16,12 @@ from quark_onnx.files.half_precision import OriginalDtypes, upcast_to_float32
 from quark_onnx.files.io import open_model
 from quark_onnx.graph import Graph, gather_constants, store_for
 from quark_onnx.graph.shapes import without_all_parameters
-from quark_onnx.patterns.coded_constants import coded_constants
+from quark_onnx.patterns.coded_constants import (
+    coded_constants,
+    take_dequantized_weights,
+)
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
+from quark_onnx.rules import WEIGHTED
 from quark_onnx.running.run import Reference
 
 
@@ -120,6 +124,8 @@ class FloatModel:
         # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
         narrowing.coded = coded_constants(graph)
+        if config.keep_existing and config.activation is not None:
+            narrowing.coded |= take_dequantized_weights(graph, WEIGHTED)
         notes = [*user.notes]
         if config.target and config.fix_sizes:
             graph, sized = fixed(graph)

@@ -64,12 +64,14 @@ def _override(
         spec = _spec_for(graph, reader, name, specs[reader], parameters)
         if spec is None:
             return None
-        grid = spec.with_(dtype=dtype).grid
+        # The stored codes may use the least one.
+        grid = spec.with_(dtype=dtype, narrow=False).grid
         if lowest_code < grid.qmin or zeros.max() > grid.qmax:
             return None
     return TensorOverride(
         name,
         dtype=dtype,
+        narrow=False,
         axis=parameters.axis,
         scale=tuple(parameters.scale.tolist()),
         zero_point=tuple(parameters.zero_point.tolist()),

@@ -83,6 +83,8 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
             config.float_results,
             config.clipping,
             config.follow_inputs,
+            config.all_pairs,
+            not config.portable,
         ),
     )
     # A caller may replace the value of such an initializer, which calibration has not seen.
@@ -132,7 +134,11 @@ def _apply_rule(plan: PlanBuilder, node: Node, *, movers: bool) -> None:
         plan.keep_node(node, reason)
         return
     # By its rule, the operator hands on the format of its input, and requests none.
-    if movers and node.kind in HANDING_ON:
+    # onnxruntime's quantizer asks for the input of a Pad, unless it writes operators on codes.
+    is_asked = movers or (
+        node.kind == "Pad" and plan.asked.all_pairs and not plan.fuses
+    )
+    if is_asked and node.kind in HANDING_ON:
         plan.activation(node, node.inputs[0])
     RULES[node.kind](node, plan)
 

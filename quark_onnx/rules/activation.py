@@ -56,6 +56,9 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
         plan.activation(producer if named else node, result)
     elif not follows_floats(node, plan, source):
         plan.activation(node, source, result)
+        if not plan.asked.clipping and _producer(node, plan) is not None:
+            # The clip would remove what the pair before it saturates.
+            plan.same_as(node, source, result)
 
 
 def _computing(node: Node, plan: PlanBuilder) -> Node | None:
@@ -63,6 +66,11 @@ def _computing(node: Node, plan: PlanBuilder) -> Node | None:
     # The scale of the clipped range saturates where the clip does.
     if not plan.asked.clipping:
         return None
+    return _producer(node, plan)
+
+
+def _producer(node: Node, plan: PlanBuilder) -> Node | None:
+    """Return the producer whose kernel rounds to any scale, if a Relu or Clip alone reads it."""
     source = node.inputs[0]
     if not alone_reads(plan.graph, node, source):
         return None

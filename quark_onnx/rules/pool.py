@@ -8,7 +8,7 @@ from __future__ import annotations
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import PlanBuilder
-from quark_onnx.rules.base import rule
+from quark_onnx.rules.base import follows_floats, rule
 from quark_onnx.rules.passthrough import REARRANGING
 
 #: Operators that convert scores, or do not read their values.
@@ -21,6 +21,8 @@ def average(node: Node, plan: PlanBuilder) -> None:
 
     onnxruntime's integer operator has no dilations, and counts beyond the padding in ceil mode.
     """
+    if follows_floats(node, plan, node.inputs[0]):
+        return
     if node.attribute("dilations") is not None:
         plan.keep_node(
             node, "onnxruntime has no integer average pooling with dilations"

@@ -12,7 +12,7 @@ _RANKING = "it ranks values, of which few codes make many equal"
 @rule("TopK")
 def top(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as rounding creates ties; otherwise share the input's scale."""
-    if not kept_float(node, plan, _RANKING):
+    if _reads_codes(node, plan) or not kept_float(node, plan, _RANKING):
         # The second result holds indices, and stays as it is.
         plan.same_as(node, node.outputs[0], node.inputs[0])
 
@@ -20,8 +20,13 @@ def top(node: Node, plan: PlanBuilder) -> None:
 @rule("ArgMax", "ArgMin")
 def position(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as rounding creates ties; otherwise quantize the input."""
-    if not kept_float(node, plan, _RANKING):
+    if _reads_codes(node, plan) or not kept_float(node, plan, _RANKING):
         plan.activation(node, node.inputs[0])
+
+
+def _reads_codes(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a node gets rounded values in any case, and the user asks for all pairs."""
+    return plan.asked.all_pairs and plan.quantized(node.inputs[0], node)
 
 
 @rule("NonMaxSuppression")

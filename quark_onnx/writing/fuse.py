@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 from calibrators.onnx_runtime.cpu_features import ADVICE, SATURATION, saturates
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.wording import counted
-from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
+from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS, Fusion
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.planning.blocks import lower_blocks
@@ -48,6 +48,7 @@ def fuse(
     before: Collection[str] = frozenset(),
     *,
     runs: bool = True,
+    fusions: Mapping[str, Sequence[Fusion]] = FUSIONS,
 ) -> tuple[Graph, list[str]]:
     """Return a copy of a Q/DQ graph with operators on codes, and notes for the report.
 
@@ -62,12 +63,13 @@ def fuse(
             ``quantized_before``; they are not changed.
         runs: False where onnxruntime lacks an operator of the model, so that nothing can be
             verified.
+        fusions: the fusions to try for each operator type, in order.
     """
     plain = graph.copy()
     # Nothing to rewrite: the graph itself serves, without a copy.
     if not lower_blocks(plain):
         plain = graph
-    fused, done = _lowered(graph, None, before)
+    fused, done = _lowered(graph, None, before, fusions)
     if not done:
         return plain, []
     # One session on the pairs serves every comparison.
@@ -81,12 +83,12 @@ def fuse(
         broken = _culprits(
             places,
             kept,
-            lambda chosen: check.objection(_lowered(graph, chosen, before)[0]),
+            lambda chosen: check.objection(_lowered(graph, chosen, before, fusions)[0]),
             [_ATTEMPTS],
         )
         kept += [place for place in places if place not in broken]
         notes += _left_out(kind, places, broken)
-    result, done = _lowered(graph, kept, before) if kept else (plain, {})
+    result, done = _lowered(graph, kept, before, fusions) if kept else (plain, {})
     return result, [*_counted(done), *_slow(result), *notes]
 
 
@@ -144,7 +146,10 @@ def _left_out(
 
 
 def _lowered(
-    graph: Graph, places: Collection[Place] | None, before: Collection[str]
+    graph: Graph,
+    places: Collection[Place] | None,
+    before: Collection[str],
+    fusions: Mapping[str, Sequence[Fusion]],
 ) -> tuple[Graph, dict[Kind, list[str]]]:
     """Return a copy with fusions at ``places`` and unfused blocks lowered.
 
@@ -154,11 +159,12 @@ def _lowered(
         graph: the graph with Q/DQ pairs; not changed.
         places: the fusions to make; None for all.
         before: names of nodes to skip.
+        fusions: as for ``fuse``.
 
     Returns:
         The copy, and the fused nodes by kind.
     """
-    fused, done = _fused(graph, places, before)
+    fused, done = _fused(graph, places, before, fusions)
     if lower_blocks(fused):
         fused.infer()
     return fused, done
@@ -168,6 +174,7 @@ def _fused(
     graph: Graph,
     places: Collection[Place] | None,
     before: Collection[str],
+    fusions: Mapping[str, Sequence[Fusion]],
     where: str = "",
 ) -> tuple[Graph, dict[Kind, list[str]]]:
     """Return a copy with fusions at ``places`` (None for all), bodies included.
@@ -175,6 +182,7 @@ def _fused(
     Args:
         places: the fusions to make; None for all.
         before: names of nodes to skip.
+        fusions: as for ``fuse``.
         where: prefix of node names, distinct for each body.
 
     Returns:
@@ -185,7 +193,7 @@ def _fused(
     for node in reversed(list(fused.nodes)):
         if where + node.name in before or not _is_present(fused, node):
             continue
-        for fusion in FUSIONS.get(node.kind, ()):
+        for fusion in fusions.get(node.kind, ()):
             kind, name = (fusion.__name__, node.kind), where + node.name
             if (places is None or (kind, name) in places) and fusion(fused, node):
                 done.setdefault(kind, []).append(name)
@@ -194,7 +202,7 @@ def _fused(
         inner = Graph(body.model)
         inner.reserve(fused.names)
         inner, inside = _fused(
-            inner, places, before, f"{where}{body.node.name}/{body.attribute}/"
+            inner, places, before, fusions, f"{where}{body.node.name}/{body.attribute}/"
         )
         if inside:
             put_back(fused, body, inner)

@@ -43,7 +43,9 @@ def is_small(dtype: Scaled) -> bool:
     return isinstance(dtype, Minifloat) or dtype.bits < 8
 
 
-def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) -> bool:
+def behind_softmax(
+    graph: Graph, tensor: str, dtype: Scaled, params: QParams, *, cautious: bool = True
+) -> bool:
     """Return whether a pair after ``tensor`` makes onnxruntime's 8-bit softmax wrong.
 
     The search looks through rearrangements.
@@ -53,6 +55,7 @@ def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) ->
         tensor: name of the tensor.
         dtype: the type of its codes.
         params: its scale and zero point.
+        cautious: as for ``softmax_fails``.
     """
     producer = graph.producer(tensor)
     while producer is not None and producer.kind in HANDING_ON | _CLIPPING:
@@ -60,7 +63,7 @@ def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) ->
         producer = graph.producer(producer.inputs[0])
     if producer is None or producer.kind != "Softmax" or dtype.bits != _BYTE:
         return False
-    return softmax_fails(graph, producer, params.scale)
+    return softmax_fails(graph, producer, params.scale, cautious=cautious)
 
 
 def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:

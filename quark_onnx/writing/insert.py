@@ -255,12 +255,16 @@ class _Writer:
             source = quantized if tensor in self.plan.spoken else value
             # A graph output: the dequantized value takes the name of the tensor.
             is_renamed = value != tensor and not use.node
-            result = self._form(source, use, tensor if is_renamed else "")
+            # The names of onnxruntime's quantizer.
+            is_apart = self._dedicated(use) and len(readers[use]) > 1
+            name = f"{use_name(use)}{DEQUANTIZED}_1" if is_apart else ""
+            result = self._form(source, use, tensor if is_renamed else name)
             if use.node is None:
                 quantized = result
             for index, node in enumerate(readers[use]):
                 if index and self._dedicated(use):
-                    result = self._form(source, use, "")
+                    name = f"{use_name(use)}{DEQUANTIZED}_{index + 1}"
+                    result = self._form(source, use, name)
                 self.graph.replace_input(node, tensor, result)
 
     def _dedicated(self, use: Use) -> bool:
@@ -389,15 +393,23 @@ class _Writer:
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         # The names of onnxruntime's quantizer.
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
-        # Operators on codes do not support these.
-        apart = is_small(scale.dtype) or scale.params.axis is not None
+        if self.graph.is_constant(use.tensor):
+            # onnxruntime stores the codes of a constant when it loads the model.
+            apart = from_readers(self.plan, use, scale.dtype, scale.params)
+        else:
+            # Operators on codes do not support these.
+            apart = is_small(scale.dtype) or scale.params.axis is not None
         # The dequantized value gets another name, because Min, which follows, writes the result.
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         # Before QuantizeLinear, whose own saturation may reach codes outside the grid.
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
-            self.plan.graph, use.tensor, scale.dtype, scale.params
+            self.plan.graph,
+            use.tensor,
+            scale.dtype,
+            scale.params,
+            cautious=self.plan.asked.saturates,
         ):
             float_name = self.graph.fresh(f"{use_name(use)}_float")
             source = self._apart(source, use, scale, float_name)
@@ -445,7 +457,7 @@ class _Writer:
         Returns:
             The name of the clipped value; ``source`` if no code can leave the grid.
         """
-        if not isinstance(scale.dtype, Integer):
+        if not isinstance(scale.dtype, Integer) or not self._is_clipped(scale.dtype):
             return source
         # A constant that never leaves the grid needs neither operator.
         least, greatest = self._reached(source, scale, scale.dtype)
@@ -791,7 +803,7 @@ class _Writer:
                 grid = dtype.grid(symmetric=True)
             else:
                 dtype = entry.spec.codes
-                grid = entry.spec.grid
+                grid = self._grid(entry)
             zero = self._parameter(
                 f"{use_name(root)}_zero_point",
                 # The type of the zero point is the type of the codes (ONNX, QuantizeLinear).
@@ -800,6 +812,20 @@ class _Writer:
             stored = self._store(root, params)
             self._scales[root] = _Scale(dtype, grid, params, stored, zero)
         return self._scales[root]
+
+    def _grid(self, entry: Quantize) -> Grid:
+        """Return the codes that a tensor may have, which the user may extend to those stored."""
+        dtype = entry.spec.codes
+        if self._is_clipped(dtype):
+            return entry.spec.grid
+        return dtype.grid(symmetric=entry.spec.symmetric)
+
+    def _is_clipped(self, dtype: Scaled) -> bool:
+        """Return whether codes stay in grids that are narrower than what ONNX stores."""
+        if not isinstance(dtype, Integer) or self.plan.asked.saturates:
+            return True
+        # Formats of fewer bits than ONNX stores have to be clipped in any case.
+        return dtype.storable != (dtype.qmin, dtype.qmax)
 
     def _store(self, root: Use, params: QParams) -> str:
         """Write the scale of a root, in float32 or float16 as the entry requests.

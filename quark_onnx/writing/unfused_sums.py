@@ -53,8 +53,8 @@ def unfuse_sums(graph: Graph, config: QConfig) -> list[str]:
 
 
 def _is_for_onnxruntime(config: QConfig) -> bool:
-    """Return whether activations are float, or integers with kernels in onnxruntime."""
-    if config.target:
+    """Return whether the result is for onnxruntime alone, and its kernels have the activations."""
+    if config.target or config.portable:
         return False
     spec = config.activation
     return spec is None or (isinstance(spec.dtype, Integer) and not spec.pow2)

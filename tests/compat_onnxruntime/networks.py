@@ -222,6 +222,102 @@ def stream() -> ModelProto:
     return _model(nodes, ("N", 16), ("N", 16), weights)
 
 
+def layers() -> ModelProto:
+    """Three Gemm, one of them transposed: the joiner of a speech recognizer."""
+    node = helper.make_node
+    nodes = [
+        node("Gemm", ["x", "w1", "b1"], ["g"], "first"),
+        node("Relu", ["g"], ["r"], "relu"),
+        node("Gemm", ["r", "w2", "b2"], ["h"], "second", transB=1),
+        node("Gemm", ["h", "w3", "b3"], ["y"], "third"),
+    ]
+    weights = {
+        "w1": _normal(16, 24, seed=1, scale=0.25),
+        "b1": _normal(24, seed=2, scale=0.1),
+        "w2": _normal(20, 24, seed=3, scale=0.2),
+        "b2": _normal(20, seed=4, scale=0.1),
+        "w3": _normal(20, 8, seed=5, scale=0.2),
+        "b3": _normal(8, seed=6, scale=0.1),
+    }
+    return _model(nodes, ("N", 16), ("N", 8), weights)
+
+
+def vocoder() -> ModelProto:
+    """Conv, LeakyRelu, ConvTranspose: an upsampling step of a vocoder."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c"], "conv", pads=[1, 1]),
+        node("LeakyRelu", ["c"], ["r"], "leaky", alpha=0.1),
+        node("ConvTranspose", ["r", "w2", "b2"], ["y"], "up", strides=[2]),
+    ]
+    weights = {
+        "w1": _normal(8, 8, 3, seed=1, scale=0.2),
+        "b1": _normal(8, seed=2, scale=0.1),
+        "w2": _normal(8, 4, 2, seed=3, scale=0.2),
+        "b2": _normal(4, seed=4, scale=0.1),
+    }
+    return _model(nodes, ("N", 8, 16), ("N", 4, 32), weights)
+
+
+def stored_weights(axis: int | None = None) -> ModelProto:
+    """A Conv whose weight is stored as codes before a DequantizeLinear, and a float Conv.
+
+    Args:
+        axis: axis of the scales; None for one scale.
+    """
+    node = helper.make_node
+    attributes = {} if axis is None else {"axis": axis}
+    nodes = [
+        node("DequantizeLinear", ["codes", "step", "zero"], ["w1"], "dq", **attributes),
+        node("Conv", ["x", "w1", "b1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"], "relu"),
+        node("Conv", ["r", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
+    ]
+    channels = () if axis is None else (8,)
+    weights = {
+        "codes": np.random.default_rng(1).integers(-128, 128, (8, 3, 3, 3), np.int8),
+        "step": np.full(channels, 0.01, "f"),
+        "zero": np.zeros(channels, np.int8),
+        "b1": _normal(8, seed=2, scale=0.1),
+        "w2": _normal(4, 8, 3, 3, seed=3, scale=0.2),
+    }
+    return _model(nodes, ("N", 3, 8, 8), ("N", 4, 8, 8), weights)
+
+
+def stack() -> ModelProto:
+    """A product with a stack of one matrix, as torch exports some linear layers."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    weights = {"w": _normal(1, 64, 16, seed=1, scale=0.12)}
+    return _model(nodes, ("N", 5, 64), ("N", 5, 16), weights, opset=21)
+
+
+def table() -> ModelProto:
+    """Rows of a table, and a product: the ends of a language model."""
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["e"], "look_up"),
+        helper.make_node("MatMul", ["e", "w"], ["y"], "lm_head"),
+    ]
+    weights = {
+        "table": _normal(50, 64, seed=1),
+        "w": _normal(64, 16, seed=2, scale=0.12),
+    }
+    return _model(
+        nodes, ("N", 7), ("N", 7, 16), weights, kind=TensorProto.INT64, opset=21
+    )
+
+
+def cancelling() -> ModelProto:
+    """The difference of two products that are nearly equal."""
+    weight = _normal(16, 16, seed=1, scale=0.25)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
+        helper.make_node("MatMul", ["x", "w2"], ["b"], "second"),
+        helper.make_node("Sub", ["a", "b"], ["y"], "difference"),
+    ]
+    weights = {"w1": weight, "w2": weight + _normal(16, 16, seed=2, scale=1e-5)}
+    return _model(nodes, ("N", 16), ("N", 16), weights)
+
+
 def samples(model: ModelProto, count: int = 24, seed: int = 0) -> list[Feeds]:
     """Random data for a model's input ``x``; each sample is a batch of four."""
     random, [value] = np.random.default_rng(seed), model.graph.input

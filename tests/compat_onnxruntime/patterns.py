@@ -501,3 +501,107 @@ def four_bit_pairs(q: Any, folder: Path, data: list[Feeds]) -> None:
 @pattern(partial(networks.convolutions, 11))
 def old_opset(q: Any, folder: Path, data: list[Feeds]) -> None:
     static(q, folder, data, activation_type=q.QuantType.QUInt8)
+
+
+@pattern(networks.layers)
+def dynamic_products_alone(q: Any, folder: Path, data: list[Feeds]) -> None:
+    """The call of speech projects: Gemm counts as MatMul."""
+    q.quantize_dynamic(*paths(folder), op_types_to_quantize=["MatMul"])
+
+
+@pattern(networks.layers)
+def dynamic_without_a_layer(q: Any, folder: Path, data: list[Feeds]) -> None:
+    q.quantize_dynamic(
+        *paths(folder), per_channel=True, reduce_range=True, nodes_to_exclude=["third"]
+    )
+
+
+@pattern(networks.layers)
+def results_of_layers(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, activation_type=q.QuantType.QUInt8)
+
+
+@pattern(networks.layers)
+def float_results_of_layers(q: Any, folder: Path, data: list[Feeds]) -> None:
+    options = {"OpTypesToExcludeOutputQuantization": ["Gemm"]}
+    kinds = {"activation_type": q.QuantType.QUInt8}
+    static(q, folder, data, extra_options=options, **kinds)
+
+
+@pattern(networks.vocoder)
+def dynamic_vocoder(q: Any, folder: Path, data: list[Feeds]) -> None:
+    q.quantize_dynamic(*paths(folder), weight_type=q.QuantType.QUInt8)
+
+
+@pattern(networks.vocoder)
+def vocoder_with_pairs(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, activation_type=q.QuantType.QUInt8)
+
+
+@pattern(networks.convolutions)
+def pairs_of_weights_per_channel(q: Any, folder: Path, data: list[Feeds]) -> None:
+    options = {"AddQDQPairToWeight": True}
+    static(q, folder, data, per_channel=True, extra_options=options)
+
+
+@pattern(networks.convolutions)
+def dynamic_convolutions(q: Any, folder: Path, data: list[Feeds]) -> None:
+    q.quantize_dynamic(*paths(folder), weight_type=q.QuantType.QUInt8)
+
+
+@pattern(networks.convolutions)
+def written_over_its_input(q: Any, folder: Path, data: list[Feeds]) -> None:
+    output = folder / "quantized.onnx"
+    output.write_bytes((folder / "float.onnx").read_bytes())
+    q.quantize_static(str(output), str(output), reader(q, data))
+
+
+@pattern(networks.attention)
+def dynamic_written_over_its_input(q: Any, folder: Path, data: list[Feeds]) -> None:
+    output = folder / "quantized.onnx"
+    output.write_bytes((folder / "float.onnx").read_bytes())
+    q.quantize_dynamic(output, output)
+
+
+@pattern(networks.stream)
+def dynamic_stream(q: Any, folder: Path, data: list[Feeds]) -> None:
+    """A float Add before a LayerNormalization stays what it is."""
+    q.quantize_dynamic(*paths(folder))
+
+
+@pattern(networks.stored_weights)
+def weights_in_codes(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, activation_type=q.QuantType.QUInt8)
+
+
+@pattern(partial(networks.stored_weights, 0))
+def weights_in_codes_per_channel(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, per_channel=True)
+
+
+@pattern(networks.stack)
+def four_bits_of_a_stack(q: Any, folder: Path, data: list[Feeds]) -> None:
+    _blocks(q, folder, data, block_size=32, is_symmetric=True)
+
+
+@pattern(networks.table)
+def four_bits_of_a_table(q: Any, folder: Path, data: list[Feeds]) -> None:
+    _blocks(q, folder, data, block_size=32, op_types_to_quantize=("MatMul", "Gather"))
+
+
+@pattern(networks.table)
+def nodes_in_addition(q: Any, folder: Path, data: list[Feeds]) -> None:
+    """``nodes_to_include`` adds to the operators."""
+    _blocks(q, folder, data, block_size=32, nodes_to_include=["look_up"])
+
+
+@pattern(networks.attention)
+def a_second_pass(q: Any, folder: Path, data: list[Feeds]) -> None:
+    """4 bits but for one node, and 8 bits for the rest."""
+    nbits = module(q, "matmul_nbits_quantizer")
+    model = onnx.load(folder / "float.onnx")
+    first = nbits.MatMulNBitsQuantizer(model, 4, 32, nodes_to_exclude=["down"])
+    first.process()
+    second = nbits.MatMulNBitsQuantizer(first.model.model, 8, 32)
+    second.process()
+    second.model.save_model_to_file(str(folder / "quantized.onnx"), False)

@@ -204,23 +204,33 @@ def test_contributed_operators_are_found_by_their_bare_names() -> None:
     assert "com.microsoft::QuickGelu" in found.op_types
 
 
-def test_naming_every_type_singles_none_out() -> None:
+def test_types_that_are_named_are_quantized() -> None:
+    """Also where they are all that the model has: get_qdq_config names them all, for NPUs."""
     types = ["Conv", "Relu", "MaxPool", "Add", "GlobalAveragePool", "Flatten", "Gemm"]
     found = translate_static(
         (networks.convolutions(), "q", None), {"op_types_to_quantize": types}
     ).config
-    assert (found.op_types, found.safe) == ((), True)
+    assert (found.op_types, found.safe) == (tuple(sorted(types)), False)
 
 
-def test_an_override_of_a_bias_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_operators_of_the_default_types(tmp_path: Path) -> None:
+    source, output = tmp_path / "float.onnx", tmp_path / "q.onnx"
+    onnx.save(parse("g (float[2] x) => (float[2] y) { y = Tanh (x) }"), source)
+    ours.quantize_dynamic(source, output)
+    ours.quantize_static(source, output, reader(theirs, [{"x": np.ones(2, "f")}]))
+    assert [node.op_type for node in onnx.load(output).graph.node] == ["Tanh"]
+
+
+def test_an_override_of_a_bias_is_obeyed(folder: Path) -> None:
+    """A bias with a format of its own is stored like a weight, as in onnxruntime."""
     options = {"TensorQuantOverrides": {"b1": [{"quant_type": theirs.QuantType.QInt8}]}}
-    assert (
-        translate_static(
-            (networks.convolutions(), "q", None), {"extra_options": options}
-        ).config.tensors
-        == ()
-    )
-    assert "'b1' is a bias" in caplog.text
+    source = str(folder / "float.onnx")
+    for package, name in ((ours, "a.onnx"), (theirs, "b.onnx")):
+        package.quantize_static(
+            source, str(folder / name), data(), extra_options=options
+        )
+    first, second = scales(folder / "a.onnx"), scales(folder / "b.onnx")
+    np.testing.assert_allclose(first["b1_scale"], second["b1_scale"], rtol=1e-6)
 
 
 def test_dynamic_products_that_there_are_not_are_warned_of(
@@ -408,7 +418,10 @@ def test_types_by_number_and_by_name() -> None:
         quark_onnx.QuantType.QInt4,
         "QInt4",
     ):
-        weight = translate_static(("m", "q", None), {"weight_type": kind}).config.weight
+        call = translate_static(
+            (networks.attention(), "q", None), {"weight_type": kind}
+        )
+        weight = call.config.weight
         assert weight is not None and weight.dtype.name == "int4"
 
 
@@ -432,7 +445,7 @@ def test_dynamic_in_the_root_package(tmp_path: Path) -> None:
 def test_dynamic_options(caplog: pytest.LogCaptureFixture) -> None:
     options = {"ActivationSymmetric": True, "MatMulConstBOnly": False}
     found = translate_dynamic(
-        ("m", "q"),
+        (networks.attention(), "q"),
         {"extra_options": options, "per_channel": True, "reduce_range": True},
     )
     assert found.config.weight is not None
