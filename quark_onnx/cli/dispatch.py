@@ -267,7 +267,7 @@ def _publish(answer: Answer, options: Namespace) -> int:
     # A gate that kept the model from being written leaves nothing to show.
     if answer.body and options.json != STDOUT and not options.quiet:
         body = list(answer.body)
-        # Written by the command, which not all commands can.
+        # Commands without a page have no such option.
         if getattr(options, "html", None) is not None:
             body.append(Facts((), {"page": [str(options.html)]}))
         show(render(body, options.verbose), sys.stdout)

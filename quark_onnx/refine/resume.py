@@ -129,9 +129,8 @@ class Journal:
                 solution.weight.shape == problem.weight.shape
                 and solution.bias.shape == problem.bias.shape
             )
-            if not fits or not (
-                solution.weight.dtype == solution.bias.dtype == np.float32
-            ):
+            is_float = solution.weight.dtype == solution.bias.dtype == np.float32
+            if not (fits and is_float):
                 raise ValueError("it belongs to another problem, or was edited")
             return solution, result
 

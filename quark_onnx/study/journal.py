@@ -342,8 +342,9 @@ class StudyJournal(Generic[C]):
         """
         record = self._attribute(trial, _RECORD)
         score, size = record["score"], record["bytes"]
-        # Records of earlier versions have no runtime.
+        # Records of earlier versions have no runtime, or no scatter.
         runtime = record.object().get("runtime")
+        scatter = record.object().get("scatter")
         if score.value is not None and type(score.value) not in (int, float):
             raise score.wrong("a number, or null")
         return Record(
@@ -354,6 +355,7 @@ class StudyJournal(Generic[C]):
             record["judged"].integer(),
             record["pruned"].boolean(),
             None if runtime is None or runtime.value is None else runtime.number(),
+            0.0 if scatter is None else scatter.number(),
         )
 
     def _choices(self, trial: optuna.trial.FrozenTrial) -> dict[str, str]:

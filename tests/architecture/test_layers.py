@@ -225,6 +225,7 @@ ONE_OF_EACH = {
     # The loop, the journal, the records and the front of every search.
     "Study": {
         "analysis/accuracy.py",
+        "analysis/advise.py",
         "search/search.py",
         "torch/pipelines/scheme_search.py",
         "trials/mixed_precision.py",
