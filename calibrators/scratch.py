@@ -152,14 +152,14 @@ def followed(path: Path) -> Path:
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
-def sweep_files(folder: Path, name: str = "") -> None:
+def sweep_files(folder: Path, name: str) -> None:
     """Remove temporary files of `written` that no process writes.
 
     Args:
         folder: where to look.
-        name: remove files for this name only.
+        name: name of the file that they would have replaced.
     """
-    pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.{_RANDOM}\.tmp")
+    pattern = re.compile(rf"\.{re.escape(name)}\.{_RANDOM}\.tmp")
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             if pattern.fullmatch(path.name) and _is_free(path):

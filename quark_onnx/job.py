@@ -36,6 +36,7 @@ from quark_onnx.assemble import Assembled, Assembler, ConfigTrials, RewriteTrial
 from quark_onnx.common.errors import ConfigError, ModelError, crash_behind
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
+from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.graph import describe_closed, tensor_keys
@@ -57,7 +58,7 @@ from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding
-from quark_onnx.refine import InputMeans, check_folder, give_biases, optimize_float
+from quark_onnx.refine import InputMeans, give_biases, optimize_float
 from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
 from quark_onnx.report.notes import ResultNote, of_float_model
 from quark_onnx.scales.spare_movers import spare_movers
@@ -204,7 +205,7 @@ class Job:
         """
         notes = _target_notes(config)
         # Folders and files are checked before the model is loaded, which may take long.
-        check_folder(resume)
+        ResumeFolder(resume).open()
         target = destination(model, output)
         # An isolated process loads onnxruntime while the model is read here.
         start()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -53,6 +54,7 @@ from quark_onnx.running.run import Sample
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import Outcome, Runs
 from quark_onnx.search.space import relative_cost
+from quark_onnx.study.study import Study
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
@@ -417,28 +419,32 @@ def try_changes(
         trying: how to try them.
     """
     trials = _Trials(baseline, samples, trying)
-    changes = list[tuple[NextStep, QConfig | None]]()
+    changes, untried = list[tuple[NextStep, QConfig]](), list[NextStep]()
     for step in steps:
         config = baseline.with_change(step, trying.configure)
+        if config is None:
+            untried.append(step)
         # Two rules may propose the same change.
-        if config is None or config not in [known for _, known in changes]:
+        elif config not in [known for _, known in changes]:
             changes.append((step, config))
     # Cheap changes first: the time of a trial that the budget ends is lost.
-    changes.sort(key=lambda pair: 0.0 if pair[1] is None else relative_cost(pair[1]))
+    changes.sort(key=lambda pair: relative_cost(pair[1]))
+    study = Study[int, _Outcome](
+        lambda index: trials.run(changes[index][1]),
+        key=lambda index: index,
+        fits=lambda _, finished: trials.fits([outcome for _, outcome in finished]),
+    )
     helpful = list[tuple[Performance, NextStep]]()
-    untried = list[NextStep]()
     with Progress(trying.progress, len(changes), "trying", "change") as bar:
-        for count, (step, config) in enumerate(changes, 1):
-            outcome = None if config is None else trials.run(config)
-            if outcome is None:
-                untried.append(step)
-            elif outcome.found is not None:
+        for index, outcome in study.run(range(len(changes))):
+            if outcome.found is not None:
                 performance, gain = outcome.found
-                helpful.append((performance, replace(step, gain=gain)))
-            bar.update(count)
+                helpful.append((performance, replace(changes[index][0], gain=gain)))
+            bar.update(index + 1)
+    untried += [changes[index][0] for index in study.untried]
     helpful.sort(key=lambda pair: _rank(*pair))
     best = [step for _, step in helpful[:MOST]]
-    finished = len(changes) - len(untried)
+    finished = len(study.finished())
     if finished and not best:
         best = [_none_helps(finished, trying.gate)]
     return (*best, *untried[: MOST - len(best)])
@@ -468,6 +474,10 @@ def _rank(performance: Performance, step: NextStep) -> tuple[bool, int, bool, fl
     return misses_gate, band_index, is_costly, -performance.sqnr
 
 
+#: A trial that helps has a performance and a gain.
+_Outcome: TypeAlias = Outcome[tuple[Performance, Gain] | None]
+
+
 class _Trials:
     """Runs with changes of one configuration, on the data of the run."""
 
@@ -477,24 +487,22 @@ class _Trials:
         self._runs = Runs(
             baseline.model, samples, trying.budget, trying.task, trying.ranges
         )
-        self._seconds = list[float]()
         self._before: Performance | None = None
         self._paired: Paired | None = None
 
-    def run(self, config: QConfig) -> Outcome[tuple[Performance, Gain] | None] | None:
+    def fits(self, finished: Sequence[_Outcome]) -> bool:
+        """Return whether there is time for another trial."""
+        # The fastest trial is a lower bound.
+        return self._runs.has_time(min((run.seconds for run in finished), default=0.0))
+
+    def run(self, config: QConfig) -> _Outcome | None:
         """Try a configuration.
 
         Returns:
             The outcome, which has found None if the change does not help; no outcome if the budget
             is over before the end of the trial.
         """
-        # The fastest trial is a lower bound.
-        if not self._runs.has_time(min(self._seconds, default=0.0)):
-            return None
-        outcome = self._runs.run(config.with_(min_sqnr=None), self._judge_trial)
-        if outcome is not None:
-            self._seconds.append(outcome.seconds)
-        return outcome
+        return self._runs.run(config.with_(min_sqnr=None), self._judge_trial)
 
     def _judge_trial(self, result: Result) -> tuple[Performance, Gain] | None:
         """Return the performance of a trial and its gain; None if the change does not help."""

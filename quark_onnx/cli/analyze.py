@@ -84,13 +84,10 @@ def run(options: Namespace) -> Answer:
         blocks = [heading, *result.blocks(options.top)]
         write_blocks(options.html, f"{names}: {title}", blocks)
     models = Facts((), {"models": [f"{options.reference}, {options.other}"]})
-    body = [models, *result.blocks(options.top)]
-    if options.html is not None:
-        body.append(Facts((), {"page": [str(options.html)]}))
     document = {
         "command": NAME,
         "reference": options.reference,
         "other": options.other,
         **result.to_dict(),
     }
-    return Answer(body, document)
+    return Answer([models, *result.blocks(options.top)], document)

@@ -8,7 +8,7 @@ from time import perf_counter
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.next_command import shell_line
-from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
@@ -22,6 +22,7 @@ from quark_onnx.cli.workers import add_workers_option, workers
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.measuring.range_files import FORMATS
+from quark_onnx.page.blocks import Facts
 
 NAME = "calibrate"
 _PRESET = "A8W8"
@@ -87,16 +88,14 @@ def run(options: Namespace) -> Answer:
             progress=progress_of(options),
         )
     seconds = perf_counter() - start
-    lines = [
-        entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
-        entry(
-            "ranges",
-            [f"{counted(len(ranges), 'tensor')}, {counted(ranges.samples, 'sample')}"],
-        ),
-    ]
+    tensors = counted(len(ranges), "tensor")
+    lines = {
+        "model": [f"{options.model} -> {options.output}, in {seconds:.1f} s"],
+        "ranges": [f"{tensors}, {counted(ranges.samples, 'sample')}"],
+    }
     # A file in another program's format is for that program.
     if options.format == "quark":
-        lines.append(entry("next", [shell_line(_next_words(options))]))
+        lines["next"] = [shell_line(_next_words(options))]
     document = {
         "command": NAME,
         "model": options.model,
@@ -106,7 +105,7 @@ def run(options: Namespace) -> Answer:
         "samples": ranges.samples,
         "tensors": len(ranges),
     }
-    return Answer("\n".join(lines), document)
+    return Answer([Facts((), lines)], document)
 
 
 def _next_words(options: Namespace) -> list[str]:

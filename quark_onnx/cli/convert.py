@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import asdict
 
 import quark_onnx
-from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
@@ -17,6 +17,7 @@ from quark_onnx.cli.parsing import (
     count,
 )
 from quark_onnx.common.registry import CONVERSIONS
+from quark_onnx.page.blocks import Block, Facts
 from quark_onnx.page.terminal import Table
 from quark_onnx.report import OutputError, decibels, percentage
 
@@ -73,19 +74,17 @@ def run(options: Namespace) -> Answer:
         opset=options.opset,
         io=options.io,
     )
-    lines: list[str | Table] = [
-        entry("model", [f"{options.model} -> {options.output}"]),
-        entry("size", [f"{result.bytes_before:,} -> {result.bytes_after:,} bytes"]),
-    ]
+    sizes = f"{result.bytes_before:,} -> {result.bytes_after:,} bytes"
+    models = [f"{options.model} -> {options.output}"]
+    body: list[Table | Block] = [Facts((), {"model": models, "size": [sizes]})]
     # In the order of --to: each conversion works on the result of the one before.
     for step in result.steps:
-        lines.append(
-            f"{step.name}: {'; '.join(step.notes) or 'there was nothing to convert'}",
-        )
+        done = "; ".join(step.notes) or "there was nothing to convert"
+        body.append(Facts((), {"converted": [f"{step.name}: {done}"]}))
         # Only conversions that change the function have an error to show.
         if step.outputs:
             rows = [_row(output) for output in step.outputs]
-            lines.append(Table([("output", "SQNR dB", "largest change"), *rows]))
+            body.append(Table([("output", "SQNR dB", "largest change"), *rows]))
     document = {
         "command": NAME,
         "model": options.model,
@@ -94,7 +93,7 @@ def run(options: Namespace) -> Answer:
         "bytes_after": result.bytes_after,
         "steps": [asdict(step) for step in result.steps],
     }
-    return Answer(lines, document)
+    return Answer(body, document)
 
 
 def _row(output: OutputError) -> tuple[str, str, str]:

@@ -69,6 +69,7 @@ from quark_onnx.common.errors import (
 from quark_onnx.common.progress_bars import plain_progress
 from quark_onnx.common.reported import to_json
 from quark_onnx.common.warnings_once import WarningsOnce
+from quark_onnx.page.blocks import Facts
 from quark_onnx.page.terminal import render
 from quark_onnx.report.verdict import NextStep
 
@@ -265,7 +266,11 @@ def _publish(answer: Answer, options: Namespace) -> int:
     # stdout holds either JSON or text, so that it can be piped into a program.
     # A gate that kept the model from being written leaves nothing to show.
     if answer.body and options.json != STDOUT and not options.quiet:
-        show(render(answer.parts, options.verbose), sys.stdout)
+        body = list(answer.body)
+        # Commands without a page have no such option.
+        if getattr(options, "html", None) is not None:
+            body.append(Facts((), {"page": [str(options.html)]}))
+        show(render(body, options.verbose), sys.stdout)
     if failure is None:
         return OK
     _complain_with_steps(reason, steps)

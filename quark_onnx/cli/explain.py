@@ -8,7 +8,7 @@ from typing import Any
 
 from calibrators.shown import printable
 from quark_onnx import api
-from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
     add_common_options,
@@ -20,6 +20,8 @@ from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
 from quark_onnx.graph import Node
 from quark_onnx.page.blocks import (
+    Block,
+    Facts,
     Grid,
     Heading,
     Judgement,
@@ -67,17 +69,15 @@ def run(options: Namespace) -> Answer:
     summary = f"{quantized_nodes} of {counted(total, 'node')} would be quantized"
     if shares:
         summary += f": {', '.join(shares)}"
-    lines = [
-        entry("model", [str(options.model)]),
-        entry("config", str(config).splitlines()),
-        entry("plan", [summary]),
-        entry(
-            "below", ["each node with the tensors that it reads (<) and computes (>)"]
-        ),
-        "",
-        explain(plan),
-        *_bodies(body_plans),
-    ]
+    below = "each node with the tensors that it reads (<) and computes (>)"
+    facts = {
+        "model": [str(options.model)],
+        "config": str(config).splitlines(),
+        "plan": [summary],
+        "below": [below],
+    }
+    body: list[str | Block] = [Facts((), facts), "", explain(plan)]
+    body += _bodies(body_plans)
     document = {
         "command": NAME,
         "model": options.model,
@@ -91,7 +91,7 @@ def run(options: Namespace) -> Answer:
     }
     if options.html is not None:
         _write_page(options, summary, plans, str(config))
-    return Answer("\n".join(lines), document)
+    return Answer(body, document)
 
 
 def _write_page(

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from quark_onnx.analysis import Latency, measure_latency
-from quark_onnx.cli.output import entry
 from quark_onnx.cli.parsing import Parser, count
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.files.io import load
@@ -69,13 +68,6 @@ def quantized_latency(options: Namespace, data: Any) -> Latency | None:
     except ModelError as error:
         logger.debug("%s", error)
         return None
-
-
-def latency_lines(latency: Latency | None) -> list[str]:
-    """Return a latency as lines of a report; none for a missing latency."""
-    if latency is None:
-        return []
-    return [entry("time", latency.lines)]
 
 
 def latency_document(latency: Latency | None) -> dict[str, Any] | None:

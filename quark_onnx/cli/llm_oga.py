@@ -25,6 +25,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.page.blocks import Facts
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
@@ -77,14 +78,18 @@ def oga(options: Namespace) -> Answer:
             text=_text(options),
             trust_code=options.trust_code,
         )
-    lines = [
-        f"{built.folder}: {built.bytes / 2**20:.1f} MiB; {built}",
-        f"to run it: onnxruntime_genai.Model({str(built.folder)!r})",
-        (
-            f"for the NPU, or NPU and GPU, of Ryzen AI: the commands in"
-            f" {built.folder / exports.FLOWS}, on Windows"
-        ),
-    ]
+    facts = {
+        "model": [f"{options.model} -> {built.folder}"],
+        "size": [f"{built.bytes / 2**20:.1f} MiB"],
+        "checked": [str(built)],
+        "next": [
+            f"to run it: onnxruntime_genai.Model({str(built.folder)!r})",
+            (
+                "for the NPU, or NPU and GPU, of Ryzen AI: the commands in"
+                f" {built.folder / exports.FLOWS}, on Windows"
+            ),
+        ],
+    }
     document = {
         "model": options.model,
         "output": options.output,
@@ -97,7 +102,7 @@ def oga(options: Namespace) -> Answer:
         "float_cache_tokens": built.float_cache_tokens,
         "float_cache_equal_tokens": built.float_cache_equal,
     }
-    return Answer("\n".join(lines), document)
+    return Answer([Facts((), facts)], document)
 
 
 def _text(options: Namespace) -> Any:

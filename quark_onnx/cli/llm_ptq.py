@@ -8,14 +8,12 @@ import sys
 import warnings
 from argparse import SUPPRESS, Namespace
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from calibrators.scratch import written
-from calibrators.shown import printable
 from quark_onnx.cli.llm_settings import (
     OPTIONS,
     TEXT,
@@ -25,7 +23,7 @@ from quark_onnx.cli.llm_settings import (
     add_trust_option,
 )
 from quark_onnx.cli.next_command import next_command, shell_line
-from quark_onnx.cli.output import Answer, entry, say
+from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import (
     PROGRAM,
     OutputPath,
@@ -44,11 +42,10 @@ from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.progress_bars import INTERVAL, clock
 from quark_onnx.common.reported import to_json
-from quark_onnx.common.wording import counted, labelled, prefixed
+from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import refuse_first, require_known
-from quark_onnx.page.blocks import Block, Heading, Notes
+from quark_onnx.page.blocks import Block, Facts, Heading, Notes
 from quark_onnx.page.browser import write_blocks
-from quark_onnx.page.terminal import render_lines
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -354,25 +351,23 @@ def ptq(options: Namespace) -> Answer:
     verdict = _with_command(found.verdict, options)
     found = replace(found, verdict=verdict, mixture=mixture)
     blocks = _blocks(options, found, scores)
-    answer = _answer(options, found, blocks, scores)
+    facts = {"model": [f"{options.model} -> {options.output}"]}
+    document = _document(options, found, scores)
     if recipe is not None:
-        picked = (
-            f"recipe {options.recipe} for {options.target}: {recipe.options}"
-            f" ({recipe.reason})"
-        )
-        document = {**answer.document, "recipe": recipe.options}
-        answer = Answer([picked, *answer.parts], document)
+        picked = f"{options.recipe} for {options.target}: {recipe.options}"
+        facts["recipe"] = [f"{picked} ({recipe.reason})"]
+        document["recipe"] = recipe.options
     if options.report is not None:
-        document = {"command": "llm", "action": "ptq", **answer.document}
+        whole = {"command": "llm", "action": "ptq", **document}
         with written(options.report / "report.json") as written_file:
-            written_file.write(to_json(document).encode())
+            written_file.write(to_json(whole).encode())
     # Both, if both are given.
     pages = [options.html, options.report and options.report / "report.html"]
     for file in filter(None, pages):
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
         page = [Heading("Quantization report", name), *blocks]
         write_blocks(file, f"{name}: quantization report", page)
-    return answer
+    return Answer([Facts((), facts), *blocks], document)
 
 
 def _warn_of_clients(options: Namespace, source: Any, config: TorchConfig) -> None:
@@ -520,27 +515,15 @@ def _blocks(options: Namespace, found: Any, scores: dict[str, Any]) -> list[Bloc
     ]
 
 
-def _answer(
-    options: Namespace,
-    found: Any,
-    blocks: Sequence[Block],
-    scores: dict[str, Any],
-) -> Answer:
-    """Return the answer of ``llm ptq``.
+def _document(options: Namespace, found: Any, scores: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of ``llm ptq`` as a JSON document.
 
     Args:
         found: result of the pipeline.
-        blocks: the result as blocks.
         scores: task -> metric -> the scores of the float and of the quantized model.
     """
-    lines = [entry("model", [f"{options.model} -> {options.output}"])]
-    if options.verbose:
-        # The report shortens its lists.
-        complete = {"float": labelled(found.report.kept), "notes": found.report.notes}
-        lines += [entry(title, texts) for title, texts in complete.items() if texts]
-    lines += map(printable, render_lines(blocks))
     mixture = found.mixture
-    document = {
+    return {
         "model": options.model,
         "output": options.output,
         "exports": options.export or ["hf_format"],
@@ -548,7 +531,6 @@ def _answer(
         "tasks": _scores_document(scores),
         "mixture": None if mixture is None else _mixture_document(mixture),
     }
-    return Answer("\n".join(lines), document)
 
 
 def _scores_document(scores: dict[str, Any]) -> dict[str, Any]:
@@ -688,22 +670,21 @@ def gguf(options: Namespace) -> Answer:
         options.kind,
     )
     counts = Counter(written.types.values())
-    lines = [
-        f"{written.path}: "
-        + ", ".join(
-            f"{counted(count, 'tensor')} {kind}" for kind, count in counts.items()
-        ),
-    ]
-    lines += prefixed("note: ", written.notes)
+    tensors = [f"{counted(count, 'tensor')} {kind}" for kind, count in counts.items()]
     path = Path(written.path)
     file_size = torch_side("quark_onnx.torch.pipelines.verdict").file_size
-    lines.append(f"size: {file_size(path.stat().st_size)}")
     words = [PROGRAM, "llm", "validate", str(path), "--for", "llama.cpp"]
-    lines.append(f"next: check it\n  {shell_line(words)}")
+    facts = {
+        "model": [f"{options.model} -> {path}"],
+        "tensors": [", ".join(tensors)],
+        "size": [file_size(path.stat().st_size)],
+        "notes": written.notes,
+        "next": ["check it", shell_line(words)],
+    }
     document = {
         "model": options.model,
         "output": path,
         "tensors": written.types,
         "notes": written.notes,
     }
-    return Answer("\n".join(lines), document)
+    return Answer([Facts((), facts)], document)

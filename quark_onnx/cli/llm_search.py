@@ -23,6 +23,7 @@ from quark_onnx.cli.parsing import (
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
+from quark_onnx.page.blocks import Facts
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
 
@@ -110,13 +111,10 @@ def _figures(trial: Any) -> str:
 
 def _answer(options: Namespace, result: Any, source: Any, flow: Any) -> Answer:
     """Return the answer of ``llm search``, and write the best checkpoint."""
-    page = options.journal / "search.html"
-    lines = result.lines()
+    facts = {"page": [str(options.journal / "search.html")]}
     if result.untried:
-        lines.append(
-            f"{counted(len(result.untried), 'candidate was', 'candidates were')} not tried;"
-            " the same command goes on"
-        )
+        untried = counted(len(result.untried), "candidate was", "candidates were")
+        facts["untried"] = [f"{untried} not tried; the same command goes on"]
     document = {
         "model": options.model,
         "output": options.output,
@@ -138,10 +136,10 @@ def _answer(options: Namespace, result: Any, source: Any, flow: Any) -> Answer:
             )
         # The measurements are shown, and no checkpoint is written.
         failure = AccuracyError(message)
-        return Answer("\n".join(lines), document, failure)
+        return Answer([*result.blocks(), Facts((), facts)], document, failure)
     _write_best(options, result.best, source, flow)
-    lines.append(f"{options.output}: {result.best.name}; {page} has the plot")
-    return Answer("\n".join(lines), document)
+    facts["written"] = [f"{options.output}: {result.best.name}"]
+    return Answer([*result.blocks(), Facts((), facts)], document)
 
 
 def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:

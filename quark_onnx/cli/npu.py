@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -143,7 +143,9 @@ def _legalize(options: Namespace) -> Answer:
         output=options.output,
         nhwc=options.nhwc,
     )
-    return Answer(str(result), {"output": options.output, "notes": list(result.notes)})
+    models = Facts((), {"model": [f"{options.model} -> {options.output}"]})
+    document = {"output": options.output, **result.to_dict()}
+    return Answer([models, *result.blocks()], document)
 
 
 def _preflight_options(parser: Parser) -> None:
@@ -183,10 +185,8 @@ def _preflight(options: Namespace) -> Answer:
     if options.ep_report is not None:
         scored = npu.score(both.as_is, npu.read_report(options.ep_report))
         # The model as it is, since that is what the run of the report has seen.
-        blocks.append(
-            Notes("Reported by the NPU", str(scored).splitlines(), "reported")
-        )
-        document["reported"] = asdict(scored)
+        blocks += scored.blocks()
+        document["reported"] = scored.to_dict()
     if options.html is not None:
         title = f"{options.model.name}: forecast for {both.best.target.name}"
         page = [heading(both.best, options.model.name), *blocks]
@@ -218,13 +218,9 @@ def _cut_options(parser: Parser) -> None:
 def _cut(options: Namespace) -> Answer:
     first, second = options.output
     parts = npu.cut(options.model, options.at, first=first, second=second)
-    document = {
-        "first": first,
-        "second": second,
-        "tensors": list(parts.tensors),
-        "verified": parts.verified,
-    }
-    return Answer(str(parts), document)
+    models = Facts((), {"model": [f"{options.model} -> {first}, {second}"]})
+    document = {"first": first, "second": second, **parts.to_dict()}
+    return Answer([models, *parts.blocks()], document)
 
 
 def _deploy_options(parser: Parser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
@@ -18,19 +18,14 @@ class Answer:
     """Answer of a command.
 
     Attributes:
-        body: answer for a person: a text, or texts, tables and blocks from top to bottom.
+        body: answer for a person: blocks, and finished texts and tables, from top to bottom.
         document: answer for a program: values of JSON, and infinities.
         failure: the gate that was missed, if the answer is still worth showing.
     """
 
-    body: str | Sequence[str | Table | Block]
+    body: Sequence[str | Table | Block]
     document: dict[str, Any]
     failure: QuarkError | None = None
-
-    @property
-    def parts(self) -> Sequence[str | Table | Block]:
-        """Return the body as texts, tables and blocks."""
-        return [self.body] if isinstance(self.body, str) else self.body
 
 
 def say(text: str, stream: TextIO | None) -> None:
@@ -86,10 +81,3 @@ def cell(value: float | None, template: str, missing: str = "-") -> str:
     if value is None:
         return missing
     return template.format(value)
-
-
-def entry(title: str, lines: Iterable[str]) -> str:
-    """Format lines with a title, as in the report."""
-    return "\n".join(
-        f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines)
-    )

@@ -22,11 +22,10 @@ from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import (
     add_time_options,
     latency_document,
-    latency_lines,
     quantized_latency,
 )
 from quark_onnx.cli.next_command import report_with_commands
-from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     OutputPath,
     Parser,
@@ -54,7 +53,7 @@ from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
 from quark_onnx.measuring.labelled import has_class_folders
-from quark_onnx.page.blocks import Heading, Notes
+from quark_onnx.page.blocks import Facts, Heading, Notes
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.recipes import Choice
 from quark_onnx.report import Report
@@ -146,14 +145,14 @@ def run(options: Namespace) -> Answer:
     latency = quantized_latency(options, data)
     scored = _scored(options, data)
     _write_page(options, report, latency)
-    lines = [
-        entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
-    ]
+    lines = {"model": [f"{options.model} -> {options.output}, in {seconds:.1f} s"]}
     if choice is not None:
-        lines.append(entry("recipe", [_described(choice)]))
-    lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
-    if scored is not None and scored.scores:
-        lines.append(entry("labels", scored.score_lines))
+        lines["recipe"] = [_described(choice)]
+    lines["config"] = str(config).splitlines()
+    if latency is not None:
+        lines["time"] = latency.lines
+    if scored is not None:
+        lines["labels"] = scored.score_lines
     document = {
         "command": NAME,
         "model": options.model,
@@ -168,7 +167,7 @@ def run(options: Namespace) -> Answer:
         document |= score_document(scored)
     if choice is not None:
         document["recipe"] = choice.recipe.name
-    return Answer([*lines, *report.blocks()], document)
+    return Answer([Facts((), lines), *report.blocks()], document)
 
 
 def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto, ValueInfoProto, helper
 
-from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted
@@ -22,13 +22,15 @@ from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.named import producers_of
+from quark_onnx.page.blocks import Block, Facts
+from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.running.run import Reference, agree
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Reported):
     """Two models that replace a model.
 
     Attributes:
@@ -45,12 +47,22 @@ class Parts:
     tensors: tuple[str, ...]
     verified: bool
 
-    def __str__(self) -> str:
-        sizes = f"{len(self.first.graph.node)} and {counted(len(self.second.graph.node), 'node')}"
-        checked = ""
+    def blocks(self) -> list[Block]:
+        """Return the cut tensors and the sizes of the models as blocks."""
+        second = counted(len(self.second.graph.node), "node")
+        facts = {
+            "cut at": self.tensors,
+            "models": [f"{len(self.first.graph.node)} and {second}"],
+        }
         if not self.verified:
-            checked = "; it runs on no random input, so that nothing was verified"
-        return printable(f"cut at {', '.join(self.tensors)}: {sizes}{checked}")
+            facts["warning"] = [
+                "the model runs on no random input, so that nothing was verified"
+            ]
+        return [Facts((), facts)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cut as plain values, without the models."""
+        return {"tensors": list(self.tensors), "verified": self.verified}
 
 
 def cut(

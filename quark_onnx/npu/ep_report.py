@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from calibrators.json_file import Entry, read_json
 from calibrators.limits import TEXT
-from calibrators.shown import printable
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.npu.preflight import Preflight
+from quark_onnx.page.blocks import Block, Notes
+from quark_onnx.page.reported import Reported
 
 #: Older names of devices.
 _DEVICES = {"DPU": "NPU", "IPU": "NPU", "VAIML": "NPU"}
@@ -39,7 +41,7 @@ class EPReport:
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scored(Reported):
     """A forecast compared with a report.
 
     Attributes:
@@ -52,7 +54,8 @@ class Scored:
     matched: int
     wrong: tuple[tuple[str, str, str, str], ...]
 
-    def __str__(self) -> str:
+    def blocks(self) -> list[Block]:
+        """Return the numbers of nodes, and the nodes elsewhere than forecast, as blocks."""
         rows = [
             f"{device}: {expected} forecast, {counted} reported"
             for device, (expected, counted) in self.counts.items()
@@ -63,7 +66,11 @@ class Scored:
         )
         for name, kind, before, after in self.wrong:
             rows.append(f"{name} ({kind}): forecast {before}, reported {after}")
-        return "\n".join(map(printable, rows))
+        return [Notes("Reported by the NPU", rows, "reported")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values."""
+        return asdict(self)
 
 
 def read_report(path: str | Path) -> EPReport:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.tensors import loaded
-from calibrators.shown import printable
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ModelError
@@ -19,6 +19,8 @@ from quark_onnx.graph import Graph, channels_last
 from quark_onnx.graph.channels import LAST
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.measuring.random_sample import random_sample
+from quark_onnx.page.blocks import Block, Notes
+from quark_onnx.page.reported import Reported
 from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, fuse_gelu
 from quark_onnx.planning.opsets import lower_opset
 from quark_onnx.planning.prepare import settled
@@ -27,7 +29,7 @@ from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
 @dataclass(frozen=True)
-class Legalized:
+class Legalized(Reported):
     """A rewritten model.
 
     Attributes:
@@ -38,8 +40,13 @@ class Legalized:
     model: ModelProto
     notes: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return "\n".join(map(printable, self.notes or ("nothing was to be rewritten",)))
+    def blocks(self) -> list[Block]:
+        """Return the rewrites as blocks."""
+        return [Notes("Rewrites", self.notes or ["none was necessary"], "rewrites")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rewrites as plain values, without the model."""
+        return {"notes": list(self.notes)}
 
 
 def legalize(
@@ -77,8 +84,8 @@ def legalize(
     >>> text = '''<ir_version: 9, opset_import: ["": 17]> g (float[N,3,8,8] x) => (float[N,3] y)
     ...     { y = ReduceMean <axes = [2, 3], keepdims = 0> (x) }'''
     >>> print(legalize(parser.parse_model(text)))
-    input 'x' has the shape [1, 3, 8, 8]
-    mean_to_pool: 1
+    rewrites  input 'x' has the shape [1, 3, 8, 8]
+              mean_to_pool: 1
     """
     # An unknown target raises ConfigError before any work.
     TARGETS[target]

@@ -123,9 +123,14 @@ class Grid:
         # A row of a single cell is a title, and fills no column.
         rows = [row for row in self.rows if len(row) == len(self.header)]
         filled = [any(cells) for cells in zip(*rows, strict=True)]
-        if len(rows) < len(self.rows) or all(filled):
+        if len(rows) < len(self.rows):
+            # Rows of one column would be titles, too.
+            filled[:2] = [True] * len(filled[:2])
+        if all(filled):
             return self
-        kept = [list(compress(row, filled)) for row in rows]
+        kept = [
+            row if len(row) == 1 else list(compress(row, filled)) for row in self.rows
+        ]
         return replace(self, header=list(compress(self.header, filled)), rows=kept)
 
 

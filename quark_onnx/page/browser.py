@@ -94,11 +94,10 @@ def _(block: Heading) -> str:
 @html_of.register
 def _(block: Judgement) -> str:
     sentence = block.sentence.rstrip(".")
-    if block.measured_on:
-        sentence += f", on {block.measured_on}"
+    measured_on = (f"on {block.measured_on}",) if block.measured_on else ()
     details = "".join(
         f"<small>{escape(printable(_capital(detail)))}.</small>"
-        for detail in block.details
+        for detail in (*measured_on, *block.details)
     )
     # The most promising actions; the sections of the page have the others.
     actions = "".join(_item(action) for action in block.actions[:_ACTIONS])

@@ -3,11 +3,9 @@
 from quark_onnx.refine.bias_means import InputMeans, correct_biases
 from quark_onnx.refine.optimize_float import give_biases, optimize_float
 from quark_onnx.refine.refine import refine
-from quark_onnx.refine.resume import check_folder
 
 __all__ = [
     "InputMeans",
-    "check_folder",
     "correct_biases",
     "give_biases",
     "optimize_float",

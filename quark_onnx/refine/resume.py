@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -18,39 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.scratch import sweep_files, written
-from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
 from quark_onnx.running.run import sample_key
 
-logger = logging.getLogger(__name__)
-
 #: Increment whenever an optimizer's result for a given problem changes.
 _VERSION = "4"
-
-
-def check_folder(folder: Path | None) -> None:
-    """Create the folder of a journal if it does not exist.
-
-    Args:
-        folder: the folder; None for no journal.
-
-    Raises:
-        ConfigError: the folder cannot be created or written to.
-    """
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Temporary files of runs that were killed.
-        sweep_files(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"resume: {folder} cannot be written to as a folder: {error.strerror}",
-        ) from error
 
 
 class Journal:
@@ -75,11 +47,13 @@ class Journal:
         Raises:
             ConfigError: the folder cannot be created or written to.
         """
-        self._folder, self._samples = folder, samples
+        self._is_kept = folder is not None
+        self._samples = samples
+        self._results = ResumeFolder(folder)
         # Optimizers are dataclasses, whose repr has all settings.
         self._settings = f"{_VERSION} {list(optimizers)!r}"
         self._reads_mean = any(optimizer.reads_mean for optimizer in optimizers)
-        check_folder(folder)
+        self._results.open()
 
     def key(self, problem: Problem) -> str:
         """Return the hash of a solution's dependencies; empty without a folder.
@@ -90,7 +64,7 @@ class Journal:
         Returns:
             32 hexadecimal digits.
         """
-        if self._folder is None:
+        if not self._is_kept:
             return ""
         digest = hashlib.blake2b(
             f"{self._settings} {self._data}".encode(), digest_size=16
@@ -142,10 +116,8 @@ class Journal:
         Returns:
             Solution and result of the layer; None if no readable solution is stored.
         """
-        if self._folder is None:
-            return None
-        try:
-            path = self._folder / f"{key}.npz"
+
+        def load(path: Path) -> tuple[Solution, LayerResult]:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 result = LayerResult(**json.loads(str(stored["result"])))
                 solution = Solution(
@@ -153,18 +125,16 @@ class Journal:
                     stored["bias"],
                     stored["factor"] if problem.scalable else None,
                 )
-        # zipfile, numpy and json raise many types on damaged bytes
-        except Exception as error:
-            logger.debug("%s cannot be read: %s", self._folder / key, error)
-            return None
-        fits = (
-            solution.weight.shape == problem.weight.shape
-            and solution.bias.shape == problem.bias.shape
-        )
-        # Otherwise the file belongs to another problem, or was edited.
-        if fits and solution.weight.dtype == solution.bias.dtype == np.float32:
+            fits = (
+                solution.weight.shape == problem.weight.shape
+                and solution.bias.shape == problem.bias.shape
+            )
+            is_float = solution.weight.dtype == solution.bias.dtype == np.float32
+            if not (fits and is_float):
+                raise ValueError("it belongs to another problem, or was edited")
             return solution, result
-        return None
+
+        return self._results.read(f"{key}.npz", load)
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:
         """Store a solution atomically; a failure is logged, not raised.
@@ -174,22 +144,13 @@ class Journal:
             solution: the best solution.
             result: its losses, stored for the report.
         """
-        if self._folder is None:
-            return
-        path = self._folder / f"{key}.npz"
-        try:
-            with written(path) as file:
-                np.savez(
-                    file,
-                    weight=solution.weight,
-                    bias=solution.bias,
-                    factor=solution.factors,
-                    result=json.dumps(asdict(result)),
-                )
-        except OSError as error:  # a full disk must not end hours of optimization
-            logger.warning(
-                "resume: %s could not be kept in %s: %s",
-                result.name,
-                self._folder,
-                error,
-            )
+        self._results.keep(
+            f"{key}.npz",
+            lambda path: np.savez(
+                path,
+                weight=solution.weight,
+                bias=solution.bias,
+                factor=solution.factors,
+                result=json.dumps(asdict(result)),
+            ),
+        )

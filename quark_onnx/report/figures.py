@@ -132,6 +132,8 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     [0.806, 1.0]
     >>> [round(bound, 3) for bound in wilson(882, 900)]
     [0.969, 0.987]
+    >>> wilson(4, 4)[1], wilson(0, 7)[0]
+    (1.0, 0.0)
     """
     # Unlike the normal approximation, the interval is not empty for 0 or all hits, where few
     # samples would pass as certain.
@@ -140,7 +142,10 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     centre = share + square / (2 * count)
     spread = _NORMAL * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
     scale = 1 + square / count
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # Of no hits the lower bound is 0, and of all hits the upper one 1, without rounding errors.
+    least = (centre - spread) / scale if hits else 0.0
+    most = (centre + spread) / scale if hits < count else 1.0
+    return least, most
 
 
 def decibels(value: float, below: float | None = None) -> str:

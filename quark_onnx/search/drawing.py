@@ -133,15 +133,16 @@ def _label(rank: int, point: Position) -> str:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """Return a scale in pixels with a margin of 8 % around the values."""
+    """Return a scale in pixels with a margin around the values."""
     lo, hi = _bounds(values)
     return linear(lo, hi, start, end)
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    # Equal values still get a range of positive width.
-    margin = 0.08 * (max(values) - min(values)) or max(1e-6, 0.1 * abs(max(values)))
-    return min(values) - margin, max(values) + margin
+    low, high = min(values), max(values)
+    # Ticks have three digits, which must differ around values that are nearly equal.
+    margin = max(0.08 * (high - low), 0.02 * max(abs(low), abs(high)), 1e-6)
+    return low - margin, high + margin
 
 
 def _axes(

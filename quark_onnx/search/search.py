@@ -51,7 +51,7 @@ from quark_onnx.study.journal import WARM_SAMPLES, StudyJournal
 from quark_onnx.study.record import Record
 from quark_onnx.study.study import Study
 from quark_onnx.trials.judge import judge_models
-from quark_onnx.trials.latency import measure_latency
+from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 logger = logging.getLogger(__name__)
@@ -430,8 +430,10 @@ class Search:
         if isnan(score):
             return Record(None, seconds, None, "the metric is not a number (NaN)")
         size = model_bytes(model)
-        runtime = None if pruned else self._runtime(model)
-        record = Record(float(score), seconds, size, "", judged, pruned, runtime)
+        latency = None if pruned else self._latency(model)
+        record = Record(float(score), seconds, size, "", judged, pruned)
+        if latency is not None:
+            record = replace(record, runtime=latency.ratio, scatter=latency.scatter)
         found = self._study.finished()
         limit = _slow([*found, (combination, record)])
         # Strictly better: of equal candidates the first stays, as in the sorted result.
@@ -441,8 +443,8 @@ class Search:
             self._best = combination.key, model
         return record
 
-    def _runtime(self, model: ModelProto) -> float | None:
-        """Return the latency of a model relative to the float model; None if unknown."""
+    def _latency(self, model: ModelProto) -> Latency | None:
+        """Return the latency of a model and of the float model; None if unknown."""
         # The latency on a target is not that on this processor.
         if self._space.target:
             return None
@@ -451,7 +453,7 @@ class Search:
             latency = measure_latency(self._reference.model, model, sample)
         except ModelError:  # the quality is known without it
             return None
-        return None if latency.is_overhead else latency.ratio
+        return None if latency.is_overhead else latency
 
 
 def _has_gates(graph: Graph) -> bool:

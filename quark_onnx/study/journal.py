@@ -14,7 +14,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from calibrators.json_file import Entry, parse_json
 from calibrators.shown import short
-from quark_onnx.common.errors import ConfigError, MissingDependency, system_reason
+from quark_onnx.common.errors import ConfigError, MissingDependency
 from quark_onnx.common.extras import pip_install
+from quark_onnx.common.resume_folder import access_errors
 from quark_onnx.study.record import Record
 
 if TYPE_CHECKING:
@@ -341,8 +342,9 @@ class StudyJournal(Generic[C]):
         """
         record = self._attribute(trial, _RECORD)
         score, size = record["score"], record["bytes"]
-        # Records of earlier versions have no runtime.
+        # Records of earlier versions have no runtime, or no scatter.
         runtime = record.object().get("runtime")
+        scatter = record.object().get("scatter")
         if score.value is not None and type(score.value) not in (int, float):
             raise score.wrong("a number, or null")
         return Record(
@@ -353,6 +355,7 @@ class StudyJournal(Generic[C]):
             record["judged"].integer(),
             record["pruned"].boolean(),
             None if runtime is None or runtime.value is None else runtime.number(),
+            0.0 if scatter is None else scatter.number(),
         )
 
     def _choices(self, trial: optuna.trial.FrozenTrial) -> dict[str, str]:
@@ -372,21 +375,16 @@ class StudyJournal(Generic[C]):
         optuna_logging = self._optuna.logging
         verbosity = optuna_logging.get_verbosity()
         optuna_logging.set_verbosity(optuna_logging.WARNING)
+        errors: AbstractContextManager[None] = nullcontext()
+        if self._path is not None:
+            errors = access_errors(f"journal {self._path}")
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), errors:
                 warnings.simplefilter(
                     "ignore",
                     self._optuna.exceptions.ExperimentalWarning,
                 )
                 yield
-        # Optuna's journal raises these for files that are unreadable or damaged.
-        except (OSError, ValueError, KeyError) as error:
-            if self._path is None:
-                raise
-            reason = system_reason(error)
-            raise ConfigError(
-                f"journal {self._path} cannot be read and written: {reason}",
-            ) from error
         finally:
             optuna_logging.set_verbosity(verbosity)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import hypot
 from typing import TypeVar
 
 from quark_onnx.report.verdict.verdict import SLOWER
@@ -25,6 +26,8 @@ class Record:
         judged: number of samples in the evaluation; 0 with a metric of the user's.
         pruned: True if the evaluation ended early because the score was below the median.
         runtime: latency relative to the float model; None if not measured.
+        scatter: share of ``runtime`` by which repeated timings of the same model differ; 0 if
+            unknown.
     """
 
     score: float | None
@@ -34,6 +37,7 @@ class Record:
     judged: int = 0
     pruned: bool = False
     runtime: float | None = None
+    scatter: float = 0.0
 
 
 M = TypeVar("M", bound=Record)
@@ -43,8 +47,9 @@ def pareto_front(candidates: Iterable[M]) -> list[M]:
     """Return the Pareto front of score, size and runtime, in the given order.
 
     A candidate is on the front if no other one is better without being larger or slower.
-    Differences of 1 % of the size or 5 % of the runtime count as none. Failed and pruned candidates
-    are not on the front.
+    Differences of 1 % of the size or 5 % of the runtime count as none, nor do those of the runtime
+    that repeated timings of the same models show. Failed and pruned candidates are not on the
+    front.
     """
     measured = [
         each for each in candidates if each.score is not None and not each.pruned
@@ -66,7 +71,8 @@ def _surpasses(other: Record, candidate: Record) -> bool:
         return False
     if scores[0] < scores[1] or sizes[0] > _SIZE_TOLERANCE * sizes[1]:
         return False
-    if times[0] > SLOWER * times[1]:
+    slower = max(SLOWER, 1.0 + hypot(other.scatter, candidate.scatter))
+    if times[0] > slower * times[1]:
         return False
     smaller = _SIZE_TOLERANCE * sizes[0] < sizes[1]
-    return scores[0] > scores[1] or smaller or SLOWER * times[0] < times[1]
+    return scores[0] > scores[1] or smaller or slower * times[0] < times[1]

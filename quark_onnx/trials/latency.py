@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
+from math import hypot
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -112,6 +113,16 @@ class Latency:
     def ratio(self) -> float:
         """Return the latency of the quantized model relative to the float model."""
         return self.other_ms / self.reference_ms if self.reference_ms else 1.0
+
+    @property
+    def scatter(self) -> float:
+        """Return the share of the ratio by which repeated runs differ; 0 without quartiles."""
+        if self.reference_quartiles is None or self.other_quartiles is None:
+            return 0.0
+        return hypot(
+            _spread(self.reference_quartiles, self.reference_ms),
+            _spread(self.other_quartiles, self.other_ms),
+        )
 
     @property
     def is_overhead(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from tests.cases import loop_over
@@ -227,6 +228,7 @@ ONE_OF_EACH = {
     # The loop, the journal, the records and the front of every search.
     "Study": {
         "analysis/accuracy.py",
+        "analysis/advise.py",
         "search/search.py",
         "torch/pipelines/scheme_search.py",
         "trials/mixed_precision.py",
@@ -238,6 +240,14 @@ ONE_OF_EACH = {
         "study/journal.py",
         "torch/pipelines/scheme_search.py",
     },
+    # Intermediate results, from which runs resume, and errors of the places that have them.
+    "ResumeFolder": {
+        "job.py",
+        "refine/resume.py",
+        "torch/checkpoints/atomic_file.py",
+        "torch/pipelines/resume.py",
+    },
+    "access_errors": {"study/journal.py"},
     # The choice among ranked nodes.
     "bisected": {"trials/mixed_precision.py"},
     # Warnings that trials repeat: in a study, in the ranking of nodes and in a command.
@@ -263,18 +273,23 @@ ONE_OF_EACH = {
 
 @loop_over("name", {name: name for name in ONE_OF_EACH})
 def test_there_is_one_of_each(name: str) -> None:
-    users = set[str]()
-    for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        imported = [
-            alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        ]
-        if name in imported and path.name != "__init__.py":
-            users.add(path.relative_to(ROOT / "quark_onnx").as_posix())
+    users = {
+        path.relative_to(ROOT / "quark_onnx").as_posix()
+        for path in FILES
+        if path.name != "__init__.py" and name in imported_names(path)
+    }
     assert users == ONE_OF_EACH[name]
+
+
+@cache
+def imported_names(path: Path) -> set[str]:
+    """Return the names that a file imports from modules."""
+    return {
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def test_one_file_writes_the_markup_of_pages() -> None:

@@ -63,7 +63,7 @@ def test_a_killed_process_and_a_living_one(tmp_path: Path) -> None:
         assert len(before) == 2
         time.sleep(1.1)  # a file that was made just now may not be locked yet
         sweep_folders(tmp_path, "q.onnx")
-        sweep_files(tmp_path)
+        sweep_files(tmp_path, "kept.npz")
         assert sorted(tmp_path.iterdir()) == before, "the process lives"
         process.kill()
         process.wait()
@@ -91,7 +91,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     os.utime(tmp_path / ".other.12345678", (0, 0))
     before = sorted(tmp_path.iterdir())
     sweep_folders(tmp_path, "q.onnx")
-    sweep_files(tmp_path)
+    sweep_files(tmp_path, "kept.npz")
     assert sorted(tmp_path.iterdir()) == before
     os.utime(tmp_path / ".q.onnx.12345678", (0, 0))
     sweep_folders(tmp_path, "q.onnx")

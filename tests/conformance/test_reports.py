@@ -41,6 +41,9 @@ def results() -> tuple[Reported, ...]:
         npu.check(quantized.model, "stx"),
         npu.preflight(model, "stx"),
         npu.deploy_forecast(model, "stx"),
+        npu.legalize(model),
+        npu.cut(model),
+        npu.Scored({"NPU": (3, 2)}, 3, (("relu", "Relu", "NPU", "CPU"),)),
     ]
     with TemporaryDirectory() as folder:
         bundle = npu.deploy(model, data, Path(folder) / "bundle", min_sqnr=None)

@@ -63,7 +63,7 @@ def layers_table(
         rows += [(title,), *entry]
     header = ("layer", "other format", "algorithm", "before", "after", "note")
     note = f"Layers without another format have the usual one: {usual}."
-    return Grid("Layers", header, rows, note)
+    return Grid("Layers", header, rows, note).without_empty_columns()
 
 
 def _rows(label: str, words: str, outcomes: Iterable[Outcome] | None) -> _Rows:

@@ -153,7 +153,7 @@ class QuantizationRun(ABC):
 
     def state(self, index: int) -> State:
         """Return the storage of an algorithm on the full model, by its index."""
-        return State(None)
+        return State()
 
     def run_finalizers(self, samples: list[Any], progress: bool | None) -> None:
         """Run the algorithms on the full model."""

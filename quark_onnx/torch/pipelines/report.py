@@ -83,7 +83,7 @@ class TorchReport(Reported):
             expert_tokens(self.outcomes),
             formats_table(self.quantized),
             layers_table(self.quantized, self.outcomes),
-            Reasons("Stays float", self.kept, "layer", "layers"),
+            Reasons("Stays float", self.kept, "layer", "layers", "float"),
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,17 +8,18 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from calibrators.json_file import parse_json, read_json
-from quark_onnx.common.errors import ConfigError
+from calibrators.json_file import parse_json
+from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.common.version import __version__
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.checkpoints.atomic_file import State, put_in_place, save
+from quark_onnx.torch.checkpoints.atomic_file import State, save
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 from quark_onnx.torch.config.spec import LayerSpec
@@ -28,11 +29,8 @@ from quark_onnx.torch.pipelines.report import TorchReport
 
 logger = logging.getLogger(__name__)
 
-_STATE = "state.json"
-#: What to do about a damaged file.
-_ANEW = "remove the folder to start anew"
 #: Names of the journal's files; a folder with any other file is not touched.
-_OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.values)")
+_NAMES = re.compile(r"(block|hidden|end)-\d+\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -138,6 +136,9 @@ class BlockJournal:
         reader: the float checkpoint.
         config: the quantization configuration.
         method: a description of the storage layout.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to.
     """
 
     def __init__(
@@ -147,7 +148,9 @@ class BlockJournal:
         config: TorchConfig,
         method: str,
     ) -> None:
-        self._folder = folder
+        self._is_kept = folder is not None
+        self._results = ResumeFolder(folder)
+        self._results.open()
         self._marks = {
             "model": _digest(
                 *(f"{name} {reader.shape(name)}" for name in reader),
@@ -172,57 +175,16 @@ class BlockJournal:
         Raises:
             ConfigError: the folder belongs to a different run, or cannot be written.
         """
-        if self._folder is None:
+        if not self._is_kept:
             return
         # float32, as numpy has no bfloat16; the conversion is exact
         self._marks["data"] = _digest(
             *(tensor.float().cpu().numpy().tobytes() for tensor in tensors),
         )
         self._run = _digest(*self._marks.values())
-        state = self._folder / _STATE
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # the marks are written before the first block, so that files without marks are
-            # leftovers
-            if state.exists():
-                stored = read_json(state, "state", ConfigError, _ANEW).object()
-                for key, mark in self._marks.items():
-                    if key not in stored or stored[key].value != mark:
-                        raise ConfigError(
-                            f"{self._folder} holds the work of another run: its {key}"
-                            " differs; name another folder to resume from, or remove it",
-                        )
-                self._last = self._whole_until()
-            else:
-                self._clear()
-                put_in_place(
-                    state,
-                    lambda path: path.write_text(
-                        json.dumps(self._marks, indent=1),
-                        encoding="utf-8",
-                    ),
-                )
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{self._folder} cannot be used to resume from: {error}",
-            ) from error
-
-    def _clear(self) -> None:
-        """Remove the files of a run without marks.
-
-        The run stopped before writing them.
-        """
-        assert self._folder is not None
-        names = {value.name for value in self._folder.iterdir()}
-        journal_files = set(filter(_OWN.fullmatch, names))
-        # a mistyped folder must not lose its files
-        if others := names - journal_files:
-            raise ConfigError(
-                f"{self._folder} holds other files, as {min(others)}; name an empty"
-                " folder, or one to resume from",
-            )
-        for name in journal_files:
-            (self._folder / name).unlink()
+        # the marks are written before the first block, so that files without marks are leftovers
+        if self._results.claim(self._marks, _NAMES):
+            self._last = self._whole_until()
 
     def find(self, index: int) -> tuple[dict[str, Any], StoredBlock] | None:
         """Return the tensors and report entries of a finished block, or None.
@@ -234,11 +196,12 @@ class BlockJournal:
             Tensors by their names in the output checkpoint, and the entries for the report. None
             without a folder, or if the block is not finished.
         """
-        if self._folder is None or self._last < index:
+        if self._last < index:
             return None
-        with safe_open(str(self._block(index)), framework="pt") as file:
+        path = self._results.path(_block(index))
+        with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return tensors, self._entries(index)
+        return tensors, self._entries(index, path)
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
         """Return the stored hidden states after the last finished block.
@@ -250,9 +213,9 @@ class BlockJournal:
             now: the current hidden states.
         """
         # states of earlier blocks are removed; blocks before the last one need none to be skipped
-        if self._folder is None or self._last != index:
+        if self._last != index:
             return now
-        states = load_file(str(self._hidden(index)))
+        states = load_file(str(self._results.path(_hidden(index))))
         return [states[str(sample)] for sample in range(len(states))]
 
     def keep(
@@ -270,30 +233,25 @@ class BlockJournal:
             kept: entries for the report.
             hidden: hidden states after the block, of all samples.
         """
-        if self._folder is None:
+        if not self._is_kept:
             return
         # first the block, then the states, whose presence says that the block is complete
         notes = {"run": self._run, "block": str(index)}
-        save(self._block(index), tensors, {**notes, "kept": kept.text()})
-        put_in_place(self._hidden(index), lambda path: _write(path, hidden, notes))
+        block_notes = {**notes, "kept": kept.text()}
+        is_kept = self._results.keep(
+            _block(index), lambda path: save(path, tensors, block_notes)
+        ) and self._results.keep(
+            _hidden(index), lambda path: _write(path, hidden, notes)
+        )
         # only after the new states are in place, so that a crash never leaves none
-        self._hidden(index - 1).unlink(missing_ok=True)
+        if is_kept:
+            self._results.remove(_hidden(index - 1))
 
     def state(self, index: int) -> State:
         """Return the state file of an algorithm on all blocks."""
-        if self._folder is None:
-            return State(None)
-        return State(self._folder / f"end-{index:05}.safetensors")
+        return State(self._results, f"end-{index:05}.safetensors")
 
-    def _block(self, index: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"block-{index:05}.safetensors"
-
-    def _hidden(self, index: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"hidden-{index:05}.safetensors"
-
-    def _check_notes(self, path: Path, index: int) -> Mapping[str, str]:
+    def _notes(self, index: int, path: Path) -> Mapping[str, str]:
         """Return the metadata of a file, which must be that of a block of this run.
 
         Opening a file reads its header, which must fit the size of the file.
@@ -309,11 +267,9 @@ class BlockJournal:
             raise ValueError("it is a file of another block or run")
         return notes
 
-    def _entries(self, index: int) -> StoredBlock:
-        """Return the report entries of a block; raises as ``_check_notes`` does."""
-        return StoredBlock.read(
-            self._check_notes(self._block(index), index).get("kept", "")
-        )
+    def _entries(self, index: int, path: Path) -> StoredBlock:
+        """Return the report entries of a block; raises as ``_notes`` does."""
+        return StoredBlock.read(self._notes(index, path).get("kept", ""))
 
     def _whole_until(self) -> int:
         """Return the index of the last finished block.
@@ -321,26 +277,31 @@ class BlockJournal:
         The index is -1 if a file is damaged, or no file of this run, or if no hidden states are
         stored.
         """
-        assert self._folder is not None
-        states = sorted(self._folder.glob("hidden-*.safetensors"))
+        states = self._results.names("hidden-*.safetensors")
         if not states:
             return -1
         # numbers have five digits, so that names sort like numbers
-        last = int(states[-1].stem.split("-")[1])
-        file = states[-1]
-        try:
-            self._check_notes(file, last)
-            for index in range(last + 1):
-                file = self._block(index)
-                self._entries(index)
-        except (OSError, SafetensorError, ValueError) as error:
-            logger.warning(
-                "%s is damaged (%s): the run starts from the first block", file, error
-            )
-            for file in states:
-                file.unlink()
-            return -1
-        return last
+        last = int(Path(states[-1]).stem.split("-")[1])
+        is_whole = (
+            self._results.read(states[-1], partial(self._notes, last)) is not None
+        )
+        for index in range(last + 1):
+            entries = self._results.read(_block(index), partial(self._entries, index))
+            is_whole &= entries is not None
+        if is_whole:
+            return last
+        logger.warning("a finished block is lost: the run starts from the first block")
+        for name in states:
+            self._results.remove(name)
+        return -1
+
+
+def _block(index: int) -> str:
+    return f"block-{index:05}.safetensors"
+
+
+def _hidden(index: int) -> str:
+    return f"hidden-{index:05}.safetensors"
 
 
 def _stamps(files: Iterable[Path]) -> Iterator[str]:

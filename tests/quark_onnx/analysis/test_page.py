@@ -126,8 +126,9 @@ def test_it_begins_with_a_verdict_and_what_to_do(found: Analysis) -> None:
     start = text[: text.index("<h2>Error along the graph")]
     judged = found.verdict
     assert judged is not None and f"SQNR {found.sqnr:.2f} dB" in judged.sentence
-    sentence = f"{judged.sentence}, on {judged.measured_on}."
+    sentence = f"{judged.sentence}."
     assert f"{sentence[0].upper()}{sentence[1:]}" in start
+    assert f"<small>On {judged.measured_on}.</small>" in start
     assert f'class="verdict {judged.band}"' in start
     shown = re.findall(r"<li>.*?</li>", start)
     assert len(shown) <= 3 and len(set(shown)) == len(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ pytest.importorskip("optuna")
 from quark_onnx import QConfig
 from quark_onnx.page.browser import render_page
 from quark_onnx.search.candidate import Candidate
+from quark_onnx.search.drawing import score_plots
 from quark_onnx.search.result import SearchResult
 from tests.browser import check_alone, laid_out
 
@@ -90,6 +92,20 @@ def test_a_long_search_says_where_its_candidates_are(found: SearchResult) -> Non
 def test_a_missed_target_is_poor(found: SearchResult) -> None:
     text = page_of(replace(found, reached=False))
     assert 'class="verdict poor"' in text and "which misses the target" in text
+
+
+@pytest.mark.parametrize("sizes", [(334_161, 334_184), (334_161, 334_161), (1, 9_000)])
+def test_ticks_of_an_axis_differ(found: SearchResult, sizes: tuple[int, int]) -> None:
+    """Of sizes that are nearly equal, too."""
+    pair = [
+        replace(each, bytes=size, score=20.0)
+        for each, size in zip(found.candidates, sizes, strict=False)
+    ]
+    drawn = "".join(score_plots(pair, pair, "SQNR").draw())
+    for anchor in ("middle", "end"):
+        for plot in drawn.split("<svg")[1:]:
+            ticks = re.findall(rf'text-anchor="{anchor}">([^<]*\d)</text>', plot)
+            assert len(set(ticks)) == len(ticks) >= 2, ticks
 
 
 def test_a_single_candidate_has_no_plot(found: SearchResult) -> None:

@@ -28,14 +28,23 @@ QUANTIZE = "quantize model.onnx -o q.onnx --data data --no-time --html page.html
             "npu deploy model.onnx -o bundle --data data --min-sqnr 0 --html page.html",
             ["What the NPU will run", "Outputs", "Legalization"],
         ),
+        (
+            "npu preflight model.onnx --preset XINT8 --html page.html",
+            ["What the NPU will run"],
+        ),
+        (
+            "search model.onnx --data data --trials 1 --html page.html",
+            ["Search for a configuration"],
+        ),
     ],
-    ids=["quantize", "compare", "explain", "deploy"],
+    ids=["quantize", "compare", "explain", "deploy", "preflight", "search"],
 )
 def test_page(cli: Any, folder: Path, command: str, texts: list[str]) -> None:
     if "compare" in command:
         assert cli(*QUANTIZE.split()).code == 0
     finished = cli(*command.split())
     assert finished.code == 0, finished.err
+    assert finished.out.splitlines().count("page      page.html") == 1
     text = Path("page.html").read_text(encoding="utf-8")
     check_alone(text)
     for part in texts:

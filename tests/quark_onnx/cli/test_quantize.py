@@ -486,7 +486,7 @@ def test_an_interrupted_run_is_resumed(cli: Any) -> None:
     refused = cli(*MODEL, "--optimize", "gptq", "--resume", "model.onnx")
     assert (
         refused.code == 2
-        and "resume: model.onnx cannot be written to as a folder" in refused.err
+        and "resume folder model.onnx cannot be read and written" in refused.err
     )
 
 

@@ -324,13 +324,17 @@ def test_rows_of_a_table_in_a_terminal() -> None:
     grid = Grid("Nodes", ("nodes", "dB", "note"), rows, "all", "nodes")
     assert render_lines([grid.without_empty_columns()]) == [
         "nodes     all:",
-        "  nodes          dB    note",
+        "  nodes          dB",
         "  group",
         "  2 Conv (a, b)  -3.5",
     ]
     rows = [("a", "", "1"), ("b", "", "2")]
     grid = Grid("", ("name", "no", "dB"), rows).without_empty_columns()
     assert (grid.header, grid.rows) == (["name", "dB"], [["a", "1"], ["b", "2"]])
+    # Below a title, a second column keeps rows apart from titles.
+    grid = Grid("", ("name", "no", "dB"), [("group",), ("a", "", "")])
+    kept = grid.without_empty_columns()
+    assert (kept.header, kept.rows) == (["name", "no"], [("group",), ["a", ""]])
 
 
 def test_places_of_a_problem_are_grouped() -> None:

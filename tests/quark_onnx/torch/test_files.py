@@ -162,22 +162,21 @@ KILLED = """
 import os, sys, torch
 from pathlib import Path
 from tests.torch_models import tokens
-from quark_onnx.torch.checkpoints import atomic_file as kept
-from quark_onnx.torch.pipelines import resume
+from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec
 source, output, state, moment = sys.argv[1:]
-replace, count = resume.put_in_place, [0]
-def counted(path, write):
+write, count = ResumeFolder.write, [0]
+def killed(path):
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), 9)
+def counted(folder, name, writer):
     count[0] += 1
-    if count[0] == int(moment):
-        path.with_suffix(".tmp").write_bytes(b"half")
-        os.kill(os.getpid(), 9)
-    replace(path, write)
-resume.put_in_place = kept.put_in_place = counted
+    write(folder, name, killed if count[0] == int(moment) else writer)
+ResumeFolder.write = counted
 config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 quantize_checkpoint(source, tokens(), config, output, writing=Writing(resume=Path(state)), progress=False)
 """  # noqa: E501
@@ -207,6 +206,7 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
         "state",
         "whole",
     ]
+    assert not [file for file in (tmp_path / "state").iterdir() if file.is_dir()]
 
 
 def test_the_work_of_another_run_is_refused(tmp_path: Path) -> None:

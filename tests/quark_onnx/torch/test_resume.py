@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines import file_run
@@ -97,6 +98,36 @@ def test_a_damaged_folder_changes_nothing(
             run(source, tmp_path / "out", resume)
     else:
         assert run(source, tmp_path / "out", resume) == wanted
+
+
+@pytest.mark.parametrize("kind", ["block", "hidden"])
+def test_a_full_disk_costs_the_journal_alone(
+    kind: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The run ends with its result, and the next one resumes from what was kept before."""
+    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
+    write = ResumeFolder.write
+
+    def full(folder: ResumeFolder, name: str, writer: Any) -> None:
+        # the disk has space again for later blocks, which alone would be of no use
+        if name == f"{kind}-00002.safetensors":
+            raise OSError(28, "No space left on device")
+        write(folder, name, writer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumeFolder, "write", full)
+        assert run(source, tmp_path / "full", resume) == wanted
+    assert f"{kind}-00002.safetensors could not be kept" in caplog.text
+    assert [path.name for path in resume.glob("hidden-*")] == [
+        "hidden-00001.safetensors"
+    ]
+    caplog.clear()
+    assert run(source, tmp_path / "again", resume) == wanted
+    assert not caplog.text
 
 
 def without_notes(file: Path, *_: Any) -> None:
