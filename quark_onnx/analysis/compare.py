@@ -17,6 +17,7 @@ from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
 from quark_onnx.common.wording import counted
+from quark_onnx.engines import EngineRun
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.labelled import scorer_for
@@ -53,6 +54,7 @@ class Comparison(Reported):
         scores: metrics of both models on the labels; empty without labels.
         labelled: number of samples with a label.
         exhibits: the samples that differ most, for a page.
+        run: how the selected engine runs the quantized model; None without an engine.
     """
 
     samples: int
@@ -65,6 +67,7 @@ class Comparison(Reported):
     scores: list[Score] = field(default_factory=list)
     labelled: int = 0
     exhibits: Exhibits | None = field(default=None, compare=False, repr=False)
+    run: EngineRun | None = None
 
     @property
     def sqnr(self) -> float:
@@ -84,7 +87,10 @@ class Comparison(Reported):
         facts.append(("Samples", str(self.samples), "run by both models"))
         if self.latency is not None:
             ratio = f"{self.latency.ratio:.2f}×"
-            facts.append(("Latency", ratio, "relative to float, on this processor"))
+            where = self.latency.engine or "on this processor"
+            facts.append(("Latency", ratio, f"relative to float, {where}"))
+        if self.run is not None:
+            facts.append(("Integer layers", self.run.counts, f"in {self.run.engine}"))
         for score in self.scores:
             value = f"{percent(score.other)} %"
             before = f"{percent(score.reference)} % in float"
@@ -93,6 +99,9 @@ class Comparison(Reported):
             "size": [size_change(self.bytes_before, self.bytes_after)],
             "labels": self.score_lines,
         }
+        if self.run is not None:
+            counts = f"{self.run.engine}; layers on integers: {self.run.counts}"
+            lines["engine"] = [counts, *self.run.remarks]
         blocks: list[Block] = [
             verdict_block(self.verdict),
             Facts(facts, lines),
@@ -117,6 +126,7 @@ class Comparison(Reported):
             "labelled": self.labelled,
             "scores": [asdict(score) for score in self.scores],
             "latency": None if self.latency is None else asdict(self.latency),
+            "engine": None if self.run is None else asdict(self.run),
         }
 
 
@@ -185,6 +195,7 @@ def compare(  # noqa: PLR0913
             judged.verdict,
             [str(finding) for finding in judged.findings],
             exhibits=judged.exhibits,
+            run=judged.run,
         )
         if scorer is not None:
             comparison = replace(

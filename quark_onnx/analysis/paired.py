@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
+from quark_onnx.engines import selected
 from quark_onnx.report.measure import OutputTotals, least_sqnr
 from quark_onnx.report.verdict import THRESHOLDS
 from quark_onnx.report.verdict.boxes import arrays_of
@@ -85,7 +86,11 @@ class Paired:
 
     def _outputs(self, model: ModelProto) -> Spool:
         """Return the arrays among the outputs of a model, by sample."""
-        session = open_session(with_bodies(model), what="a model to compare")
+        engine = None if model is self._reference else selected()
+        if engine is None:
+            session = open_session(with_bodies(model), what="a model to compare")
+        else:
+            session = engine.open(with_bodies(model), what="a model to compare")
         names = [value.name for value in session.get_outputs()]
         inputs = [value.name for value in session.get_inputs()]
         outputs = Spool()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.engine import add_engine_options
 from quark_onnx.cli.field_options import CALL
 from quark_onnx.cli.next_command import next_command
 from quark_onnx.cli.output import Answer
@@ -93,6 +94,7 @@ def add_arguments(parser: Parser) -> None:
         help="weight granularities to try, besides the preset's own",
     )
     add_target_option(group)
+    add_engine_options(group)
     group = parser.add_argument_group("end")
     group.add_argument(
         "--budget",

@@ -31,7 +31,7 @@ graph
 patterns
 check
 files
-targets
+targets engines
 running
 plan
 rules passes fusions optimizers recipes

@@ -47,6 +47,7 @@ def test_json(cli: Any) -> None:
         "labelled",
         "scores",
         "latency",
+        "engine",
     ]
     assert document["samples"] == 3
     assert document["outputs"][0]["name"] == "scores"
