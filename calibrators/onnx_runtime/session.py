@@ -157,6 +157,7 @@ def open_in_engine(
     engine: str,
     *,
     threads: int = 0,
+    in_turns: bool = False,
     what: str = "a model",
 ) -> Any:
     """Open a model in an engine, which runs in another process: its crash is an error here.
@@ -167,6 +168,7 @@ def open_in_engine(
         model: the model, its serialized bytes, or a file.
         engine: the class of the engine, as "module:Class".
         threads: threads inside an operator; 0 lets the engine choose.
+        in_turns: as for ``open_session``.
         what: names the model in the error of a crash.
 
     Returns:
@@ -181,6 +183,7 @@ def open_in_engine(
         )
     settings = Settings(
         threads,
+        entries={RESTING: "1"} if in_turns else {},
         libraries=current_libraries(),
         provider=current_provider(),
         engine=engine,

@@ -9,6 +9,7 @@ from quark_onnx.engines.selected import (
     Selected,
     engine_title,
     on_engine,
+    open_quantized,
     selected,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "Selected",
     "engine_title",
     "on_engine",
+    "open_quantized",
     "selected",
 ]

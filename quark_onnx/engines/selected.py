@@ -23,7 +23,7 @@ from calibrators.onnx_runtime.providers import (
 from calibrators.onnx_runtime.providers import (
     provider as on_provider,
 )
-from calibrators.onnx_runtime.session import open_in_engine
+from calibrators.onnx_runtime.session import open_in_engine, open_session
 from calibrators.onnx_runtime.worker import Layer
 from quark_onnx.common.errors import ConfigError, MissingDependency
 from quark_onnx.common.registry import ENGINES
@@ -53,25 +53,46 @@ class Selected:
         return f"{title}, {short_name(self.provider)}" if self.provider else title
 
     def open(
-        self, model: ModelProto | Path, *, threads: int = 0, what: str = "a model"
+        self,
+        model: ModelProto | Path,
+        *,
+        threads: int = 0,
+        in_turns: bool = False,
+        what: str = "a model",
     ) -> Any:
         """Open a model; the session has a further method ``layers``.
 
         Args:
             model: the model, or its file.
             threads: threads inside an operator; 0 lets the engine choose.
+            in_turns: as for ``open_session``.
             what: names the model in the error of a crash.
 
         Raises:
             RuntimeCrash: the engine's process died while loading the model.
         """
         place = f"{self.engine.__module__}:{self.engine.__qualname__}"
-        return open_in_engine(model, place, threads=threads, what=what)
+        return open_in_engine(
+            model, place, threads=threads, in_turns=in_turns, what=what
+        )
 
 
 def selected() -> Selected | None:
     """Return the engine of this context; None for onnxruntime without saturating sums."""
     return _current.get()
+
+
+def open_quantized(model: ModelProto, what: str) -> Any:
+    """Open a quantized model in the selected engine; without one, in onnxruntime.
+
+    Args:
+        model: the model.
+        what: names the model in the error of a crash.
+    """
+    engine = selected()
+    if engine is None:
+        return open_session(model, what=what)
+    return engine.open(model, what=what)
 
 
 def engine_title() -> str:

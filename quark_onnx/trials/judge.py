@@ -18,7 +18,7 @@ import calibrators
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.errors import DataError, ModelError, QuarkError
-from quark_onnx.engines import EngineRun, selected
+from quark_onnx.engines import EngineRun, engine_title, open_quantized
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
@@ -126,20 +126,16 @@ def _opened(before: ModelProto, after: ModelProto) -> list[Session]:
     """
     sessions = list[Session]()
     for name, model in (("reference", before), ("other", after)):
-        engine = selected() if name == "other" else None
-        library = "onnxruntime" if engine is None else engine.engine.name
-        what = f"the {name} model"
+        # The float model is the same reference for every engine.
+        opened = open_session if name == "reference" else open_quantized
         try:
             # with_bodies adds function bodies of AMD's operators, without which onnxruntime rejects
             # the model.
-            complete = with_bodies(model)
-            if engine is None:
-                sessions.append(open_session(complete, what=what))
-            else:
-                sessions.append(engine.open(complete, what=what))
+            sessions.append(opened(with_bodies(model), what=f"the {name} model"))
         except Exception as error:
+            library = "onnxruntime" if name == "reference" else engine_title()
             raise ModelError(
-                f"{library} cannot load the {name} model: {error}"
+                f"{library or 'onnxruntime'} cannot load the {name} model: {error}",
             ) from error
     outputs, other_outputs = (
         {value.name for value in session.get_outputs()} for session in sessions

@@ -282,7 +282,9 @@ class _Timed:
                     what=what,
                 )
             else:
-                self._session = engine.open(complete, threads=threads, what=what)
+                self._session = engine.open(
+                    complete, threads=threads, in_turns=True, what=what
+                )
             self._feeds = {
                 value.name: sample[value.name]
                 for value in self._session.get_inputs()
