@@ -27,6 +27,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import OPTIONS, add_target_option, add_task_option
 from quark_onnx.common.errors import AccuracyError, ConfigError
+from quark_onnx.engines import engine_title
 from quark_onnx.page.blocks import Action, Facts, Heading, Judgement
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.report import decibels
@@ -176,7 +177,10 @@ def run(options: Namespace) -> Answer:
     models = str(options.model)
     if options.output:
         models += f" -> {options.output}"
-    body = [Facts((), {"model": [models]}), *blocks]
+    facts = {"model": [models]}
+    if title := engine_title():
+        facts["engine"] = [title]
+    body = [Facts((), facts), *blocks]
     document = {
         "command": NAME,
         "model": options.model,

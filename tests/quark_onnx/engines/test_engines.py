@@ -13,6 +13,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from calibrators.onnx_runtime.providers import current_provider
 from quark_onnx import compare, convert, on_engine, quantize, search
 from quark_onnx.common.errors import (
     AccuracyError,
@@ -153,6 +154,17 @@ def test_onnxruntime_on_a_provider(name: str) -> None:
         floating = compare(model, model, data).run
     assert floating is not None and floating.integer_layers == 0
     assert floating.layers == 1
+
+
+def test_calibration_on_a_provider(tmp_path: Path) -> None:
+    model, output = residual(), tmp_path / "q.onnx"
+    with on_engine(provider="CPU"):
+        assert current_provider() == "CPUExecutionProvider"
+        quantize(model, samples(model, 8), TENSOR, output)
+        latency = measure_latency(model, output, samples(model)[0])
+    assert latency.engine == "onnxruntime, CPU"
+    assert current_provider() == ""
+    assert output.read_bytes() == _bytes_without_engine(model, tmp_path)
 
 
 def test_a_plug_in_brings_an_engine(
