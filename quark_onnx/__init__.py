@@ -28,6 +28,7 @@ from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.version import __version__ as __version__
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.convert import Converted, convert
+from quark_onnx.engines import on_engine
 from quark_onnx.job import Result
 from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.onnxruntime_spelling import (
@@ -91,6 +92,7 @@ __all__ = [
     "compare",
     "convert",
     "custom_op_libraries",
+    "on_engine",
     "quantize",
     "quantize_dynamic",
     "quantize_module",

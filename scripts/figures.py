@@ -268,6 +268,30 @@ def runtime() -> str:
     return table(head, rows)
 
 
+def engines() -> str:
+    """Return SQNR, relative time and integer layers of files in onnxruntime and OpenVINO."""
+    rows = []
+    for key, row in stored("engines").items():
+        cells = [key.replace("/", ", ")]
+        for engine in ("onnxruntime", "openvino"):
+            found = row[engine]
+            if "failed" in found:
+                cells += ["fails", "", ""]
+                continue
+            ratio = found.get("ratio")
+            cells.append(f"{found['sqnr']:.1f}")
+            cells.append("" if ratio is None else f"{ratio:.2f}")
+            cells.append(f"{found['integer_layers']} of {found['layers']}")
+        rows.append(cells)
+    columns = ("{}: dB", "time / float", "on integers")
+    head = [
+        column.format(name)
+        for name in ("onnxruntime", "OpenVINO")
+        for column in columns
+    ]
+    return table(("model, file", *head), rows)
+
+
 def architectures() -> str:
     """Return SQNR and runtime on architectures with random weights, beside onnxruntime's."""
     rows = []
@@ -551,6 +575,7 @@ def note(name: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "accuracy-short": accuracy_short,
+    "engines": engines,
     "large": large,
     "llm-algorithms": llm_algorithms,
     "llm-client-versions": llm_client_versions,

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from calibrators.errors import CalibrationError, RuntimeCrash
 from calibrators.onnx_runtime.interrupt import waited
 from calibrators.onnx_runtime.worker import (
+    Layer,
     Settings,
     Stream,
     Value,
@@ -388,6 +389,12 @@ class IsolatedSession:
         seconds = self._ask(process, "running", "time", number, dict(feeds), runs)
         return cast("list[float]", seconds)
 
+    def layers(self) -> list[Layer]:
+        """Return the layers of a model that is open in an engine."""
+        process = self.open()
+        layers = self._ask(process, "reading", "layers", self._recipe[0])
+        return cast("list[Layer]", layers)
+
     def open(self) -> _Process:
         """Return the process of the session; a new process opens the session again."""
         with self._lock:
@@ -402,7 +409,8 @@ class IsolatedSession:
         try:
             return process.ask(action, arguments)
         except _Died as death:
-            raise _crash(death, "onnxruntime", f"{doing} {self.what}") from death
+            library = self.settings.library
+            raise _crash(death, library, f"{doing} {self.what}") from death
 
 
 def _crash(death: _Died, library: str, doing: str) -> RuntimeCrash:

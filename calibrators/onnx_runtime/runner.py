@@ -37,6 +37,7 @@ from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.isolation import current
+from calibrators.onnx_runtime.providers import current_provider, provider
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, open_session, run_uncopied
 from calibrators.onnx_runtime.tensors import estimate_bytes, initializers, loaded
 
@@ -134,6 +135,7 @@ class _Watch:
         threads: threads of a session.
         defaults: values of optional inputs that bodies read.
         libraries: libraries of custom operators, for the sessions of workers.
+        provider: provider of onnxruntime, for the sessions of workers; empty for the CPU's.
     """
 
     scope: Scope
@@ -142,6 +144,7 @@ class _Watch:
     threads: int
     defaults: Mapping[str, NDArray[Any]]
     libraries: tuple[str, ...]
+    provider: str
 
     @classmethod
     def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
@@ -174,7 +177,8 @@ class _Watch:
         bare = onnx.ModelProto()
         bare.graph.input.extend(model.graph.input)
         scope = replace(scope, model=bare)
-        return cls(scope, data, key, threads, defaults, current_libraries())
+        libraries, provider = current_libraries(), current_provider()
+        return cls(scope, data, key, threads, defaults, libraries, provider)
 
     def empty(self) -> list[Statistic]:
         """Return empty statistics, per observation."""
@@ -239,7 +243,8 @@ def _key(data: bytes, scope: Scope) -> str:
     # Threads keep a session from call to call, which must not outlive its isolation.
     where = "" if isolation is None else isolation.number
     key = hashlib.sha256(data)
-    key.update(repr((where, list(scope.flat()), current_libraries())).encode())
+    context = current_libraries(), current_provider()
+    key.update(repr((where, list(scope.flat()), context)).encode())
     return key.hexdigest()
 
 
@@ -517,7 +522,7 @@ def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Stati
         # One session per worker: the session of the previous model would keep its weights in
         # memory.
         _open.clear()
-        with libraries(watch.libraries):
+        with libraries(watch.libraries), provider(watch.provider):
             session = _open[watch.key] = _Session.on(watch, watch.threads)
     statistics = watch.empty()
     for offset, sample in enumerate(shard):

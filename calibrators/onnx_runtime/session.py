@@ -41,6 +41,7 @@ from calibrators.onnx_runtime.external_tensors import (
 from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from calibrators.onnx_runtime.interrupt import interruptible
 from calibrators.onnx_runtime.isolation import current
+from calibrators.onnx_runtime.providers import current_provider
 from calibrators.onnx_runtime.tensors import (
     estimate_bytes,
     initializers,
@@ -95,7 +96,9 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     in_turns: bool = False,
     what: str = "a model",
 ) -> Any:
-    """Open a CPU session: ``run``, ``get_inputs``, ``get_outputs`` as in ``InferenceSession``.
+    """Open a session: ``run``, ``get_inputs``, ``get_outputs`` as in ``InferenceSession``.
+
+    It runs on the CPU, or on the provider of a block of ``providers.provider``.
 
     Inside a block of ``calibrators.onnx_runtime.isolation.isolated`` the session runs in another
     process. Elsewhere a signal handler that raises ends a run of the main thread.
@@ -130,7 +133,9 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     def opened(entry: str) -> Any:
         # Entries without a name are those that were not asked for.
         entries = {name: "1" for name in (entry, resting) if name}
-        settings = Settings(threads, optimize, lean, entries, current_libraries())
+        settings = Settings(
+            threads, optimize, lean, entries, current_libraries(), current_provider()
+        )
         return _opened(model, settings, what, stored=stored)
 
     if integers is None and saturates():
@@ -145,6 +150,53 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
             )
             integers = False
     return opened(DEFINED if integers is False else "")
+
+
+def open_in_engine(
+    model: onnx.ModelProto | bytes | Path,
+    engine: str,
+    *,
+    threads: int = 0,
+    in_turns: bool = False,
+    what: str = "a model",
+) -> Any:
+    """Open a model in an engine, which runs in another process: its crash is an error here.
+
+    Only inside a block of ``calibrators.onnx_runtime.isolation.isolated``.
+
+    Args:
+        model: the model, its serialized bytes, or a file.
+        engine: the class of the engine, as "module:Class".
+        threads: threads inside an operator; 0 lets the engine choose.
+        in_turns: as for ``open_session``.
+        what: names the model in the error of a crash.
+
+    Returns:
+        A session with a further method ``layers``.
+
+    Raises:
+        RuntimeCrash: the other process died while loading the model.
+    """
+    if current() is None:
+        raise CalibrationError(
+            "an engine runs models in another process; open them inside isolated()"
+        )
+    settings = Settings(
+        threads,
+        entries={RESTING: "1"} if in_turns else {},
+        libraries=current_libraries(),
+        provider=current_provider(),
+        engine=engine,
+    )
+    if not isinstance(model, onnx.ModelProto):
+        source = model if isinstance(model, bytes) else str(model)
+        return open_source(source, settings, what)
+    separate = any(
+        is_on_disk(tensor) or is_held(tensor) for tensor in initializers(model.graph)
+    )
+    if separate or estimate_bytes(model) > PROTOBUF_LIMIT:
+        return _open_large(model, settings, what)
+    return open_source(model.SerializeToString(), settings, what)
 
 
 class _Session:
@@ -169,7 +221,8 @@ class _Session:
         # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
         self._session = interruptible(
-            lambda: native_session(source, options), lambda: stop(True)
+            lambda: native_session(source, options, settings.provider),
+            lambda: stop(True),
         )
         # Loading leaves copies of the weights behind.
         if trims:

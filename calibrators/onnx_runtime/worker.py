@@ -32,6 +32,8 @@ _CHUNK = 1 << 30
 #: Bytes that a pipe holds, where configurable; the default of Linux makes large arrays half as
 #: fast.
 _PIPE = 1 << 20
+#: The provider that every build of onnxruntime has.
+_CPU = "CPUExecutionProvider"
 #: Concurrent requests at most; a thread of the other process waits for each.
 _THREADS = 64
 
@@ -45,6 +47,9 @@ class Settings(NamedTuple):
         lean: leave weights where they are, instead of packing them for speed.
         entries: further entries of the session's configuration.
         libraries: files with operators to register.
+        provider: execution provider of onnxruntime, by its full name; empty for the CPU's.
+        engine: class that runs the model in place of onnxruntime, as "module:Class"; empty for
+            none.
     """
 
     threads: int = 0
@@ -52,6 +57,25 @@ class Settings(NamedTuple):
     lean: bool = False
     entries: Mapping[str, str] = {}
     libraries: tuple[str, ...] = ()
+    provider: str = ""
+    engine: str = ""
+
+    @property
+    def library(self) -> str:
+        """Return the name of the library that runs the model."""
+        return self.engine.rpartition(":")[2] or "onnxruntime"
+
+
+class Layer(NamedTuple):
+    """A layer with weights or a product, as an engine runs it.
+
+    Attributes:
+        operator: the engine's name of the operator.
+        integer: whether its products are of integers.
+    """
+
+    operator: str
+    integer: bool
 
 
 class Value(NamedTuple):
@@ -113,17 +137,30 @@ def session_options(settings: Settings) -> Any:
     return options
 
 
-def native_session(source: str | bytes, options: Any) -> Any:
-    """Open an ``onnxruntime.InferenceSession`` on the CPU, of a file or of serialized bytes."""
+def native_session(source: str | bytes, options: Any, provider: str = "") -> Any:
+    """Open an ``onnxruntime.InferenceSession`` of a file or of serialized bytes.
+
+    Args:
+        source: the file, or the bytes.
+        options: the ``onnxruntime.SessionOptions``.
+        provider: provider to prefer to that of the CPU, by its full name; empty for none.
+
+    Raises:
+        RuntimeError: the provider is installed, and cannot be loaded.
+    """
     import onnxruntime as ort
 
-    # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to
-    # stdout.
+    # Without the fallback, which is silent but for a line on stdout.
     settings: dict[str, Any] = {
-        "providers": ["CPUExecutionProvider"],
+        "providers": list(dict.fromkeys([provider or _CPU, _CPU])),
         "enable_fallback": 0,
     }
     session = ort.InferenceSession(source, options, **settings)
+    # onnxruntime goes on without a provider whose libraries are missing.
+    if provider and provider not in session.get_providers():
+        raise RuntimeError(
+            f"onnxruntime cannot load {provider}: a library or a device that it needs is missing"
+        )
     if hasattr(session, "_model_bytes"):
         # onnxruntime keeps the bytes to reopen the model on other providers.
         session._model_bytes = None
@@ -231,6 +268,7 @@ class _Server:
             "open": self._open,
             "run": self._run,
             "time": self._time,
+            "layers": lambda number: self._sessions[number].layers(),
             "release": lambda: None,
             "infer": _infer,
             "check": _check,
@@ -258,7 +296,7 @@ class _Server:
         model: str | bytes = source
         if whole:
             model = Path(source).read_bytes()
-        session = native_session(model, session_options(settings))
+        session = _opened(model, settings)
         self._sessions[number] = session
         return interface(session)
 
@@ -269,6 +307,14 @@ class _Server:
 
     def _time(self, number: int, feeds: Mapping[str, Any], runs: int) -> list[float]:
         return seconds_of_runs(self._sessions[number], feeds, runs)
+
+
+def _opened(source: str | bytes, settings: Settings) -> Any:
+    """Open a model in onnxruntime, or in the engine of the settings."""
+    if settings.engine:
+        module, _, name = settings.engine.partition(":")
+        return getattr(importlib.import_module(module), name)(source, settings)
+    return native_session(source, session_options(settings), settings.provider)
 
 
 def _infer(model: bytes, propagate: bool) -> bytes:

@@ -28,6 +28,7 @@ from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
+from quark_onnx.engines import selected
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
@@ -483,7 +484,9 @@ class _Trials:
 
     def __init__(self, baseline: Baseline, samples: Spool, trying: Trying) -> None:
         self._baseline, self._samples, self._trying = baseline, samples, trying
-        self._timed = trying.timed and not baseline.config.target
+        # The latency on a target is that of its engine alone.
+        known = selected() is not None or not baseline.config.target
+        self._timed = trying.timed and known
         self._runs = Runs(
             baseline.model, samples, trying.budget, trying.task, trying.ranges
         )

@@ -18,6 +18,7 @@ from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
+from quark_onnx.engines import EngineRun
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.labelled import found_scorer, scorer_for
@@ -55,6 +56,7 @@ class Comparison(Reported):
         scores: metrics of both models on the labels; empty without labels.
         labelled: number of samples with a label.
         exhibits: the samples that differ most, for a page.
+        run: how the selected engine runs the quantized model; None without an engine.
     """
 
     samples: int
@@ -67,6 +69,7 @@ class Comparison(Reported):
     scores: list[Score] = field(default_factory=list)
     labelled: int = 0
     exhibits: Exhibits | None = field(default=None, compare=False, repr=False)
+    run: EngineRun | None = None
 
     @property
     def sqnr(self) -> float:
@@ -85,12 +88,18 @@ class Comparison(Reported):
         facts.append(("Samples", str(self.samples), "run by both models"))
         if self.latency is not None:
             ratio = f"{self.latency.ratio:.2f}×"
-            facts.append(("Latency", ratio, "relative to float, on this processor"))
+            where = self.latency.engine or "on this processor"
+            facts.append(("Latency", ratio, f"relative to float, {where}"))
+        if self.run is not None:
+            facts.append(("Integer layers", self.run.counts, f"in {self.run.engine}"))
         facts += score_facts(self.scores)
         lines = {
             "size": [size_change(self.bytes_before, self.bytes_after)],
             "labels": self.score_lines,
         }
+        if self.run is not None:
+            counts = f"{self.run.engine}; layers on integers: {self.run.counts}"
+            lines["engine"] = [counts, *self.run.remarks]
         blocks: list[Block] = [
             verdict_block(self.verdict),
             Facts(facts, lines),
@@ -115,6 +124,7 @@ class Comparison(Reported):
             "labelled": self.labelled,
             "scores": [asdict(score) for score in self.scores],
             "latency": None if self.latency is None else asdict(self.latency),
+            "engine": None if self.run is None else asdict(self.run),
         }
 
 
@@ -192,6 +202,7 @@ def compare(  # noqa: PLR0913
             judged.verdict,
             [*map(str, judged.findings), *left_out_lines(left_out)],
             exhibits=judged.exhibits,
+            run=judged.run,
         )
         if scorer is not None:
             comparison = replace(

@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
+from quark_onnx.engines import open_quantized
 from quark_onnx.report.measure import OutputTotals, least_sqnr
 from quark_onnx.report.verdict import THRESHOLDS
 from quark_onnx.report.verdict.boxes import arrays_of
@@ -85,7 +86,8 @@ class Paired:
 
     def _outputs(self, model: ModelProto) -> Spool:
         """Return the arrays among the outputs of a model, by sample."""
-        session = open_session(with_bodies(model), what="a model to compare")
+        opened = open_session if model is self._reference else open_quantized
+        session = opened(with_bodies(model), what="a model to compare")
         names = [value.name for value in session.get_outputs()]
         inputs = [value.name for value in session.get_inputs()]
         outputs = Spool()

@@ -7,6 +7,7 @@ from time import perf_counter
 
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.engine import add_provider_option
 from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
@@ -66,6 +67,7 @@ def add_arguments(parser: Parser) -> None:
     )
     OPTIONS["--calibrator"].add(group, " for other formats; by default the preset's")
     add_workers_option(parser)
+    add_provider_option(parser)
     add_common_options(parser)
 
 

@@ -11,6 +11,7 @@ from quark_onnx import analysis
 from quark_onnx.analysis import Comparison
 from quark_onnx.cli.advice import add_advice_options, check_advice_options
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.engine import add_engine_options
 from quark_onnx.cli.latency import add_threads_option
 from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer
@@ -64,6 +65,7 @@ def add_arguments(parser: Parser) -> None:
         help="measure the median latency of both models on this machine",
     )
     add_threads_option(parser)
+    add_engine_options(parser)
     add_html_option(parser, "write a page with the samples that differ most")
     add_gate_option(parser, "an error names it")
     add_advice_options(parser)

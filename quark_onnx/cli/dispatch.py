@@ -32,7 +32,7 @@ from calibrators import CalibrationError
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.scratch import written
 from calibrators.shown import printable, shortened
-from quark_onnx import __version__, custom_op_libraries
+from quark_onnx import __version__, custom_op_libraries, on_engine
 from quark_onnx.cli import (
     analyze,
     calibrate,
@@ -137,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # end.
                 isolated(options.isolation),
                 custom_op_libraries(*getattr(options, "custom_op_library", [])),
+                on_engine(
+                    getattr(options, "engine", None) or "",
+                    getattr(options, "provider", None) or "",
+                ),
                 plain_progress(),
             ):
                 answer: Answer = options.run(options)

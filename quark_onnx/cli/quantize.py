@@ -19,6 +19,7 @@ from quark_onnx.cli.advice import (
 )
 from quark_onnx.cli.compare import score_document
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.engine import add_engine_options
 from quark_onnx.cli.latency import (
     add_time_options,
     latency_document,
@@ -88,6 +89,7 @@ def add_arguments(parser: Parser) -> None:
     add_task_option(parser)
     add_labels_option(parser)
     add_time_options(parser)
+    add_engine_options(parser)
     add_accuracy_options(parser)
     add_advice_option(parser)
     add_html_option(

@@ -11,6 +11,7 @@ from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.advise import SAMPLES, Trying, advise_file
 from quark_onnx.cli.advice import advised, trying_of
 from quark_onnx.cli.data import add_data_options
+from quark_onnx.cli.engine import add_engine_options, engine_words
 from quark_onnx.cli.next_command import (
     analysis_step,
     changes_data,
@@ -107,6 +108,7 @@ def requantize_options(verdict: Verdict, options: Namespace) -> Namespace | None
     add_config_options(parser, recipes=RECIPES)
     add_mixing_options(parser)
     add_task_option(parser)
+    add_engine_options(parser)
     # The values of the options of data are compare's own.
     return Namespace(**{**vars(options), "words": words, "parser": parser})
 
@@ -187,6 +189,7 @@ def _words(options: Namespace) -> list[str] | None:
         words += ["--limit", str(SAMPLES)]
     if options.task != "auto":
         words += ["--task", options.task]
+    words += engine_words(options)
     words += ["--preset", preset]
     return words if config is None else [*words, *_changes(config, preset)]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.engine import add_engine_options
 from quark_onnx.cli.field_options import CALL
 from quark_onnx.cli.next_command import next_command
 from quark_onnx.cli.output import Answer
@@ -26,6 +27,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import OPTIONS, add_target_option, add_task_option
 from quark_onnx.common.errors import AccuracyError, ConfigError
+from quark_onnx.engines import engine_title
 from quark_onnx.page.blocks import Action, Facts, Heading, Judgement
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.report import decibels
@@ -93,6 +95,7 @@ def add_arguments(parser: Parser) -> None:
         help="weight granularities to try, besides the preset's own",
     )
     add_target_option(group)
+    add_engine_options(group)
     group = parser.add_argument_group("end")
     group.add_argument(
         "--budget",
@@ -174,7 +177,10 @@ def run(options: Namespace) -> Answer:
     models = str(options.model)
     if options.output:
         models += f" -> {options.output}"
-    body = [Facts((), {"model": [models]}), *blocks]
+    facts = {"model": [models]}
+    if title := engine_title():
+        facts["engine"] = [title]
+    body = [Facts((), facts), *blocks]
     document = {
         "command": NAME,
         "model": options.model,

@@ -57,6 +57,10 @@ _CRASHED = {
         " tool that wrote the model"
     ),
 }
+_CRASHED_ENGINE = (
+    "this is a defect of the engine: try another version of it, or another form or"
+    " preset of the model"
+)
 _KILLED = "the system does that where memory runs out"
 
 
@@ -207,7 +211,9 @@ def crash_errors(*models: object) -> Iterator[None]:
         crash = crash_behind(error)
         if crash is None:
             raise
-        advice = _KILLED if crash.killed else _CRASHED[crash.library]
+        advice = _KILLED
+        if not crash.killed:
+            advice = _CRASHED.get(crash.library, _CRASHED_ENGINE)
         names = ", ".join(
             str(model) for model in models if isinstance(model, str | Path)
         )

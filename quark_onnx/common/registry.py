@@ -49,6 +49,10 @@ ALGORITHMS: Registry[Any] = Registry(
 TARGETS: Registry[Any] = Registry("target")
 #: Conversions of a model: name -> Conversion.
 CONVERSIONS: Registry[Any] = Registry("conversion")
+#: Engines that run models: name -> the class of an open model.
+ENGINES: Registry[Any] = Registry(
+    "engine", plugins="quark_onnx.engines", spelling=str.lower
+)
 #: Recipes by kind of model: name -> Recipe.
 RECIPES: Registry[Any] = Registry("recipe", "quark_onnx.recipes.recipe")
 #: Recipes for Ryzen AI processors.

@@ -31,6 +31,7 @@ from quark_onnx.common.progress import Progress
 from quark_onnx.common.version import __version__
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
+from quark_onnx.engines import selected
 from quark_onnx.files.io import load, staged
 from quark_onnx.files.overwrites import refuse_overwritten_arguments
 from quark_onnx.graph import Graph, gather_constants, model_key
@@ -211,6 +212,9 @@ class Search:
                 "data": self._samples.key,
                 "score": f"metric {function_key(metric)}" if metric else "sqnr",
             }
+            engine = selected()
+            if engine is not None:
+                identity["engine"] = engine.title
             self._journal = StudyJournal(
                 None if journal is None else Path(journal),
                 identity,
@@ -445,8 +449,8 @@ class Search:
 
     def _latency(self, model: ModelProto) -> Latency | None:
         """Return the latency of a model and of the float model; None if unknown."""
-        # The latency on a target is not that on this processor.
-        if self._space.target:
+        # The latency on a target is not that on this processor, but that of its engine.
+        if self._space.target and selected() is None:
             return None
         try:
             sample = self._samples.calibration[0]

@@ -10,9 +10,11 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import RememberingSession
 from calibrators.readers.spool import Spool
 from quark_onnx.common.errors import ModelError
+from quark_onnx.engines import selected
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.report.measure import Measurement, measure
 from quark_onnx.report.parts import JoinedParts
+from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.running.run import Reference
 from quark_onnx.trials.quantized_session import open_equivalent
 
@@ -83,7 +85,11 @@ class SqnrScorer:
         """
         parts, count = JoinedParts(), 0
         try:
-            session = open_equivalent(model)
+            engine = selected()
+            if engine is None:
+                session = open_equivalent(model)
+            else:
+                session = engine.open(with_bodies(model), what="the quantized model")
             measurement = Measurement(self._reference, session, self._names)
             for count, sample in enumerate(self._samples, 1):
                 parts.add(*measurement.add(sample))

@@ -18,6 +18,7 @@ import calibrators
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.errors import DataError, ModelError, QuarkError
+from quark_onnx.engines import EngineRun, engine_title, open_quantized
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
@@ -35,12 +36,14 @@ class Judged:
         verdict: the quality in the terms of the task; None if no sample was run.
         findings: signs of wrong preprocessing of the samples.
         exhibits: the samples that differ most.
+        run: how the selected engine runs the quantized model; None without an engine.
     """
 
     outputs: list[OutputError]
     verdict: Verdict | None
     findings: tuple[Finding, ...] = ()
     exhibits: Exhibits | None = None
+    run: EngineRun | None = None
 
 
 def judge_models(  # noqa: PLR0913
@@ -54,6 +57,8 @@ def judge_models(  # noqa: PLR0913
     preprocessing: bool = True,
 ) -> Judged:
     """Run a float and a quantized model on samples, and judge the outputs.
+
+    The quantized model runs in the engine that ``on_engine`` selects.
 
     Args:
         before: the float model.
@@ -109,7 +114,8 @@ def judge_models(  # noqa: PLR0913
     # Agreement on wrongly preprocessed data says little about the model in use.
     if findings and verdict is not None:
         verdict = verdict.doubted(findings[0].next_step)
-    return Judged(outputs, verdict, findings, collector.exhibits)
+    run = EngineRun.of(other, after)
+    return Judged(outputs, verdict, findings, collector.exhibits, run)
 
 
 def _opened(before: ModelProto, after: ModelProto) -> list[Session]:
@@ -120,13 +126,16 @@ def _opened(before: ModelProto, after: ModelProto) -> list[Session]:
     """
     sessions = list[Session]()
     for name, model in (("reference", before), ("other", after)):
+        # The float model is the same reference for every engine.
+        opened = open_session if name == "reference" else open_quantized
         try:
             # with_bodies adds function bodies of AMD's operators, without which onnxruntime rejects
             # the model.
-            sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
+            sessions.append(opened(with_bodies(model), what=f"the {name} model"))
         except Exception as error:
+            library = "onnxruntime" if name == "reference" else engine_title()
             raise ModelError(
-                f"onnxruntime cannot load the {name} model: {error}",
+                f"{library or 'onnxruntime'} cannot load the {name} model: {error}",
             ) from error
     outputs, other_outputs = (
         {value.name for value in session.get_outputs()} for session in sessions

@@ -21,6 +21,7 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted, tally
+from quark_onnx.engines import engine_title, selected
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node, scopes_of
 from quark_onnx.graph.node import all_graphs, makers_of, nested_nodes
@@ -99,6 +100,7 @@ class Latency:
         reference_quartiles: first and third quartile of the float model's runs in milliseconds;
             None if unknown.
         other_quartiles: the same of the quantized model.
+        engine: name and version of the engine; empty for onnxruntime on this CPU.
     """
 
     reference_ms: float
@@ -108,6 +110,7 @@ class Latency:
     reasons: tuple[str, ...] = ()
     reference_quartiles: tuple[float, float] | None = None
     other_quartiles: tuple[float, float] | None = None
+    engine: str = ""
 
     @property
     def ratio(self) -> float:
@@ -174,7 +177,7 @@ class Latency:
         what = "median" if self.other_quartiles is None else "median and quartiles"
         return (
             f"float {before}, quantized {after} ({change}; {what} of {counted(self.runs, 'run')},"
-            f" {threads}, this CPU)"
+            f" {threads}, {self.engine or 'this CPU'})"
         )
 
 
@@ -203,6 +206,8 @@ def measure_latency(
     threads: int = 0,
 ) -> Latency:
     """Run two models in turn on a sample, with an application's default sessions.
+
+    Both run in the engine that ``on_engine`` selects.
 
     Args:
         reference: the float model.
@@ -239,7 +244,9 @@ def measure_latency(
     before, after = 1000 * median(reference_seconds), 1000 * median(other_seconds)
     slower = after > SLOWER * before
     # The reasons read the graph as it was written, before with_bodies expands operators of vendors.
-    why = tuple(reasons(quantized, before)) if slower else ()
+    where = engine_title()
+    # The reasons are those of onnxruntime's kernels for the CPU.
+    why = tuple(reasons(quantized, before)) if slower and not where else ()
     return Latency(
         before,
         after,
@@ -248,6 +255,7 @@ def measure_latency(
         why,
         _quartiles(reference_seconds),
         _quartiles(other_seconds),
+        where,
     )
 
 
@@ -270,16 +278,24 @@ class _Timed:
         sample: Mapping[str, NDArray[Any]],
         threads: int,
     ) -> None:
+        engine, what = selected(), f"the {name} model"
+        library = "onnxruntime" if engine is None else engine.engine.name
         try:
-            self._session = open_session(
-                with_bodies(model),
-                threads=threads,
-                # The kernels of an application on this processor, saturating sums included:
-                # accuracy does not matter here.
-                integers=True,
-                in_turns=True,
-                what=f"the {name} model",
-            )
+            complete = with_bodies(model)
+            if engine is None:
+                self._session = open_session(
+                    complete,
+                    threads=threads,
+                    # The kernels of an application on this processor, saturating sums included:
+                    # accuracy does not matter here.
+                    integers=True,
+                    in_turns=True,
+                    what=what,
+                )
+            else:
+                self._session = engine.open(
+                    complete, threads=threads, in_turns=True, what=what
+                )
             self._feeds = {
                 value.name: sample[value.name]
                 for value in self._session.get_inputs()
@@ -293,7 +309,7 @@ class _Timed:
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
-                f"the {name} model cannot be timed: onnxruntime says {error}",
+                f"the {name} model cannot be timed: {library} says {error}",
             ) from error
 
     def run(self, count: int) -> list[float]:
@@ -353,6 +369,14 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
             " computes in float on the CPU; they make the file small, --preset A8W8 makes"
             " it fast"
         )
+    count = _dequantized_weights(model)
+    if count:
+        weights = counted(count, "weight is dequantized", "weights are dequantized")
+        yield (
+            f"{weights} in each run; session.disable_quant_qdq=1 in the application's"
+            " session does it once, at load: the model is then as fast as float, with the"
+            " memory of float weights"
+        )
     if any(node.op_type == "ConvInteger" for node in nested_nodes(model.graph.node)):
         yield (
             "dynamic scales: each convolution finds the range of its input, rounds it and"
@@ -376,6 +400,17 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
             " with requantization each; leave them float with --op-types Conv, or"
             " export the model with ReLU or HardSwish"
         )
+
+
+def _dequantized_weights(model: ModelProto) -> int:
+    """Count the DequantizeLinear nodes of constants in a model with float activations."""
+    count = 0
+    for graph, constants in scopes_of(model):
+        for node in graph.node:
+            if node.op_type == "QuantizeLinear":
+                return 0
+            count += node.op_type == "DequantizeLinear" and node.input[0] in constants
+    return count
 
 
 def _has_wide_activations(model: ModelProto) -> bool:

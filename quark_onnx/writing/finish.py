@@ -21,6 +21,7 @@ from calibrators.onnx_runtime.worker import Session
 from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
 from quark_onnx.common.wording import counted
+from quark_onnx.engines import EngineRun, Selected, selected
 from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
 from quark_onnx.functions.float4 import as_standard
@@ -331,13 +332,22 @@ class Gate:
             unverified = f"the result was neither loaded nor run: {unknown}"
             logger.warning("%s", unverified)
             return [], [unverified]
-        session = self._fastest(_load(model, lean=self.lean, frugal=self.frugal))
+        session = _load(model, lean=self.lean, frugal=self.frugal)
+        engine, run = selected(), None
+        if engine is None:
+            session = self._fastest(session)
+        else:
+            session = _load_in_engine(model, engine)
+            run = EngineRun.of(session, model)
         judging = self.judging
         errors = self._measured(session, judging.add if judging is not None else None)
         self._require(errors)
         if judging is not None and judging.check is not None:
             for sample in judging.samples:
                 judging.check.remember(sample)
+        if run is not None:
+            measured = f"measured in {run.engine}; layers on integers: {run.counts}"
+            return errors, [measured, *run.remarks]
         if not self.codes or not saturates():
             return errors, []
         notes = _unmeasured() if self.lean else self._saturated(model, session, errors)
@@ -596,6 +606,20 @@ def _load(
             )
         raise ModelError(
             f"onnxruntime cannot load the quantized model: {error}{hint}",
+        ) from error
+
+
+def _load_in_engine(model: ModelProto | Path, engine: Selected) -> Any:
+    """Open the model in an engine.
+
+    Raises:
+        ModelError: the engine cannot load the model.
+    """
+    try:
+        return engine.open(model, what="the quantized model")
+    except Exception as error:  # engines raise several unrelated types
+        raise ModelError(
+            f"{engine.title} cannot load the quantized model: {error}"
         ) from error
 
 

@@ -32,7 +32,7 @@ graph
 patterns
 check
 files
-targets
+targets engines
 running
 plan
 rules passes fusions optimizers recipes

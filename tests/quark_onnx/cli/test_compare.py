@@ -47,6 +47,7 @@ def test_json(cli: Any) -> None:
         "labelled",
         "scores",
         "latency",
+        "engine",
     ]
     assert document["samples"] == 3
     assert document["outputs"][0]["name"] == "scores"
@@ -133,3 +134,19 @@ def test_labels_and_latency(cli: Any) -> None:
     document = cli(*written, *options, "--json").json
     assert document["labelled"] == 20 and document["latency"]["runs"] >= 1
     assert cli(*written, "--no-time", "--json").json["latency"] is None
+
+
+def test_an_engine_is_named_with_its_layers(cli: Any) -> None:
+    finished = cli(*COMPARE, "--engine", "onnxruntime", "--provider", "cpu", "--json")
+    engine = finished.json["engine"]
+    assert engine["engine"].endswith(", CPU")
+    assert engine["integer_layers"] == engine["layers"] > 0
+    assert cli(*COMPARE, "--json").json["engine"] is None
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("--engine", "tensorrtt"), ("--provider", "Nobody")]
+)
+def test_an_engine_that_is_not_there(cli: Any, option: str, name: str) -> None:
+    finished = cli(*COMPARE, option, name)
+    assert (finished.code, name in finished.err) == (2, True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from onnx import ModelProto, numpy_helper, parser
 
@@ -117,6 +119,34 @@ def test_float_arithmetic_of_convolutions_is_a_reason(preset: str, words: str) -
     data = samples(model) if QConfig.of(preset).measures else None
     found = " ".join(reasons(quantize(model, data, preset).model, 1.0))
     assert words in found and "--preset A8W8" in found
+
+
+def test_weights_that_each_run_dequantizes_are_a_reason(tmp_path: Path) -> None:
+    """The entry that the reason names leaves onnxruntime nothing to dequantize."""
+    (reason,) = (
+        text
+        for text in reasons(quantize(CONV, None, "W8", tmp_path / "w8.onnx").model, 1.0)
+        if "disable_quant_qdq" in text
+    )
+    assert reason.startswith("1 weight is dequantized in each run")
+    left = []
+    for value in ("0", "1"):
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        options.add_session_config_entry("session.disable_quant_qdq", value)
+        ort.InferenceSession(
+            tmp_path / "w8.onnx", options, providers=["CPUExecutionProvider"]
+        )
+        operators = [
+            node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node
+        ]
+        left.append(operators.count("DequantizeLinear"))
+    assert left == [1, 0]
+    # Activations of integers have kernels that the entry would turn off.
+    assert "disable_quant_qdq" not in " ".join(
+        reasons(quantize_static(CONV, SAMPLES), 1.0)
+    )
 
 
 def test_silu_is_a_reason() -> None:

@@ -1,0 +1,136 @@
+"""Files of our presets and of NNCF in onnxruntime and in OpenVINO: error, runtime, integer layers.
+
+    QUARK_ONNX_DATA=DIR python benchmarks/engines.py [--tasks squeezenet ...] [--presets A8W8 ...]
+        [--nncf-python VENV/bin/python] [--busy] [--again] [--report]
+
+Needs the extra `openvino`. Each file is written once and measured on both engines with one thread,
+as `quark-onnx compare --engine` does: the SQNR of the worst output against the float model in
+onnxruntime, on samples that did not calibrate; the latency relative to the float model on the same
+engine, in turns, unless `--busy`; the layers that run on integers. Rows go to OUT/engines.json one
+by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from _data import Samples, digest, load
+from _results import Row, Store, add_arguments, add_store_arguments, due, table
+from _settings import Setting
+from _tools import Nncf
+
+TASKS = (
+    "squeezenet",
+    "mobilenetv2",
+    "resnet20",
+    "yolox_nano",
+    "ultraface",
+    "minilm-stsb",
+)
+PRESETS = ("A8W8", "S8S8", "U8U8", "XINT8")
+ENGINES = ("onnxruntime", "openvino")
+#: Samples for calibration, and to compare on.
+CALIBRATION, COMPARED = 16, 8
+
+
+def measure(model: Path, file: Path, samples: Samples, *, timed: bool) -> Row:
+    """Return the figures of a file on each engine."""
+    from quark_onnx import compare, on_engine
+
+    row = Row({"float file": digest(model), "file": digest(file)})
+    for name in ENGINES:
+        try:
+            with on_engine(name):
+                found = compare(
+                    model, file, samples, time=timed, threads=1, preprocessing=False
+                )
+        except Exception as error:
+            row[name] = {"failed": str(error)[:200]}
+            continue
+        assert found.run is not None
+        row[name] = {
+            "engine": found.run.engine,
+            "sqnr": round(found.sqnr, 2),
+            "integer_layers": found.run.integer_layers,
+            "layers": found.run.layers,
+            "float_layers": found.run.float_layers,
+        }
+        if found.latency is not None:
+            row[name]["ratio"] = round(found.latency.ratio, 3)
+            row[name]["float_ms"] = round(found.latency.reference_ms, 2)
+    return row
+
+
+def report(rows: dict[str, Row], tasks: list[str]) -> Iterator[str]:
+    """Yield a table for each model."""
+    header = ["file"]
+    for name in ENGINES:
+        header += [f"{name}: dB", "time / float", "on integers"]
+    for task in tasks:
+        lines = []
+        for maker in (*PRESETS, Nncf.name):
+            if row := rows.get(f"{task}/{maker}"):
+                cells = [cell for name in ENGINES for cell in cells_of(row.get(name))]
+                lines.append([maker, *cells])
+        yield f"## {task}\n\n{table(header, lines)}"
+
+
+def cells_of(found: Row | None) -> list[object]:
+    """Return error, relative time and integer layers of a row on one engine.
+
+    >>> cells_of({"sqnr": 20.5, "ratio": 0.5, "integer_layers": 2, "layers": 3})
+    [20.5, 0.5, '2 of 3']
+    """
+    if not found or "failed" in found:
+        return ["fails", None, None]
+    return [
+        found["sqnr"],
+        found.get("ratio"),
+        f"{found['integer_layers']} of {found['layers']}",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_store_arguments(parser, TASKS)
+    add_arguments(parser, "busy")
+    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
+    parser.add_argument("--nncf-python", type=Path, metavar="VENV/bin/python")
+    options = parser.parse_args()
+    store = Store(options.out / "engines.json")
+    nncf = None if options.nncf_python is None else Nncf(options.nncf_python)
+    makers = [*options.presets, *([Nncf.name] if nncf is not None else [])]
+    for task in [] if options.report else options.tasks:
+        loaded = load(task)
+        with TemporaryDirectory() as place:
+            folder = Path(place)
+            feeds = loaded.calibration(CALIBRATION + COMPARED)
+            first = Samples.write(islice(feeds, CALIBRATION), folder / "calibration")
+            others = Samples.write(islice(feeds, COMPARED), folder / "compared")
+            for maker in makers:
+                key, tag = f"{task}/{maker}", {"model": digest(loaded.path)}
+                if not due(store.rows().get(key), tag, again=options.again):
+                    continue
+                file = folder / f"{maker}.onnx"
+                if maker == Nncf.name and nncf is not None:
+                    nncf.quantize(loaded.path, first, Setting("A8W8"), file)
+                else:
+                    from quark_onnx import quantize
+
+                    quantize(loaded.path, first, maker, file)
+                timed = not options.busy
+                row = tag | measure(loaded.path, file, others, timed=timed)
+                store.put(key, row)
+                print(key, [cells_of(row[name]) for name in ENGINES], flush=True)
+    text = "\n\n".join(report(store.rows(), list(TASKS)))
+    title = "# Engines\n\nBy `benchmarks/engines.py`, one thread."
+    (options.out / "engines.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
