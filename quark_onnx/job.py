@@ -414,7 +414,7 @@ def _mix(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPla
     planned, data = measured.planned, measured.data
     trials = ConfigTrials(job.assembler, planned, measured.ranges, data)
     config, sensitivity = mix(
-        trials, job.mixed_precision, data.rereadable, data.held_out, progress
+        trials, job.mixed_precision, data.rereadable, data.untouched, progress
     )
     notes = describe(sensitivity, job.mixed_precision, len(planned.graph.nodes))
     mixed, ranges = trials.measured(config)
