@@ -55,6 +55,7 @@ from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding
+from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, check_folder, give_biases, optimize_float
 from quark_onnx.report import Report, make_report, verdicts
 from quark_onnx.report.notes import ResultNote, of_float_model
@@ -223,7 +224,7 @@ class Job:
         return replace(self, notes=[*self.notes, note])
 
     def equalizing(self) -> Job:
-        """Return the job with equalization if the structure of the model calls for it.
+        """Return the job with equalization if structure and kind of the model call for it.
 
         Ranges of single tensors in the configuration hold for the model without equalization, which
         is then left out. Statistics of an earlier calibration are no obstacle: they are looked up
@@ -231,7 +232,8 @@ class Job:
         """
         if self.gives_ranges:
             return self
-        config, reason = with_equalization(self.config, self.model.graph)
+        kind, _ = kind_of(self.model.graph)
+        config, reason = with_equalization(self.config, self.model.graph, kind)
         if not reason:
             return self
         return replace(self, config=config).with_note(reason)

@@ -1,11 +1,12 @@
 """Optimizers of the float graph and of layers, and the acceptance of their results."""
 
 from quark_onnx.refine.bias_means import InputMeans, correct_biases
-from quark_onnx.refine.optimize_float import give_biases, optimize_float
+from quark_onnx.refine.optimize_float import GOOD, give_biases, optimize_float
 from quark_onnx.refine.refine import refine
 from quark_onnx.refine.resume import check_folder
 
 __all__ = [
+    "GOOD",
     "InputMeans",
     "check_folder",
     "correct_biases",

@@ -315,19 +315,17 @@ class _Search:
         result.decided = len(self._deciding)
         result.models = len(self._study.finished())
         settings = self._settings
-        trial = self._trial(chosen)
+        # The model without changed nodes, and the chosen one if it is another.
+        trials = [self._trial(names) for names in dict.fromkeys([(), tuple(chosen)])]
         # A metric has data of its own.
         if self._checking and settings.metric is None:
-            after = self._compared(trial, self._checking)
-            before = after
-            if chosen:
-                before = self._compared(self._trial(()), self._checking)
-            result.held_out = before, after
+            figures = [self._compared(trial, self._checking) for trial in trials]
+            result.held_out = figures[0], figures[-1]
             result.checked = len(self._checking)
         # Prices are those of raised nodes; weights of more bits do not change the runtime.
         if result.changed and not settings.lowers and not settings.of_weights:
             result.prices = self._prices(result.changed)
-            models = (self._graph.to_model(), self._trial(()).model, trial.model)
+            models = (self._graph.to_model(), *(trial.model for trial in trials))
             floating, plain, mixed = (
                 open_session(model, in_turns=True) for model in models
             )

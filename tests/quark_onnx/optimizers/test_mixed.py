@@ -463,7 +463,9 @@ def test_figures_of_samples_that_nothing_was_decided_by_are_reported(to: str) ->
     calibrated = [sample for i, sample in enumerate(data) if not is_held_out(i)]
     deciding = held_out[:: len(held_out) // 4][:4]
     checking = calibrated[8:56][2::3]
-    checking += [sample for sample in held_out if not any(sample is other for other in deciding)]
+    checking += [
+        sample for sample in held_out if not any(sample is other for other in deciding)
+    ]
     before, after, checked = map(float, found.groups())
     assert checked == len(checking) >= 16
     for figure, made in ((before, plain), (after, result)):
@@ -624,7 +626,9 @@ def test_what_is_judged_is_what_is_written(preset: str) -> None:
     deciding = [each for i, each in enumerate(others) if i % 3 != 2]
     missed = config.with_(optimizers=AutoMixedPrecision(target=200.0))
     result = quantize(model, data, missed)
-    (decided,) = [note for note in result.report.notes if "that decided between" in note]
+    (decided,) = [
+        note for note in result.report.notes if "that decided between" in note
+    ]
     figures = decided.removeprefix("auto_mixed_precision: ").split(" dB")[0]
     before, after = figures.split(" -> ")
     found = compare(model, result.model, deciding).sqnr
