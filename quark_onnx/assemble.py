@@ -28,7 +28,7 @@ from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
-from quark_onnx.refine import correct_biases, refine
+from quark_onnx.refine import GOOD, correct_biases, refine
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.notes import ResultNote
 from quark_onnx.running.function_bodies import define_functions
@@ -257,6 +257,11 @@ class Assembler:
         corrected = correct_biases(graph, plan, params, data.first)
         nearest = self._with_better_biases(planned, resolved, data, corrected)
         before = self._sqnr(nearest, params, data.deciding)
+        least_gain = max(getattr(each, "least_gain", 0.0) for each in optimizers)
+        # Nobody asked for optimizers with a least gain, and they take a run of both models.
+        if least_gain and before is not None and before >= GOOD:
+            needless = f"{names}: left out: without it every output has {GOOD:g} dB SQNR or more"
+            return replace(nearest, notes=[needless, *nearest.notes])
         refinement = refine(
             graph,
             plan,
@@ -271,7 +276,7 @@ class Assembler:
         optimized = self._candidate(planned, graph, ResolvedPlan(plan, params), data)
         after = self._sqnr(optimized, params, data.deciding)
         # Without held-out samples there is no evidence against the optimizers.
-        if before is None or after is None or after >= before:
+        if before is None or after is None or after >= before + least_gain:
             notes = [cost, *refinement.notes, *optimized.notes]
             return replace(optimized, notes=notes, layers=refinement.layers)
         left_out = (

@@ -58,6 +58,7 @@ from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding
+from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, give_biases, optimize_float
 from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
 from quark_onnx.report.notes import ResultNote, of_float_model
@@ -260,7 +261,7 @@ class Job:
         return replace(self, notes=[*self.notes, note])
 
     def equalizing(self) -> Job:
-        """Return the job with equalization if the structure of the model calls for it.
+        """Return the job with equalization if structure and kind of the model call for it.
 
         Ranges of single tensors in the configuration hold for the model without equalization, which
         is then left out. Statistics of an earlier calibration are no obstacle: they are looked up
@@ -268,7 +269,8 @@ class Job:
         """
         if self.gives_ranges:
             return self
-        config, reason = with_equalization(self.config, self.model.graph)
+        kind, _ = kind_of(self.model.graph)
+        config, reason = with_equalization(self.config, self.model.graph, kind)
         if not reason:
             return self
         return replace(self, config=config).with_note(reason)
@@ -451,7 +453,7 @@ def _mix(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPla
     planned, data = measured.planned, measured.data
     trials = ConfigTrials(job.assembler, planned, measured.ranges, data)
     config, sensitivity = mix(
-        trials, job.mixed_precision, data.rereadable, data.held_out, progress
+        trials, job.mixed_precision, data.rereadable, data.untouched, progress
     )
     notes = describe(sensitivity, job.mixed_precision, len(planned.graph.nodes))
     mixed, ranges = trials.measured(config)

@@ -220,6 +220,12 @@ class RunData:
         return self.hold_out.deciding if self.hold_out else []
 
     @property
+    def untouched(self) -> list[Sample]:
+        """Return the held-out samples that no decision between settings is made on either."""
+        deciding = set(map(id, self.deciding))
+        return [sample for sample in self.held_out if id(sample) not in deciding]
+
+    @property
     def compared(self) -> list[Sample]:
         """Return the samples that both models are compared on: held-out ones if there are any."""
         if (

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.optimizers.base import register
+from quark_onnx.optimizers.base import register, require_number
 from quark_onnx.optimizers.problem import Problem, Solution
 
 #: Newton steps towards the mean after an activation, and the least slope to divide by.
@@ -31,6 +31,8 @@ class BiasCorrection:
         method: "empirical" measures the error after the activation, with already quantized and
             corrected layers before; "analytic" computes it from the mean inputs of the float model
             and the rounding of the weight alone.
+        least_gain: the least gain of the output SQNR on held-out samples, in dB, for which the
+            biases are kept. Above 0, nothing is done where every output has 40 dB already.
     """
 
     name: ClassVar[str] = "bias_correction"
@@ -39,12 +41,14 @@ class BiasCorrection:
     moves_bias: ClassVar[bool] = True
 
     method: str = "empirical"
+    least_gain: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in ("empirical", "analytic"):
             raise ConfigError(
                 f"method of bias_correction is {self.method!r}; it must be empirical or analytic",
             )
+        require_number(self, "least_gain", least=0.0)
 
     @property
     def reads_mean(self) -> bool:

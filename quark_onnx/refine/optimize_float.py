@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 #: Minimum gain in dB of a rewrite that doubles the estimated runtime.
 _PRICE = 5.0
 #: An optimizer that nobody asked for is not tried where every output has this SQNR, in dB.
-_GOOD = 40.0
+GOOD = 40.0
 
 
 class SqnrOf(Protocol):
@@ -127,7 +127,7 @@ class _Judge:
         """
         if self.best is None:
             self.best = self.sqnr(graph, is_first=True)
-        return self.best is not None and self.best >= _GOOD
+        return self.best is not None and self.best >= GOOD
 
 
 def optimize_float(  # noqa: PLR0913
@@ -247,7 +247,7 @@ class _Rewriter:
             return "it needs calibration data"
         # The comparison takes a calibration, which only optimizers with a least gain ask for.
         if getattr(optimizer, "least_gain", 0.0) and self.judge.is_good(self.graph):
-            return f"without it every output has {_GOOD:g} dB SQNR or more"
+            return f"without it every output has {GOOD:g} dB SQNR or more"
         return ""
 
     def _refused(

@@ -73,13 +73,14 @@ class Sensitivity:
         changed: the nodes with more bits, the worst first; or with fewer bits, the least
             harmful first.
         before, after: the goal without and with changed nodes, on the deciding samples.
-        reached: whether ``after`` meets the target.
+        bound: the least goal that meets the target.
         into: format of a changed node.
         decided: number of deciding samples, distinct from the ranking samples if the data
             suffices.
-        held_out: the goal with changed nodes on held-out samples; None without held-out
-            samples.
-        checked: number of held-out samples.
+        models: number of models that were made and measured on the deciding samples.
+        held_out: the goal without and with changed nodes on samples that nothing was chosen by;
+            None without such samples.
+        checked: number of these samples.
         prices: estimated additional runtime of each raised node, in nanoseconds per sample.
         runtimes: measured runtimes; None if not measured. No decision depends on them, so that
             equal input gives an equal model.
@@ -89,13 +90,20 @@ class Sensitivity:
     changed: list[str] = field(default_factory=list)
     before: float = np.inf
     after: float = np.inf
-    reached: bool = True
+    bound: float = -np.inf
     into: str = "float"
     decided: int = 0
-    held_out: float | None = None
+    models: int = 0
+    held_out: tuple[float, float] | None = None
     checked: int = 0
     prices: dict[str, float] = field(default_factory=dict)
     runtimes: Runtimes | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target is met, on samples that nothing was chosen by if there are any."""
+        after = self.after if self.held_out is None else self.held_out[1]
+        return after >= self.bound
 
 
 class Make(Protocol):
@@ -232,9 +240,10 @@ class _Search:
         elif settings.distance is not None:
             # Distances are negated, so that greater is better for every goal.
             bound = -settings.target
-        result.reached = result.before >= bound
+        result.bound = bound
         # Nothing to do: the target is met and nodes were to be raised, or missed and to be lowered.
-        if result.reached != settings.lowers or not names:
+        if (result.before >= bound) != settings.lowers or not names:
+            self._check((), result)
             return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
@@ -254,8 +263,7 @@ class _Search:
                 tried = sorted(self._study.finished(), key=lambda pair: len(pair[0]))
                 chosen = [*max(tried, key=itemgetter(1))[0]]
         result.changed, result.after = chosen, self._goal(chosen)
-        result.reached = result.after >= bound
-        self._check(self._trial(chosen), result)
+        self._check(chosen, result)
         return _with(self._config, settings, tuple(chosen)), result
 
     def _raised(
@@ -275,10 +283,11 @@ class _Search:
         Returns:
             The names, the noisiest or the most profitable first; the goal may miss ``bound``.
         """
-        plain = self._needed(self._fewest(order[:most], bound), bound)
+        plain = self._fewest(order[:most], bound)
         settings = self._settings
         if settings.metric or settings.distance or settings.of_weights:
-            return plain  # noise is not additive there, or runtime does not change
+            # noise is not additive there, or runtime does not change
+            return self._needed(plain, bound)
         costs = self._prices(order)
 
         # Noise power relative to the signal, per nanosecond; at least 1 ns, because a node may cost
@@ -286,32 +295,37 @@ class _Search:
         def worth(name: str) -> float:
             return float(10 ** (-noise[name] / 10) / max(costs[name], 1.0))
 
-        by_worth = sorted(order, key=worth, reverse=True)[:most]
-        worthwhile = self._needed(self._fewest(by_worth, bound), bound)
-        # One choice meets the target where the other one may not.
-        if self._goal(worthwhile) < bound:
-            return plain
-        if self._goal(plain) < bound:
-            return worthwhile
-        cost = sum(costs[name] for name in worthwhile)
-        return worthwhile if cost < sum(costs[name] for name in plain) else plain
+        def rank(chosen: list[str]) -> tuple[bool, float]:
+            missed = self._goal(chosen) < bound
+            return missed, sum(costs[name] for name in chosen)
 
-    def _check(self, trial: Trial, result: Sensitivity) -> None:
+        by_worth = sorted(order, key=worth, reverse=True)[:most]
+        # One choice may meet the target where the other one misses it. Only the better one is
+        # searched for nodes that it does not need, as each try makes and measures a model.
+        better = min(plain, self._fewest(by_worth, bound), key=rank)
+        return self._needed(better, bound)
+
+    def _check(self, chosen: Sequence[str], result: Sensitivity) -> None:
         """Measure runtime and held-out accuracy of the chosen model.
 
         Args:
+            chosen: names of the changed nodes.
             result: the findings with the changed nodes; the measurements are added in place.
         """
         result.decided = len(self._deciding)
+        result.models = len(self._study.finished())
         settings = self._settings
+        # The model without changed nodes, and the chosen one if it is another.
+        trials = [self._trial(names) for names in dict.fromkeys([(), tuple(chosen)])]
         # A metric has data of its own.
         if self._checking and settings.metric is None:
-            result.held_out = self._compared(trial, self._checking)
+            figures = [self._compared(trial, self._checking) for trial in trials]
+            result.held_out = figures[0], figures[-1]
             result.checked = len(self._checking)
         # Prices are those of raised nodes; weights of more bits do not change the runtime.
         if result.changed and not settings.lowers and not settings.of_weights:
             result.prices = self._prices(result.changed)
-            models = (self._graph.to_model(), self._trial(()).model, trial.model)
+            models = (self._graph.to_model(), *(trial.model for trial in trials))
             floating, plain, mixed = (
                 open_session(model, in_turns=True) for model in models
             )
@@ -597,21 +611,31 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
         unit = ""
     verb = "lowered" if settings.lowers else "raised"
     missed = "" if found.reached else ", missed"
+    goal = f"(target {settings.target:g}{unit}{missed})"
     # Distances were negated for the search.
     sign = -1 if settings.distance is not None else 1
-    lines = [
-        (
-            f"auto_mixed_precision: {len(found.changed)} of {counted(nodes, 'node')} {found.into},"
-            f" {sign * found.before:.2f} -> {sign * found.after:.2f}{unit} (target"
-            f" {settings.target:g}{unit}{missed})"
-        ),
-    ]
+
+    def change(before: float, after: float) -> str:
+        return f"{sign * before:.2f} -> {sign * after:.2f}{unit}"
+
+    count = f"auto_mixed_precision: {len(found.changed)} of {counted(nodes, 'node')} {found.into}"
+    deciding = change(found.before, found.after)
+    models = counted(found.models, "model")
     if found.held_out is not None:
-        lines.append(
-            f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on"
-            f" {counted(found.checked, 'sample')} that nothing was decided by;"
-            f" {found.decided} decided",
-        )
+        samples = counted(found.checked, "sample")
+        lines = [
+            f"{count}, {change(*found.held_out)} on {samples} that nothing was decided by {goal}",
+            f"auto_mixed_precision: {deciding} on the {found.decided} that decided between"
+            f" {models}",
+        ]
+    elif settings.metric is not None:
+        lines = [f"{count}, {deciding} {goal}, the best of {models}"]
+    else:
+        samples = counted(found.decided, "sample")
+        lines = [
+            f"{count}, {deciding} {goal} on the {samples} that decided between {models}: new"
+            " samples may be worse"
+        ]
     lines += _runtime_notes(found, settings)
     for name in found.changed:
         figure = f"alone {sign * found.noise[name]:.2f}{unit}"

@@ -11,7 +11,7 @@ from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
-from quark_onnx.optimizers import CLE, with_equalization
+from quark_onnx.optimizers import CLE, BiasCorrection, with_equalization
 from quark_onnx.patterns.depthwise import unbounded_depthwise
 
 CHANNELS = 16
@@ -188,6 +188,80 @@ def test_optimizers_of_layers_run_after_it() -> None:
         passing="depthwise", least_gain=2.0, least_noise=0.05
     )
     assert "for 1 depthwise convolution of" in reason
+
+
+def detector(scale: float = 1.0) -> ModelProto:
+    """Three heads behind a depthwise convolution that reads a gate."""
+    model = depthwise("silu")
+    graph = model.graph
+    rng = np.random.default_rng(4)
+    for name in ("y2", "y3"):
+        weight = (scale * rng.normal(size=(4, CHANNELS, 1, 1))).astype(np.float32)
+        graph.initializer.append(numpy_helper.from_array(weight, f"{name}_weight"))
+        graph.node.append(helper.make_node("Conv", ["c", f"{name}_weight"], [name]))
+        graph.output.append(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 10, 10])
+        )
+    return model
+
+
+def test_a_detector_gets_what_its_recipe_has() -> None:
+    config = QConfig.of("A8W8")
+    changed, reason = with_equalization(config, Graph.of(detector()), "detector")
+    cle, biases = changed.optimizers
+    assert cle == CLE(least_gain=2.0, least_noise=0.01)
+    assert biases == BiasCorrection(least_gain=0.1)
+    assert reason.startswith("cle, bias_correction: a detector; considered for 1 ")
+    report = quantize(detector(), samples(40), config).report
+    notes = "\n".join(map(str, report.notes))
+    assert reason in notes and "bias_correction: cost both models one more run" in notes
+    plain = quantize(detector(), samples(40), config.with_(equalize=False)).report
+    assert report.worst_sqnr > plain.worst_sqnr + 3
+
+
+@pytest.mark.parametrize(
+    ("config", "optimizers"),
+    [
+        (QConfig.of("XINT8"), ["cle"]),
+        (QConfig.of("A8W8").with_(target="stx"), ["cle"]),
+        (QConfig.of("A8W8").with_(optimizers=["gptq"]), ["cle", "gptq"]),
+        (QConfig.of("A8W4"), ["cle", "bias_correction"]),
+        (QConfig.of("A8W8").with_(optimizers=["cle"]), ["cle"]),
+        (QConfig.of("A8W8").with_(equalize=False), []),
+        (QConfig.of("A16W8"), []),
+    ],
+    ids=["searched", "target", "named layer", "preset", "named", "off", "16 bits"],
+)
+def test_biases_of_detectors_are_corrected_where_nothing_else_does(
+    config: QConfig, optimizers: list[str]
+) -> None:
+    graph = Graph.of(detector())
+    changed, _ = with_equalization(config, graph, "detector")
+    # The same as for a model of any other kind.
+    assert changed == with_equalization(config, graph)[0]
+    assert [each.name for each in changed.optimizers] == optimizers
+
+
+def test_biases_with_a_least_gain_are_not_corrected_where_all_is_good() -> None:
+    model = depthwise("relu")
+    config = QConfig.of("INT16").with_(optimizers=["bias_correction:least_gain=0.1"])
+    report = quantize(model, samples(40), config).report
+    assert report.worst_sqnr > 40 and not report.layers
+    assert [note for note in report.notes if note.startswith("bias_correction")] == [
+        "bias_correction: left out: without it every output has 40 dB SQNR or more"
+    ]
+
+
+def test_biases_with_a_greater_gain_than_they_bring_are_left_out() -> None:
+    model = depthwise("relu")
+    config = QConfig.of("S8S8").with_(equalize=False)
+    named = config.with_(optimizers=["bias_correction:least_gain=60"])
+    result, plain = (quantize(model, samples(40), each) for each in (named, config))
+    assert plain.report.worst_sqnr < 40
+    assert result.report.worst_sqnr == pytest.approx(plain.report.worst_sqnr)
+    assert any(
+        "bias_correction: left out; the worst output" in n for n in result.report.notes
+    )
 
 
 def test_known_ranges_give_the_same_model() -> None:

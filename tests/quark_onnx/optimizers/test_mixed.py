@@ -4,6 +4,7 @@ of reach.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -446,25 +447,43 @@ def test_figures_of_samples_that_nothing_was_decided_by_are_reported(to: str) ->
     model, _ = broken()
     random = np.random.default_rng(1)
     data = [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(80)]
+    plain = quantize(model, data, QConfig.of("A8W8").with_(safe=False))
     result = quantize(model, data, mixed(target=25, to=to))
-    (line,) = [note for note in result.report.notes if "nothing was decided by" in note]
-    figure, rest = line.removeprefix("auto_mixed_precision: ").split(" dB on ")
-    checked, decided = (int(word) for word in rest.split() if word.isdigit())
-    # 8 rank; of up to 48 others a third checks, with those that are held out from calibration
-    held_out = result.report.held_out
-    assert decided == 32 and checked >= 16 and held_out
-    checking = [
-        sample
-        for place, sample in enumerate(
-            [s for i, s in enumerate(data) if not is_held_out(i)][8:56]
-        )
-        if place % 3 == 2
+    first, second = [
+        note
+        for note in result.report.notes
+        if note.startswith("auto_mixed_precision: ")
+    ][:2]
+    found = re.search(r", ([\d.]+) -> ([\d.]+) dB on (\d+) samples that nothing", first)
+    assert found is not None
+    # 8 rank; of up to 48 others a third checks, with those that are held out from calibration and
+    # decide nothing: biases, scales and rewrites are decided by four of these
+    assert "on the 32 that decided between" in second
+    held_out = [sample for i, sample in enumerate(data) if is_held_out(i)]
+    calibrated = [sample for i, sample in enumerate(data) if not is_held_out(i)]
+    deciding = held_out[:: len(held_out) // 4][:4]
+    checking = calibrated[8:56][2::3]
+    checking += [
+        sample for sample in held_out if not any(sample is other for other in deciding)
     ]
-    checking += [sample for i, sample in enumerate(data) if is_held_out(i)]
-    assert checked == len(checking)
-    np.testing.assert_allclose(
-        float(figure), sqnr(model, result.model, checking), atol=0.05
-    )
+    before, after, checked = map(float, found.groups())
+    assert checked == len(checking) >= 16
+    for figure, made in ((before, plain), (after, result)):
+        np.testing.assert_allclose(figure, sqnr(model, made.model, checking), atol=0.05)
+
+
+def test_a_target_that_other_samples_miss_is_called_missed() -> None:
+    """Of the samples that decide, all reach the target; the verdict on it is of the others."""
+    found = Sensitivity(changed=["a"], noise={"a": 3.0}, into="float", bound=30.0)
+    found.before, found.after, found.decided, found.models = 25.05, 30.11, 14, 43
+    found.held_out, found.checked = (20.5, 21.8), 10
+    first, second = describe(found, AutoMixedPrecision(target=30), 60)[:2]
+    assert "1 of 60 nodes float, 20.50 -> 21.80 dB on 10 samples" in first
+    assert first.endswith("(target 30 dB, missed)")
+    assert "25.05 -> 30.11 dB on the 14 that decided between 43 models" in second
+    found.held_out = None
+    (line, _) = describe(found, AutoMixedPrecision(target=30), 60)
+    assert "25.05 -> 30.11 dB (target 30 dB) on the 14 samples that decided" in line
 
 
 def test_a_model_that_became_slower_than_the_float_one_is_named() -> None:
@@ -607,9 +626,11 @@ def test_what_is_judged_is_what_is_written(preset: str) -> None:
     deciding = [each for i, each in enumerate(others) if i % 3 != 2]
     missed = config.with_(optimizers=AutoMixedPrecision(target=200.0))
     result = quantize(model, data, missed)
-    before, after = (
-        headline(result).partition("16 bits, ")[2].split(" dB")[0].split(" -> ")
-    )
+    (decided,) = [
+        note for note in result.report.notes if "that decided between" in note
+    ]
+    figures = decided.removeprefix("auto_mixed_precision: ").split(" dB")[0]
+    before, after = figures.split(" -> ")
     found = compare(model, result.model, deciding).sqnr
     assert found == pytest.approx(float(after), abs=0.006)
     found = compare(model, plain.model, deciding).sqnr
