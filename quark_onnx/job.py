@@ -132,21 +132,26 @@ def run(
     if has_nothing_to_quantize(job.model.graph, job.config):
         plan = make_plan(job.model.graph, job.config, strict=False)
         return _float_model_as_result(job, [plan], job.notes)
-    with Spool() as spool:
-        job, run_data = _open_data(job, data, spool, progress)
-        # No variable holds the prepared graph: it is freed once planning has converted it to a
-        # higher opset.
-        try:
-            prepared = _prepare(job, run_data, progress)
-        except ModelError as error:
-            if not run_data.is_cut or _CANNOT_RUN not in str(error):
-                raise
-            raise run_data.on_a_row(error) from error
-        planned = _plan(job, prepared, run_data)
-        del prepared
-        measured = _measure(job, planned, run_data, executor, progress)
-        measured = _mix(job, measured, progress)
-        return _assemble_and_finish(job, measured, progress)
+    try:
+        with Spool() as spool:
+            job, run_data = _open_data(job, data, spool, progress)
+            # No variable holds the prepared graph: it is freed once planning has converted it to a
+            # higher opset.
+            try:
+                prepared = _prepare(job, run_data, progress)
+            except ModelError as error:
+                if not run_data.is_cut or _CANNOT_RUN not in str(error):
+                    raise
+                raise run_data.on_a_row(error) from error
+            planned = _plan(job, prepared, run_data)
+            del prepared
+            measured = _measure(job, planned, run_data, executor, progress)
+            measured = _mix(job, measured, progress)
+            return _assemble_and_finish(job, measured, progress)
+    except Exception:
+        # Any error may be that of a file which is another one by now.
+        job.model.files.require_unchanged()
+        raise
 
 
 @dataclass(frozen=True)
@@ -537,6 +542,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
         # A float model always meets the gate.
         min_sqnr=config.min_sqnr if assembled.quantized else None,
         external=job.external,
+        files=job.model.files,
         narrowing=job.model.narrowing,
         functions=config.functions,
         judging=judging,
@@ -598,6 +604,7 @@ def _float_model_as_result(
         reference,
         job.model.source,
         job.output,
+        files=job.model.files,
         external=job.external,
     )
     report = make_report(

@@ -107,6 +107,13 @@ class Override:
                     f"{name}{where} is {short(spec)}, not a QuantizationSpec",
                 )
 
+    def __str__(self) -> str:
+        if self.keep:
+            return f"{self.where}: float"
+        changes = {"activation": self.activation, "weight": self.weight}
+        specs = [f"{name} {spec}" for name, spec in changes.items() if spec]
+        return f"{self.where}: {', '.join(specs)}"
+
     @property
     def where(self) -> str:
         """The patterns, for messages."""

@@ -580,11 +580,10 @@ class QConfig:
             f"weight: {self.weight or 'float'}",
         ]
         # Activation and weight are shown even if they are the defaults, optimizers come last.
-        lines += [
-            f"{name}: {value}"
-            for name, value in changed_settings(self).items()
-            if name not in ("activation", "weight", "optimizers")
-        ]
+        for name, value in changed_settings(self).items():
+            if name not in ("activation", "weight", "optimizers"):
+                text = "; ".join(map(str, value)) if isinstance(value, tuple) else value
+                lines.append(f"{name}: {text}")
         if self.optimizers:
             lines.append(f"optimizers: {' '.join(map(format_call, self.optimizers))}")
         return "\n".join(lines)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from calibrators import CALIBRATORS
 from calibrators.base import Calibrator, is_number
-from calibrators.shown import short
+from calibrators.shown import clipped, short
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.checks import (
@@ -27,6 +27,7 @@ from quark_onnx.config.checks import (
 from quark_onnx.config.spec import (
     QuantizationSpec,
     check_names,
+    format_calibrator,
     parse_calibrator,
     settings_of,
 )
@@ -134,6 +135,16 @@ class TensorOverride:
             raised: bool = True,
             snapped: bool = False,
         ) -> None: ...
+
+    def __str__(self) -> str:
+        changes = changed_settings(self)
+        del changes["tensors"]
+        if self.calibrator is not None:
+            changes["calibrator"] = format_calibrator(self.calibrator)
+        settings = [
+            f"{name} {clipped(str(value), 100)}" for name, value in changes.items()
+        ]
+        return f"{', '.join(self.tensors)}: {', '.join(settings)}"
 
     def __post_init__(self) -> None:
         for name in ("tensors", "readers"):

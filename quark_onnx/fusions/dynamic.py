@@ -192,7 +192,8 @@ def _write_gates(
     """Write codes (directions, inputs, gates * hidden) as uint8, with scales and zero points.
 
     The zero point is 128: onnxruntime's products of uint8 activations and int8 weights saturate on
-    processors without VNNI, and the state would carry the error on.
+    processors without VNNI, and the state would carry the error on. With VNNI int8 codes give equal
+    results 1.6 times as fast (256 units, one thread), but a file does not know its processor.
 
     Args:
         tensor: name of the former codes.

@@ -29,7 +29,9 @@ _COMPARING = frozenset(
         "Hardmax",
         "Sign",
         "Unique",
+        "com.microsoft::Unique",
         "ai.onnx.ml::Binarizer",
+        "ai.onnx.ml::Imputer",
         "ai.onnx.ml::LabelEncoder",
         "ai.onnx.ml::OneHotEncoder",
         "ai.onnx.ml::TreeEnsemble",
@@ -39,6 +41,8 @@ _COMPARING = frozenset(
 )
 #: Operators that read the shape of a tensor, and no value.
 _SIZES = frozenset({"Shape", "Size", "SequenceLength"})
+#: Operators that read the shape or the type of an input, and no value of it; index of the input.
+_LIKE = {"CastLike": 1, "EyeLike": 0, "RandomNormalLike": 0, "RandomUniformLike": 0}
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ def decisions(operations: Operations) -> dict[Tensor, Decision]:
         controls = operation.inputs if comparing else operation.controls
         for tensor in controls:
             deciding.setdefault(tensor, operation.kind)
-        values = [tensor for tensor in operation.inputs if tensor not in controls]
+        # None for the operators that read every input.
+        end = _LIKE.get(operation.kind)
+        values = [tensor for tensor in operation.inputs[:end] if tensor not in controls]
         if is_layer(operation.kind):
             signals.update(values)
             layered.update(operation.outputs)

@@ -170,7 +170,7 @@ class Operations:
         if node.kind == "Cast" and node.attribute("to") in CONTROL_TYPES:
             # The Cast truncates values that become positions.
             controls |= reads.keys()
-        self.integers.update(_located(path, _integer_results(node, graph.opset)))
+        self.integers.update(_located(path, _integer_results(graph, node)))
         self.sequence.append(
             Operation(
                 node.kind,
@@ -309,10 +309,12 @@ def step(body: Body) -> tuple[str, str, int]:
     return result, body.attribute, body.place
 
 
-def _integer_results(node: Node, opset: int) -> list[str]:
+def _integer_results(graph: Graph, node: Node) -> list[str]:
     """Return the outputs whose type is an integer or bool by the operator alone."""
-    indices = set(integer_results(node.kind, opset))
+    indices = set(integer_results(node.kind, graph.opset))
     if node.kind == "Cast" and node.attribute("to") in _INTEGERS:
+        indices.add(0)
+    if node.kind == "CastLike" and graph.elem_type(node.inputs[1]) in _INTEGERS:
         indices.add(0)
     return [name for index, name in enumerate(node.outputs) if index in indices]
 

@@ -14,6 +14,7 @@ from quark_onnx.check.static_shapes import fixed
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes, upcast_to_float32
 from quark_onnx.files.io import open_model
+from quark_onnx.files.unchanged import ModelFiles
 from quark_onnx.graph import Graph, gather_constants, store_for
 from quark_onnx.graph.shapes import without_all_parameters
 from quark_onnx.patterns.coded_constants import (
@@ -34,6 +35,7 @@ class UserModel:
         inlined: the model without functions; the same object if it has none.
         graph: the graph of ``inlined``.
         source: the file; None for a model in memory, and if declared shapes were corrected.
+        files: the files that the model was read from.
         arrays: values of held tensors, which last as long as these arrays.
         notes: notes for the report.
     """
@@ -42,6 +44,7 @@ class UserModel:
     inlined: ModelProto
     graph: Graph
     source: Path | None
+    files: ModelFiles
     arrays: list[NDArray[Any]]
     notes: list[str]
 
@@ -56,13 +59,16 @@ class UserModel:
         Raises:
             ModelError: see ``check_model``.
         """
+        files = ModelFiles.of(model)
         opened = open_model(model, hold=True)
         plain = inlined(opened.model)
         source = None
         if isinstance(model, str | Path) and not opened.notes:
             source = Path(model)
         graph = _graph_to_plan(plain, config)
-        return cls(opened.model, plain, graph, source, opened.arrays, opened.notes)
+        return cls(
+            opened.model, plain, graph, source, files, opened.arrays, opened.notes
+        )
 
 
 def _graph_to_plan(model: ModelProto, config: QConfig) -> Graph:
@@ -84,6 +90,7 @@ class FloatModel:
         reference: the float model that results are compared with.
         narrowing: the original types of tensors that were widened to float32.
         source: the file of ``original``, as for ``UserModel``.
+        files: as for ``UserModel``.
         closed: inputs that become constants of the result, because they are initializers.
         arrays: as for ``UserModel``.
         notes: notes for the report.
@@ -94,6 +101,7 @@ class FloatModel:
     reference: Reference
     narrowing: OriginalDtypes
     source: Path | None
+    files: ModelFiles
     closed: list[str]
     arrays: list[NDArray[Any]]
     notes: list[str]
@@ -136,6 +144,7 @@ class FloatModel:
             reference,
             narrowing,
             user.source,
+            user.files,
             closed,
             user.arrays,
             notes,

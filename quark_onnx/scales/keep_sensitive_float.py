@@ -68,17 +68,24 @@ def keep_sensitive_ops_float(
             f"{node.name} ({node.op_type}): {reason}; it and the decoding around it"
             " stay float",
         )
-        # Float arithmetic between two roundings would still lose the small values.
-        for member in connected(graph, node, tail):
-            # What only decisions read is float altogether, for a reason of its own.
-            if is_decided(changed, member):
-                continue
-            keep_whole(
-                changed,
-                member,
-                f"part of the decoding around {node.name} ({node.op_type})",
-            )
+        _keep_decoding(changed, node, tail)
     return changed.build(), notes
+
+
+def _keep_decoding(plan: PlanBuilder, node: Node, tail: dict[Node, None]) -> None:
+    """Keep the nodes of a tail around a node float, and the inputs that no other node reads."""
+    decoding = connected(plan.graph, node, tail)
+    reason = f"part of the decoding around {node.name} ({node.op_type})"
+    # Float arithmetic between two roundings would still lose the small values.
+    for member in decoding:
+        # What only decisions read is float altogether, for a reason of its own.
+        if not is_decided(plan, member):
+            keep_whole(plan, member, reason)
+    # A rule has quantized them for a node that is float now, such as the scale of an image.
+    for value in plan.graph.inputs:
+        readers = plan.graph.consumers(value.name)
+        if readers and decoding.keys() >= set(readers):
+            plan.keep(value.name, reason)
 
 
 def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:

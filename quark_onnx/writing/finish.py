@@ -24,6 +24,7 @@ from quark_onnx.common.wording import counted
 from quark_onnx.engines import EngineRun, Selected, selected
 from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
+from quark_onnx.files.unchanged import NO_FILES, ModelFiles
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
 from quark_onnx.graph.native import run_onnx_check
@@ -81,6 +82,7 @@ def finish(  # noqa: PLR0913
     *,
     min_sqnr: float | None = None,
     external: bool = False,
+    files: ModelFiles = NO_FILES,
     narrowing: OriginalDtypes | None = None,
     functions: bool = True,
     judging: Judging | None = None,
@@ -99,6 +101,7 @@ def finish(  # noqa: PLR0913
         output: the file to write; None for none.
         min_sqnr: minimum SQNR of every output, in dB; None for no minimum.
         external: store large tensors as external data even below protobuf's limit.
+        files: the files of the float model, which must not have changed.
         narrowing: original types of inputs and outputs, restored after the measurement.
         functions: keep function bodies of operators that onnxruntime does not know; without
             them, the model is measured before the bodies are removed, and runs only where the
@@ -154,6 +157,7 @@ def finish(  # noqa: PLR0913
     if target:
         require_rules(check_target(model, target), "nothing was written")
     if output is None:
+        files.require_unchanged()
         # The restored interface has not been loaded yet. Without its functions, the model may not
         # run here.
         if narrowing and runs:
@@ -164,6 +168,7 @@ def finish(  # noqa: PLR0913
             measured = gate.passed(path)
         elif runs:
             _load(path, lean=lean)
+        files.require_unchanged()
         release()  # Windows cannot rename a memory-mapped file
     return _finished(model, measured, traced, opened)
 
@@ -202,12 +207,13 @@ def _finished(
     return Finished(loaded(model), errors, [*notes, *opened])
 
 
-def hand_back(
+def hand_back(  # noqa: PLR0913
     model: ModelProto,
     reference: Reference | None,
     source: Path | None,
     output: Path | None,
     *,
+    files: ModelFiles = NO_FILES,
     external: bool = False,
 ) -> Finished:
     """Return and write a copy of the float model, because no tensor was quantized.
@@ -218,6 +224,7 @@ def hand_back(
             graph has nothing to quantize.
         source: the source file, copied byte by byte unless ``external``.
         output: the file to write; None for none.
+        files: the files of the model, which must not have changed.
         external: store large tensors as external data.
 
     Raises:
@@ -230,7 +237,7 @@ def hand_back(
         note += f", which was not loaded: {unknown}"
     if output is not None:
         with staged(model, output, external=external, source=source):
-            pass
+            files.require_unchanged()
         separate = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
         # Only then the file is read once more, which takes memory.
         if separate and (beside := external_files(read_stored(output))):

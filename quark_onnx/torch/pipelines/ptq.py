@@ -344,7 +344,15 @@ def tokenizer_of(
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_code
+        )
+        # transformers 5 makes a tokenizer of no vocabulary where its files are missing: text gives
+        # no tokens, or unknown ones.
+        names = set(getattr(tokenizer, "vocab_files_names", {}).values())
+        if names and not any((folder / name).is_file() for name in names):
+            raise FileNotFoundError(f"there is none of {', '.join(sorted(names))}")
+        return tokenizer
     except Exception as error:  # transformers raises several unrelated types
         files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         # without files it is a model of token ids

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibrators import Entropy, Percentile
-from quark_onnx import Override, QConfig, QuantizationSpec
+from quark_onnx import Override, QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import PRESETS
 
@@ -194,10 +194,24 @@ def test_an_override_says_where_it_applies() -> None:
 
 
 def test_text_shows_the_specs_and_what_differs_from_the_default() -> None:
-    config = QConfig.of("A8W8").with_(exclude="head", activation=None)
-    assert (
-        str(config)
-        == "activation: float\nweight: int8 symmetric per_channel narrow minmax\nexclude: ('head',)"
+    config = QConfig.of("A8W8").with_(
+        exclude=("head", "tail"),
+        activation=None,
+        overrides=(
+            Override("a", keep=True),
+            Override(op_types="Add", weight=QuantizationSpec("int4")),
+        ),
+        tensors=(
+            TensorOverride("x", low=0, high=6),
+            TensorOverride("y", dtype="int16"),
+        ),
+    )
+    assert str(config) == (
+        "activation: float\n"
+        "weight: int8 symmetric per_channel narrow minmax\n"
+        "overrides: a: float; Add: weight int4 symmetric minmax\n"
+        "tensors: x: low (0.0,), high (6.0,); y: dtype int16\n"
+        "exclude: head; tail"
     )
 
 

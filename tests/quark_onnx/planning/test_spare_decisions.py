@@ -110,6 +110,12 @@ READERS = {
     "Hardmax": "y = Hardmax (v)",
     "Sign": "y = Sign (v)",
     "Unique": "y = Unique (v)",
+    "CastLike": "y = CastLike (v, two)",
+    "Unique of a vector": "r = Reshape (v, flat_shape) y, i, n = com.microsoft.Unique (r)",
+    "Imputer": (
+        "y = ai.onnx.ml.Imputer"
+        " <imputed_value_floats = [5.0], replaced_value_float = -1.0> (v)"
+    ),
     "Binarizer": "y = ai.onnx.ml.Binarizer <threshold = 1.0> (v)",
     "OneHotEncoder": "y = ai.onnx.ml.OneHotEncoder <cats_int64s = [1, 2]> (v)",
     "LabelEncoder": (
@@ -163,6 +169,7 @@ CONSTANTS: dict[str, Array] = {
     "scores": np.abs(normal(1, 1, 4)),
     "factor": np.float32([[1.5], [1], [2], [1]]),
     "shape": np.int64([4, 6]),
+    "flat_shape": np.int64([-1]),
     "w": weight(6, 6),
 }
 
@@ -179,6 +186,7 @@ def decided_by(reader: str, path: str) -> ModelProto:
     # DeformConv exists since opset 19.
     model = parse(f"g (float[4,6] x) => (y) {{ {path} {text} }}", opset=19, **used)
     model.opset_import.add(domain="ai.onnx.ml", version=3)
+    model.opset_import.add(domain="com.microsoft", version=1)
     return model
 
 
@@ -328,6 +336,22 @@ def test_a_signal_that_is_read_as_a_decision_as_well_is_quantized(
 ) -> None:
     model = parse(f"g (float[4,6] x) => ({outputs}) {{ {text} }}", **CONSTANTS)
     assert planned(model).quantized("h")
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        "c = CastLike (grid, v)",
+        "c = EyeLike (v)",
+        "c = RandomNormalLike (v)",
+        "c = RandomUniformLike (v)",
+    ],
+)
+def test_a_shape_or_a_type_that_is_read_is_no_signal(like: str) -> None:
+    """The float result of the reader does not depend on the values of the labels."""
+    path = f"[mul] v = Mul (x, factor) {like} z = MatMul (c, w)"
+    plan = planned(decided_by("Cast to int64", path))
+    assert_float(plan, "x", "v")
 
 
 def test_codes_are_no_decisions() -> None:

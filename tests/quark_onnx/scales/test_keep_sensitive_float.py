@@ -110,6 +110,22 @@ SCORES = (
 )
 
 
+def test_inputs_that_only_the_decoding_reads_stay_float() -> None:
+    """The scale of an image multiplies boxes: rounded to 8 bits, it moves them by pixels."""
+    head = parse(
+        """g (float[1,8,4] x, float[1,8,1] size) => (float[1,8,4] y, int64[1,8,1] best) {
+            [boxes] b = MatMul (x, w)
+            [scaled] y = Mul (b, size)
+            [choice] best = ArgMax <axis = 2> (y)
+        }""",
+        w=weight(4, 4),
+    )
+    plan, _ = guarded(head)
+    assert plan.quantized("x") and plan.quantized("w")
+    readers = [None, *plan.graph.nodes]
+    assert not any(plan.quantized("size", reader) for reader in readers)
+
+
 def test_attention_scores_beside_a_mask_stay_float() -> None:
     mask = np.float32([[0, 0, 0, -10000]])
     model, data = parse(SCORES), [{"x": np.float32([[1, 2, 3, 4]]), "m": mask}]

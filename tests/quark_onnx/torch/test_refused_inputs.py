@@ -127,6 +127,19 @@ def test_a_damaged_tokenizer_is_named(
     assert tokenizer_of(source) is None and not caplog.text
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "t5", "llama", "gemma2", "bert"])
+def test_a_tokenizer_without_a_vocabulary_is_none(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers makes one all the same for some types, which knows no word of a text."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{name}"}}', "utf-8")
+    assert tokenizer_of(tmp_path) is None
+    assert not caplog.records
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert tokenizer_of(tmp_path) is None
+    assert "cannot read the tokenizer" in caplog.text
+
+
 @pytest.mark.parametrize("scheme", ["uint4_wo_32", "fp8", "mxfp4", "uint4_wo_32+gptq"])
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
 def test_layers_without_weights_stay_float(scheme: str, tmp_path: Path) -> None:
