@@ -22,9 +22,9 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
     Reader,
     read_json,
 )
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 from quark_onnx.torch.runtime.checkpoint_folder import ADAPTER
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 #: Tensors of an adapter that old releases of peft have written.
 _PICKLED = "adapter_model.bin"
@@ -209,5 +209,5 @@ def _merged(base: StoredTensor, pair: _Pair, layer: str, module: Any) -> Decoded
 
     parts = (*base.parts, *pair.a.parts, *pair.b.parts)
     return DecodedTensor(
-        base.name, base.shape, base.dtype, base.path, decode, stored=parts
+        base.name, base.shape, base.dtype, base.path, decode=decode, stored=parts
     )

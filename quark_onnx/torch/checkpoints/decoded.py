@@ -25,10 +25,10 @@ from quark_onnx.torch.checkpoints.load import check_count, quantized_layers
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 #: The values of FP4 (E2M1) by code.
 _POSITIVE = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -160,8 +160,9 @@ def _decoded(  # noqa: PLR0913
         return decode(_read(stored)).to(dtype).contiguous()
 
     sources = tuple(stored.values())
+    place = sources[0].path
     tensor = DecodedTensor(
-        name, shape, FILE_TYPES[dtype], sources[0].path, compute, stored=sources
+        name, shape, FILE_TYPES[dtype], place, decode=compute, stored=sources
     )
     return tensor, tuple(parts.values())
 

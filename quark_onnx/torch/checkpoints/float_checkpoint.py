@@ -11,14 +11,18 @@ from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.adapter import merge_adapter as merge_adapter_into
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor, decoded_reader
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
-from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
+from quark_onnx.torch.checkpoints.parameter_sources import (
+    Sources,
+    compute_unsaved,
+    fill,
+    missing_of,
+)
 from quark_onnx.torch.checkpoints.recast import narrow_doubles
 from quark_onnx.torch.checkpoints.safetensors_io import (
     Reader,
     check_no_adapter,
     read_json,
 )
-from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.heads import heads_of, usually_float
 from quark_onnx.torch.runtime.checkpoint_folder import check_links

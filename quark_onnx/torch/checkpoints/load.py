@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
-from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
+from quark_onnx.torch.checkpoints.parameter_sources import (
+    Sources,
+    compute_unsaved,
+    fill,
+    missing_of,
+)
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
-from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.affine import Params

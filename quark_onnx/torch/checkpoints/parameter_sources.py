@@ -5,6 +5,7 @@ Names differ if experts are stacked, or if tensors are renamed.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import (
     Callable,
@@ -15,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,10 +25,13 @@ from quark_onnx.common.containers import grouped
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
 from quark_onnx.torch.models.names import instances, joined, persistent_buffers
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: Computes the tensor of a name from tensors that a function returns by name.
@@ -334,6 +338,38 @@ def fill(  # noqa: PLR0913
             key = joined(owner_prefix, name)
             if key in sources:
                 setattr(owner, name, sources.get(key).to(device))
+
+
+def compute_unsaved(model: PreTrainedModel, stored: Sources) -> None:
+    """Compute empty parameters that transformers leaves out of checkpoints.
+
+    Marian's sinusoidal embeddings of positions are such parameters. Their values are fixed. They
+    become non-persistent buffers: no later step reads them from a file, or empties them.
+
+    Args:
+        model: model of transformers. Parameters with values are unchanged.
+        stored: tensors of the checkpoint, which have priority.
+    """
+    # Sorted, since the entry is a set in some models.
+    for name in sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()):
+        owner_name, _, parameter_name = name.rpartition(".")
+        try:
+            owner = model.get_submodule(owner_name)
+        except AttributeError:  # the key is one of another model of the family
+            continue
+        parameter = owner._parameters.get(parameter_name)
+        if parameter is None or parameter.device.type != "meta" or name in stored:
+            continue
+        # A copy, since ``_init_weights`` fills all parameters of a module.
+        filled = copy.deepcopy(owner).to_empty(device="cpu")
+        with torch.no_grad():
+            model._init_weights(filled)
+        del owner._parameters[parameter_name]
+        owner.register_buffer(
+            parameter_name,
+            filled.get_parameter(parameter_name).detach(),
+            persistent=False,
+        )
 
 
 def _check_value(key: str, value: torch.Tensor, parameter: nn.Parameter) -> None:

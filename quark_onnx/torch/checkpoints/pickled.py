@@ -17,7 +17,7 @@ import torch
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def pickled_heads(path: Path) -> dict[str, StoredTensor]:
                 f"{path}: {name!r} is a {kind}; save the model as safetensors"
             )
         shape, dtype = tuple(value.shape), TYPES[value.dtype]
-        tensors[str(name)] = PickledTensor(str(name), shape, dtype, path, value)
+        tensors[str(name)] = PickledTensor(str(name), shape, dtype, path, values=value)
     return tensors
 
 

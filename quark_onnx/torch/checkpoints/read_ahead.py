@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from types import TracebackType
 
-from calibrators.json_file import parse_json
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.runtime.memory import available
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,6 @@ class ReadAhead:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._stop = Event()
-        self._headers = dict[Path, dict[str, tuple[int, int]]]()
         self.size = 0
 
     def __enter__(self) -> ReadAhead:
@@ -78,7 +75,7 @@ class ReadAhead:
                 self.size += size
                 if stop.is_set():
                     return
-        except (OSError, EOFError, ValueError, KeyError) as error:
+        except (OSError, EOFError) as error:
             logger.debug("tensors cannot be read ahead: %s", error)
 
     def _chunks(self, tensors: Sequence[StoredTensor], room: int) -> Iterator[int]:
@@ -86,42 +83,16 @@ class ReadAhead:
         # One buffer for all chunks: the bytes themselves are not needed.
         buffer = memoryview(bytearray(_CHUNK))
         for tensor in tensors:
-            start, end = self._place(tensor)
-            room -= end - start
+            room -= tensor.size
             if room < 0:
                 return
             # Without a buffer of Python, which would copy the bytes once more.
             with tensor.path.open("rb", buffering=0) as file:
-                file.seek(start)
-                remaining = end - start
+                file.seek(tensor.start)
+                remaining = tensor.size
                 while remaining:
                     size = file.readinto(buffer[: min(remaining, _CHUNK)])
                     if not size:
                         raise EOFError(f"{tensor.path} ends before {tensor.name}")
                     remaining -= size
                     yield size
-
-    def _place(self, tensor: StoredTensor) -> tuple[int, int]:
-        """Return where the values of a tensor start and end in their file."""
-        if tensor.path not in self._headers:
-            self._headers[tensor.path] = _places(tensor.path)
-        return self._headers[tensor.path][tensor.name]
-
-
-def _places(path: Path) -> dict[str, tuple[int, int]]:
-    """Return where the tensors of a safetensors file start and end, in bytes, by name.
-
-    Raises:
-        ValueError: the header is damaged.
-    """
-    with path.open("rb") as file:
-        # A safetensors file begins with the length of its header in 8 bytes.
-        length = int.from_bytes(file.read(8), "little")
-        entries = parse_json(file.read(length), str(path), ValueError).value
-    entries.pop("__metadata__", None)
-    places = dict[str, tuple[int, int]]()
-    for name, entry in entries.items():
-        start, end = entry["data_offsets"]
-        # Offsets in the header count from its end.
-        places[name] = (8 + length + start, 8 + length + end)
-    return places

@@ -20,8 +20,8 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
     read_json,
 )
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 #: Element types by their names in configurations.
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -115,7 +115,7 @@ def _narrowed(tensor: StoredTensor, dtype: torch.dtype) -> DecodedTensor:
         tensor.shape,
         FILE_TYPES[dtype],
         tensor.path,
-        lambda: _cast(tensor.read(), dtype, tensor.name),
+        decode=lambda: _cast(tensor.read(), dtype, tensor.name),
         stored=tensor.parts,
     )
 

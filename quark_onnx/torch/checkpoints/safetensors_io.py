@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from calibrators import json_file
 from calibrators.limits import TEXT
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.runtime.checkpoint_folder import (
     ADAPTER,
     check_links,
     write_errors,
 )
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -209,18 +207,12 @@ def _heads(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: the file is damaged, or no safetensors file.
     """
-    tensors = dict[str, StoredTensor]()
     try:
-        with safe_open(str(path), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  - the file is no mapping
-                view = file.get_slice(name)
-                shape = tuple(view.get_shape())
-                tensors[name] = StoredTensor(name, shape, view.get_dtype(), path)
-    except (OSError, SafetensorError) as error:
+        return read_header(path).tensors
+    except (OSError, ModelError) as error:
         raise ModelError(
             f"{path} is damaged, or no safetensors file: {error}; download it again",
         ) from error
-    return tensors
 
 
 def check_free(folder: Path) -> None:

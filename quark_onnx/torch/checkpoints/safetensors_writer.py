@@ -9,7 +9,6 @@ elements before narrow elements.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from quark_onnx.common.errors import ModelError
+from quark_onnx.torch.runtime.safetensors_header import header_bytes
 
 #: The names of types in the format.
 TYPES = {
@@ -106,14 +106,9 @@ class TensorFile:
             self._write(name, tensor)
         self._small.clear()
         self._file.close()
-        header = json.dumps(
-            {"__metadata__": {"format": "pt", **self._notes}, **self._entries},
-            separators=(",", ":"),
-        ).encode()
-        # The specification allows spaces after the header's JSON.
-        header += b" " * (-len(header) % _ALIGNMENT)
+        metadata = {"format": "pt", **self._notes}
         with self.path.open("wb") as file, self._values.open("rb") as values:
-            file.write(len(header).to_bytes(8, "little") + header)
+            file.write(header_bytes({"__metadata__": metadata, **self._entries}))
             shutil.copyfileobj(values, file, _COPIED)
         self._values.unlink()
 

@@ -7,7 +7,6 @@ symmetric and saturate, and are rounded half to even, as in onnxruntime.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import Params, rounded
-from quark_onnx.torch.models.attention import attention_function
+from quark_onnx.torch.models.attention import attention_function, register_wrapper
 
 #: Formats of a quantized cache.
 CACHES = ("int8", "int4")
 #: Name of the attention function in transformers.
 _NAME = "quark_onnx_cache"
-_FUNCTION = "eager_attention_forward"
 
 #: Keys and values of a layer, (batch, key heads, sequence, head size), as they are read.
 _Change = Callable[[int, Any, Any], tuple[Any, Any]]
@@ -156,31 +154,19 @@ def rounded_cache(model: Any, scales: CacheScales | None) -> Iterator[None]:
 @contextmanager
 def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
     """Apply a function to the rotated keys and the values of each layer."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    name = model.config._attn_implementation
-
-    def attend(
-        module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+    def attend(  # the signature of transformers, after the wrapped function
+        function: Callable[..., Any],
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        *args: Any,
+        **named: Any,
     ) -> Any:
-        # Each model's file has its own eager attention, and a table of the other functions.
-        code = sys.modules[type(module).__module__]
-        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(
-            name,
-            getattr(code, _FUNCTION, None),
-        )
-        return function(
-            module,
-            query,
-            *change(module.layer_idx, key, value),
-            *args,
-            **kwargs,
-        )
+        key, value = change(module.layer_idx, key, value)
+        return function(module, query, key, value, *args, **named)
 
-    AttentionInterface.register(_NAME, attend)
-    # Without a function of masks under its name, transformers would pass no mask.
-    if name in ALL_MASK_ATTENTION_FUNCTIONS:
-        AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    register_wrapper(_NAME, model.config._attn_implementation, attend)
     with attention_function(model, _NAME):
         yield

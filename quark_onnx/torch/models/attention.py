@@ -304,10 +304,9 @@ class _Rounded(TorchFunctionMode):
 
 def _registered(original: str) -> str:
     """Register a wrapper of a function that rounds keys and probabilities, and return its name."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     def attend(
+        function: Callable[..., Any],
         module: nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -322,10 +321,6 @@ def _registered(original: str) -> str:
             if round_keys is not None:
                 key = round_keys(key)
             rounded = getattr(layer, "round_probabilities", None) or rounded
-        # The table has no entry for eager attention: each model file has a function of its own.
-        code = _code_of(module)
-        usual = getattr(code, _FUNCTION, None)
-        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(original, usual)
         if rounded is None:
             return function(module, query, key, *args, **named)
         with _Rounded(rounded) as mode:
@@ -338,10 +333,30 @@ def _registered(original: str) -> str:
             )
         return output
 
-    wrapper = _PREFIX + original
-    AttentionInterface.register(wrapper, attend)
+    register_wrapper(_PREFIX + original, original, attend)
+    return _PREFIX + original
+
+
+def register_wrapper(name: str, original: str, attend: Callable[..., Any]) -> None:
+    """Register an attention function of transformers that wraps another.
+
+    Args:
+        name: name of the wrapper.
+        original: name of the wrapped function.
+        attend: function of the wrapped function, of the attention module, and of the other
+            arguments of an attention function.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    def wrapper(module: nn.Module, *args: Any, **named: Any) -> Any:
+        # The table has no entry for eager attention: each model file has a function of its own.
+        code = _code_of(module)
+        usual = getattr(code, _FUNCTION, None)
+        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(original, usual)
+        return attend(function, module, *args, **named)
+
+    AttentionInterface.register(name, wrapper)
     # transformers chooses the kind of mask by the name of the attention function.
     if original in ALL_MASK_ATTENTION_FUNCTIONS:
-        mask = ALL_MASK_ATTENTION_FUNCTIONS[original]
-        AttentionMaskInterface.register(wrapper, mask)
-    return wrapper
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])

@@ -130,54 +130,35 @@ class Experts(nn.Module):
             Weights of three axes, (experts, outputs, inputs), or (experts, inputs, outputs) where
             ``turned``; biases (experts, outputs), if the experts have biases.
         """
+        stacks = dict[str, Any]()
+        for name in self._stacked:
+            for key, end in (("weight", ""), ("bias", "_bias")):
+                parts = [
+                    self._rows(index, name, key) for index in range(self.num_experts)
+                ]
+                # all experts have biases, or none
+                if parts[0] is not None:
+                    stacks[name + end] = torch.stack(parts)
+            if self.turned:
+                stacks[name] = stacks[name].transpose(1, 2).contiguous()
+        return stacks
+
+    @property
+    def _stacked(self) -> tuple[str, str]:
+        """Names of the stacked weights."""
         if self._gated:
-            stacks = self._gated_stacks() | self._stacks("down_proj")
-        else:
-            stacks = self._stacks("down_proj") | self._stacks("up_proj")
-        for name, stack in stacks.items():
-            # weights, whose axes are swapped in such stacks; biases have two axes
-            if self.turned and stack.ndim == 3:
-                stacks[name] = stack.transpose(1, 2).contiguous()
-        return stacks
+            return "gate_up_proj", "down_proj"
+        return "down_proj", "up_proj"
 
-    def _layers(self, name: str) -> list[Any]:
-        """Return a layer of every expert, such as "down_proj", in the order of the experts."""
+    def _rows(self, index: int, name: str, key: str) -> Any:
+        """Return the weight or bias of an expert as its stack has it; None for no bias."""
         # By number: an activation that is a module is a child of its own.
-        return [
-            self.get_submodule(f"{index}.{name}") for index in range(self.num_experts)
-        ]
-
-    def _stacks(self, name: str) -> dict[str, Any]:
-        """Return the stacked weights and biases of a layer of all experts, by name."""
-        layers = self._layers(name)
-        stacks = {name: _stack(layers, "weight")}
-        if layers[0].bias is not None:
-            stacks[f"{name}_bias"] = _stack(layers, "bias")
-        return stacks
-
-    def _gated_stacks(self) -> dict[str, Any]:
-        """Return the stacked gate and up rows of all experts, and their biases."""
-        # Weight (2 * features, inputs) and bias (2 * features,) of an expert, as the stacked module
-        # has them.
-        gates, ups = self._layers("gate_proj"), self._layers("up_proj")
-        stacks = {"gate_up_proj": self._gated_stack(gates, ups, "weight")}
-        if gates[0].bias is not None:
-            stacks["gate_up_proj_bias"] = self._gated_stack(gates, ups, "bias")
-        return stacks
-
-    def _gated_stack(
-        self, gates: Sequence[Any], ups: Sequence[Any], key: str
-    ) -> torch.Tensor:
-        """Return the gate and up rows of all experts, of their weights or biases ("bias")."""
-        return torch.stack(
-            [
-                self._interlaced(getattr(gate, key), getattr(up, key))
-                for gate, up in zip(gates, ups, strict=True)
-            ]
-        )
-
-    def _interlaced(self, gate: Any, up: Any) -> Any:
-        """Return rows (features, ...) of gate and up in the order of the stacked module."""
+        expert: Any = self.get_submodule(str(index))
+        if name != "gate_up_proj":
+            return getattr(expert.get_submodule(name), key)
+        gate, up = getattr(expert.gate_proj, key), getattr(expert.up_proj, key)
+        if gate is None:
+            return None
         rows = 2 * len(gate)
         both = gate.new_empty((rows, *gate.shape[1:]))
         gate_rows, up_rows = self.halves(rows)

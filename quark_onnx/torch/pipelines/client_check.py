@@ -23,10 +23,10 @@ from quark_onnx.torch.models.checkpoint_names import float_matrices
 from quark_onnx.torch.pipelines.block import specs_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.written_size import written_tensors
+from quark_onnx.torch.runtime.safetensors_header import Header, StoredTensor
 from quark_onnx.torch.validate.checkpoint import SINGLE, Checkpoint, read
 from quark_onnx.torch.validate.clients import RELEASES, findings_of
 from quark_onnx.torch.validate.finding import WARNING, Finding
-from quark_onnx.torch.validate.header import Header, Tensor
 
 #: Names of findings in a message.
 _SHOWN = 3
@@ -161,11 +161,10 @@ def planned_checkpoint(
         ConfigError: the layout does not support the configuration.
     """
     check_config(layout, config)
-    tensors = dict[str, Tensor]()
+    tensors = dict[str, StoredTensor]()
     for name, tensor in written_tensors(source, config, layout).items():
         type_name, shape = TYPES[tensor.dtype], tuple(tensor.shape)
-        # offsets and sizes are unknown, and not read for planned tensors
-        tensors[name] = Tensor(name, type_name, shape, Path(SINGLE), 0, 0, planned=True)
+        tensors[name] = StoredTensor(name, shape, type_name, Path(SINGLE))
     config = layout.adapted(config)
     chosen, _ = chosen_layers(source.model, config, source.reader)
     content = described(

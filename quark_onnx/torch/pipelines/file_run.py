@@ -22,6 +22,7 @@ from quark_onnx.torch.checkpoints.export import check_experts, tensors_of
 from quark_onnx.torch.checkpoints.layouts import Layout
 from quark_onnx.torch.checkpoints.parameter_sources import (
     Sources,
+    compute_unsaved,
     empty,
     fill,
     missing_of,
@@ -29,8 +30,6 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
 )
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
 from quark_onnx.torch.checkpoints.safetensors_io import Writer
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
-from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
@@ -61,6 +60,7 @@ from quark_onnx.torch.pipelines.written_names import (
 )
 from quark_onnx.torch.runtime.devices import room_for_states
 from quark_onnx.torch.runtime.memory import release_memory
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 _CPU = torch.device("cpu")
 #: Number of layers between releases of free memory; allocating it again is slow.

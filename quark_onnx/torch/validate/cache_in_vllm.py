@@ -7,11 +7,11 @@ from itertools import compress
 from operator import attrgetter
 
 from quark_onnx.common.containers import grouped_by
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor, single_value
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.compressed import unread_outputs_in_vllm
 from quark_onnx.torch.validate.fields import QUANTIZATION, meets, object_of, one_of
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
-from quark_onnx.torch.validate.header import Tensor, single_value
 from quark_onnx.torch.validate.layer_checks import FUSED, SCALE, slot_findings
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig
@@ -94,14 +94,10 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
         text = f"the loader of {name} does not find {len(lost)} scales called so"
         yield broken("kv-scales-loader", f"{lost[0]}.output_scale", text)
     for module in checkpoint.modules.values():
-        for end, tensor in {
-            key: value
-            for key, value in module.tensors.items()
-            if key not in ["prob_output_scale"]
-        }.items():
+        for end, tensor in module.tensors.items():
             # vLLM maps prob_output_scale to attn.prob_scale, and finds no parameter for a zero
             # point
-            if end.startswith("prob_output_"):
+            if end.startswith("prob_output_") and end != "prob_output_scale":
                 text = f"{tensor}, which attention does not have"
                 yield broken("tensor-unknown", f"{module.name}.{end}", text)
     for parent, modules in _attentions(checkpoint).items():
@@ -131,14 +127,14 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         # ``KVCacheScaleParameter`` takes one value; attn_head has a loader of its own
         if object_of(scheme).get("strategy") == "attn_head":
             continue
-        for tensor in [
-            value
-            for value in (_scale(checkpoint, parent, side) for side in "kv")
-            if value is not None
-        ]:
-            # a module with this tensor alone, so that no other tensor is found unknown
-            owner, _, end = tensor.name.rpartition(".")
-            yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
+        for tensor in (
+            _scale(checkpoint, parent, "k"),
+            _scale(checkpoint, parent, "v"),
+        ):
+            if tensor is not None:
+                # a module with this tensor alone, so that no other tensor is found unknown
+                owner, _, end = tensor.name.rpartition(".")
+                yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
 
 
 def _attentions(checkpoint: Checkpoint) -> dict[str, list[Module]]:
@@ -190,7 +186,7 @@ def _pair_findings(
         yield broken("scale-value", keys.name, text, REFUSED)
 
 
-def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
+def _scale(checkpoint: Checkpoint, parent: str, side: str) -> StoredTensor | None:
     """Return the scale of keys or values, under any name that vLLM looks for."""
     # the order decides only which tensor a finding names
     names = [
@@ -201,9 +197,5 @@ def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
     ]
     if side == "k":
         names.append(f"{parent}.kv_scale")
-    return next(
-        iter(
-            [name for name in map(checkpoint.tensor_today, names) if name is not None]
-        ),
-        None,
-    )
+    tensors = map(checkpoint.tensor_today, names)
+    return next((tensor for tensor in tensors if tensor is not None), None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,13 @@ from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
+from quark_onnx.torch.runtime.safetensors_header import (
+    Header,
+    StoredTensor,
+    read_header,
+)
 from quark_onnx.torch.validate.fields import is_names, object_of
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.header import Header, Tensor, read_header
 from quark_onnx.torch.validate.modules import Module, fused_parts, modules_of
 from quark_onnx.torch.validate.rules import broken
 
@@ -30,95 +32,87 @@ _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _INCOMPLETE = {"file-damaged", "index-json", "no-weights"}
 
 
-@dataclass(frozen=True)
 class Checkpoint:
     """Configuration and headers of a checkpoint.
 
-    Attributes:
+    Args:
         folder: folder of the checkpoint.
         config: content of ``config.json``; empty if the file cannot be read.
         index: file names by tensor name, from the index; None without an index.
         headers: headers of the readable files, by file name.
         damage: findings while reading.
         settings: content of the files of ``SETTINGS`` that are there, by file name.
+
+    Attributes:
+        tensors: tensors by name; the last tensor if two have a common name.
+        file_names: names of the files by the tensors that the files hold.
+        is_whole: whether the headers of all files of weights were read.
+        modules: modules with their tensors, by name.
+        linears: the Linear layers, without head and embeddings.
+        quantized_linears: the Linear layers whose weights are quantized.
+        heads: the modules that compute logits.
+        matrices: the Linear layers and the heads.
+        layers: the Linear layers, and heads that are quantized like them.
+        experts: the names of the modules of experts, sorted.
+        text_config: configuration of the language model, as part of a multimodal model or not.
+        quantization: the quantization_config; empty if missing.
+        method: layout by the configuration, such as "quark"; "float" if not quantized.
     """
 
-    folder: Path
-    config: dict[str, Any]
-    index: dict[str, str] | None
-    headers: dict[str, Header]
-    damage: tuple[Finding, ...]
-    settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the checkpoint; the last tensor if two have a common name."""
+    def __init__(  # noqa: PLR0913
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        index: dict[str, str] | None,
+        headers: dict[str, Header],
+        damage: Sequence[Finding] = (),
+        settings: Mapping[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.folder, self.config, self.index = folder, config, index
+        self.headers, self.damage, self.settings = headers, damage, settings or {}
+        self.tensors = dict[str, StoredTensor]()
+        self.file_names = dict[str, str]()
         # headers are in the order of file names; a name in two files is a finding of
         # ``file_findings``
-        tensors = dict[str, Tensor]()
-        for header in self.headers.values():
-            tensors |= header.tensors
-        return tensors
-
-    @cached_property
-    def file_names(self) -> dict[str, str]:
-        """Names of the files by the tensors that the files hold."""
-        names = dict[str, str]()
-        for file, header in self.headers.items():
-            names |= dict.fromkeys(header.tensors, file)
-        return names
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """Whether the headers of all files of weights were read."""
-        wanted = set((self.index or {}).values())
-        damaged = {finding.rule for finding in self.damage} & _INCOMPLETE
-        return not damaged and wanted <= self.headers.keys()
-
-    # cached, as every check walks over all modules, and a mixture has 10,000s of tensors
-    @cached_property
-    def modules(self) -> dict[str, Module]:
-        """Modules of the checkpoint with their tensors."""
-        return modules_of(self.tensors)
-
-    @cached_property
-    def linears(self) -> list[Module]:
-        """The Linear layers, without head and embeddings."""
-        return [module for module in self.modules.values() if module.is_linear]
-
-    @property
-    def quantized_linears(self) -> list[Module]:
-        """The Linear layers whose weights are quantized."""
-        return [module for module in self.linears if module.is_quantized]
-
-    @property
-    def heads(self) -> list[Module]:
-        """The modules that compute logits."""
-        return [module for module in self.modules.values() if module.is_head]
-
-    @cached_property
-    def layers(self) -> list[Module]:
-        """The Linear layers, and heads that are quantized like them."""
-        return [
+        for file, header in headers.items():
+            self.tensors |= header.tensors
+            self.file_names |= dict.fromkeys(header.tensors, file)
+        wanted = {*(index or {}).values()}
+        is_known = _INCOMPLETE.isdisjoint(finding.rule for finding in damage)
+        self.is_whole = is_known and wanted <= headers.keys()
+        self.modules = modules_of(self.tensors)
+        modules = self.modules.values()
+        self.linears = [module for module in modules if module.is_linear]
+        self.quantized_linears = [
+            module for module in self.linears if module.is_quantized
+        ]
+        self.heads = [module for module in modules if module.is_head]
+        self.matrices = [
+            module for module in modules if module.is_linear or module.is_head
+        ]
+        self.layers = [
             module
             for module in self.matrices
             if module.is_linear or module.is_quantized
         ]
-
-    @property
-    def matrices(self) -> list[Module]:
-        """The Linear layers and the heads."""
-        return [
-            module
-            for module in self.modules.values()
-            if module.is_linear or module.is_head
-        ]
-
-    @property
-    def experts(self) -> list[str]:
-        """The names of the modules of experts, sorted."""
         # modules outside of experts have an empty name
-        return sorted({module.experts for module in self.modules.values()} - {""})
+        self.experts = sorted({module.experts for module in modules} - {""})
+        inner = object_of(config.get("text_config"))
+        # keys of the whole model, such as tie_word_embeddings, hold unless the part overrides them
+        self.text_config = {**config, **inner}
+        # multimodal models may keep the settings of the language model in text_config; vLLM reads
+        # compression_config where quantization_config is missing; an empty object in one place does
+        # not hide the settings in a later one
+        self.quantization = object_of(
+            config.get("quantization_config")
+            or inner.get("quantization_config")
+            or config.get("compression_config")
+        )
+        method = self.quantization.get("quant_method")
+        # vLLM lowers the name before it looks for a class
+        self.method = method.lower() if isinstance(method, str) else ""
+        if not self.quantization:
+            self.method = "float"
 
     def modules_with(self, end: str) -> dict[str, Module]:
         """Return the modules that have a tensor of a name, by their names."""
@@ -128,7 +122,7 @@ class Checkpoint:
             if end in module.tensors
         }
 
-    def tensor_today(self, name: str) -> Tensor | None:
+    def tensor_today(self, name: str) -> StoredTensor | None:
         """Return the tensor of a current name, which may have an older one in the file."""
         parent, _, end = name.rpartition(".")
         # modules hold their tensors by current names, whatever the file calls them
@@ -162,29 +156,6 @@ class Checkpoint:
         """
         return not self.architecture or self.architecture.endswith(_GENERATING)
 
-    @cached_property
-    def quantization(self) -> dict[str, Any]:
-        """The quantization_config of the configuration; empty if missing."""
-        # multimodal models may keep the settings of the language model in text_config; vLLM reads
-        # compression_config where quantization_config is missing
-        inner = object_of(self.config.get("text_config"))
-        places = (
-            self.config.get("quantization_config"),
-            inner.get("quantization_config"),
-            self.config.get("compression_config"),
-        )
-        # an empty object in one place does not hide the settings in a later one
-        return object_of(next(filter(None, places), None))
-
-    @property
-    def method(self) -> str:
-        """Layout by the configuration, such as "quark"; "float" if not quantized."""
-        if not self.quantization:
-            return "float"
-        method = self.quantization.get("quant_method")
-        # vLLM lowers the name before it looks for a class
-        return method.lower() if isinstance(method, str) else ""
-
     @property
     def dtype(self) -> str:
         """The dtype in which transformers loads the model by default.
@@ -192,21 +163,8 @@ class Checkpoint:
         Empty if the configuration has no dtype.
         """
         # transformers wrote torch_dtype before release 4.56, and reads both keys
-        given = {
-            key: self.text_config[key]
-            for key in ("dtype", "torch_dtype")
-            if key in self.text_config
-        }.values()
-        return str(next(filter(None, given), ""))
-
-    @property
-    def text_config(self) -> dict[str, Any]:
-        """Configuration of the language model, as part of a multimodal model or not."""
-        inner = self.config.get("text_config")
-        if not isinstance(inner, dict):
-            return self.config
-        # keys of the whole model, such as tie_word_embeddings, hold unless the part overrides them
-        return {**self.config, **inner}
+        config = self.text_config
+        return str(config.get("dtype") or config.get("torch_dtype") or "")
 
 
 def read(folder: Path) -> Checkpoint:

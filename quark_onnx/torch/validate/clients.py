@@ -70,9 +70,9 @@ OWN: dict[str, tuple[Check, ...]] = {
         model.strict_findings,
         vllm_names.name_findings,
         vllm_names.order_findings,
-        model.code_findings_in_vllm,
+        partial(model.code_findings, model.IN_VLLM),
     ),
-    "transformers": (model.missing_findings, model.code_findings),
+    "transformers": (model.missing_findings, partial(model.code_findings, ())),
 }
 
 # transformers refuses amd-quark before 0.12; amd-quark compiles C++ kernels on import

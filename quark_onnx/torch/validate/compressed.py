@@ -41,7 +41,6 @@ from quark_onnx.torch.validate.layer_checks import (
     OPTIONAL_SCALE,
     SCALAR,
     PackedOutputs,
-    Slot,
     block_findings,
     excluded_findings,
     global_scale_findings,
@@ -49,6 +48,7 @@ from quark_onnx.torch.validate.layer_checks import (
     packed_output_findings,
     partial_findings,
     quantized_findings,
+    slot,
 )
 from quark_onnx.torch.validate.modules import (
     Module,
@@ -291,9 +291,9 @@ def _group_findings(
         yield broken("ct-groups", place, "it lacks the list targets")
         return
     # null means the same as a missing format: that of the checkpoint holds
-    form = {key: value for key, value in group.items() if value is not None}.get(
-        "format", entries.get("format")
-    )
+    form = group.get("format")
+    if form is None:
+        form = entries.get("format")
     if form not in FORMATS:
         yield broken("ct-format", f"{place}.format", repr(form))
     for key in _TENSORS:
@@ -447,7 +447,7 @@ def _tensor_findings(
     # optional: missing scales, and those that are not read, are findings of ``cache_in_vllm``
     if outputs is not None and not outputs["dynamic"]:
         slots["output_scale"] = OPTIONAL_SCALE
-        slots["output_zero_point"] = Slot(("I8",), SCALAR, needed=False)
+        slots["output_zero_point"] = slot("I8", *SCALAR, needed=False)
     has_cache = isinstance(checkpoint.quantization.get("kv_cache_scheme"), dict)
     if has_cache and module.last in ("k_proj", "v_proj", "q_proj"):
         names = ("output_scale", "k_scale", "v_scale")

@@ -44,6 +44,8 @@ _STRATEGIES = (
 _GROUPED = ("group", "tensor_group")
 #: Strategies whose scales may be computed at runtime.
 _DYNAMIC = ("token", "tensor", "tensor_group", "group")
+#: Scales of tokens are always computed at runtime.
+_STATIC = tuple(strategy for strategy in _STRATEGIES if strategy != "token")
 #: Numbers of bits of floats. The type of the zero points of others is unknown.
 _FLOAT_BITS = (4, 6, 8)
 #: Orders that are stored as the original one. "group" was given up.
@@ -155,11 +157,7 @@ def _strategies_for(dynamic: object) -> tuple[str, ...]:
         return ("tensor_group",)
     if dynamic is True:
         return _DYNAMIC
-    return (
-        tuple([value for value in _STRATEGIES if value not in ["token"]])
-        if dynamic is False
-        else ()
-    )
+    return _STATIC if dynamic is False else ()
 
 
 def _is_torch_type(value: object) -> bool:

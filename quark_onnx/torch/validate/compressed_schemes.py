@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.torch.runtime.safetensors_header import (
+    FLOATS,
+    StoredTensor,
+    integers_of,
+)
 from quark_onnx.torch.validate.compressed_arguments import Group, arguments_of
 from quark_onnx.torch.validate.fields import (
     Conditions,
@@ -14,8 +19,14 @@ from quark_onnx.torch.validate.fields import (
     object_of,
     one_of,
 )
-from quark_onnx.torch.validate.header import FLOATS, Tensor, integers_of
-from quark_onnx.torch.validate.layer_checks import SCALAR, SCALE, Shape, Slot, ceil_div
+from quark_onnx.torch.validate.layer_checks import (
+    SCALAR,
+    SCALE,
+    Shape,
+    Slot,
+    ceil_div,
+    slot,
+)
 from quark_onnx.torch.validate.modules import Module
 
 _INT8 = {"type": "int", "num_bits": 8}
@@ -238,12 +249,12 @@ def slots_of(
     if inputs is not None and not inputs["dynamic"]:
         needed = not inputs["symmetric"]
         slots["input_scale"] = SCALE
-        slots["input_zero_point"] = Slot(("I8",), SCALAR, needed)
+        slots["input_zero_point"] = slot("I8", *SCALAR, needed=needed)
     return size, slots
 
 
 def _fp4_slots(
-    arguments: Group, inputs: Group | None, weight: Tensor
+    arguments: Group, inputs: Group | None, weight: StoredTensor
 ) -> tuple[Shape, dict[str, Slot]]:
     """Return the slots of fp4: weight_packed is (out, in / 2)."""
     rows, columns = weight.shape
@@ -251,12 +262,12 @@ def _fp4_slots(
     into, size = columns * 2, arguments["group_size"] or 16
     scales: Shape = (rows, into // size)
     slots = {
-        "weight_packed": Slot(("U8",), ((rows, columns),)),
-        "weight_scale": Slot(("U8", "F8_E8M0"), (scales,)),
+        "weight_packed": slot("U8", (rows, columns)),
+        "weight_scale": slot(("U8", "F8_E8M0"), scales),
     }
     # NVFP4 has E4M3 scales below a global scale, MXFP4 has exponents (E8M0) alone
     if arguments["strategy"] == "tensor_group":
-        slots["weight_scale"] = Slot(("F8_E4M3",), (scales,))
+        slots["weight_scale"] = slot("F8_E4M3", scales)
         slots["weight_global_scale"] = SCALE
         if inputs is not None:
             slots["input_global_scale"] = SCALE
@@ -275,11 +286,11 @@ def _packed_slots(
     # zero points are packed along the outputs, weights along the inputs
     zeros, needed = (ceil_div(rows * bits, 32), groups), not arguments["symmetric"]
     return (rows, into), {
-        "weight_packed": Slot(("I32",), ((rows, columns),)),
-        "weight_scale": Slot(FLOATS, ((rows, groups),)),
+        "weight_packed": slot("I32", (rows, columns)),
+        "weight_scale": slot(FLOATS, (rows, groups)),
         # (out, in), without the padding of the last int32
-        "weight_shape": Slot(("I64", "I32"), ((2,),)),
-        "weight_zero_point": Slot(("I32",), (zeros,), needed),
+        "weight_shape": slot(("I64", "I32"), (2,)),
+        "weight_zero_point": slot("I32", zeros, needed=needed),
     }
 
 
@@ -304,7 +315,9 @@ def _packed_inputs(arguments: Group, module: Module, demanded: Shape | None) -> 
     return columns * 32 // bits
 
 
-def _byte_slots(arguments: Group, weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+def _byte_slots(
+    arguments: Group, weight: StoredTensor
+) -> tuple[Shape, dict[str, Slot]]:
     """Return the slots of weights with a byte for each value."""
     rows, columns = weight.shape
     strategy, is_float = arguments["strategy"], arguments["type"] == "float"
@@ -321,7 +334,7 @@ def _byte_slots(arguments: Group, weight: Tensor) -> tuple[Shape, dict[str, Slot
         high, wide = arguments["block_structure"]
         shapes = ((ceil_div(rows, high), ceil_div(columns, wide)),)
     return weight.shape, {
-        "weight": Slot(("F8_E4M3" if is_float else "I8",), (weight.shape,)),
-        "weight_scale": Slot(types, shapes),
-        "weight_zero_point": Slot(("I8",), shapes, needed=not arguments["symmetric"]),
+        "weight": slot("F8_E4M3" if is_float else "I8", weight.shape),
+        "weight_scale": slot(types, *shapes),
+        "weight_zero_point": slot("I8", *shapes, needed=not arguments["symmetric"]),
     }

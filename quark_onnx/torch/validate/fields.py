@@ -45,11 +45,9 @@ def strings_of(value: Any) -> list[str]:
     (['lm_head'], [])
     """
     # a string is iterable, too, and must not be taken for a list of its letters
-    return (
-        [item for item in value if isinstance(item, str)]
-        if isinstance(value, list)
-        else []
-    )
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, str)]
 
 
 def one_of(*allowed: Any) -> Callable[[Any], bool]:
@@ -178,8 +176,9 @@ def missing_key_findings(
     entries: Mapping[str, Any], place: str, rule: str, *keys: str
 ) -> Iterator[Finding]:
     """Yield a finding for every key that an object lacks."""
-    for key in [key for key in keys if key not in entries]:
-        yield broken(rule, f"{place}.{key}", NO_KEY)
+    for key in keys:
+        if key not in entries:
+            yield broken(rule, f"{place}.{key}", NO_KEY)
 
 
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:

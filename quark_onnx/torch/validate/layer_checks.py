@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.torch.models.fused_groups import FUSED_NAMES
+from quark_onnx.torch.runtime.safetensors_header import FLOATS, single_value
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import QUANTIZATION, is_positive
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, single_value
 from quark_onnx.torch.validate.modules import (
     GATES,
     Module,
@@ -45,9 +45,18 @@ class Slot:
     needed: bool = True
 
 
+def slot(types: str | tuple[str, ...], *shapes: Shape, needed: bool = True) -> Slot:
+    """Return the slot of a tensor with one of some types, and one of some shapes.
+
+    >>> slot("I32", (8, 4))
+    Slot(types=('I32',), shapes=((8, 4),), needed=True)
+    """
+    return Slot((types,) if isinstance(types, str) else types, shapes, needed)
+
+
 Slots = Mapping[str, Slot]
 #: A single scale, in any float type.
-SCALE = Slot(FLOATS, SCALAR)
+SCALE = slot(FLOATS, *SCALAR)
 OPTIONAL_SCALE = replace(SCALE, needed=False)
 #: Names of fused projections to queries, keys and values.
 FUSED = ("qkv_proj", "query_key_value", "Wqkv")
@@ -327,12 +336,8 @@ def _differing_findings(
 ) -> Iterator[Finding]:
     """Yield a fused layer whose parts have different global scales of a name."""
     # int4_fp8 has a second scale for each output: single_value returns None, which drops out
-    tensors = [
-        value
-        for value in (module.tensors.get(scale) for module in modules)
-        if value is not None
-    ]
-    values = [tensor for tensor in map(single_value, tensors) if tensor is not None]
+    tensors = [module.tensors[scale] for module in modules if scale in module.tensors]
+    values = [value for value in map(single_value, tensors) if value is not None]
     # an unusable scale has a finding of its own
     if not values or not all(0 < value < math.inf for value in values):
         return

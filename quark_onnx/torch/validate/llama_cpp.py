@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ModelError
+from quark_onnx.torch.runtime.safetensors_header import refuse_pointer
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.header import refuse_pointer
 from quark_onnx.torch.validate.layer_checks import ceil_div
 from quark_onnx.torch.validate.rules import broken
 
@@ -246,12 +246,8 @@ class GGUFModel:
     @property
     def tensors(self) -> dict[str, GGUFTensor]:
         """Tensors of the model by name."""
-        return {
-            value.name: value
-            for value in [
-                tensor for header in self.headers.values() for tensor in header.tensors
-            ]
-        }
+        headers = self.headers.values()
+        return {tensor.name: tensor for header in headers for tensor in header.tensors}
 
 
 def read_models(place: Path) -> list[GGUFModel]:
@@ -401,12 +397,9 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
     # other families have other keys, but all count their blocks
     keys = _KEYS if family in _DENSE else ("block_count",)
     wanted = [f"{family}.{key}" for key in keys]
-    for key in [
-        value
-        for value in [*wanted, "tokenizer.ggml.model"]
-        if value not in model.first.metadata
-    ]:
-        yield broken("gguf-key", model.name, f"there is no {key}")
+    for key in (*wanted, "tokenizer.ggml.model"):
+        if key not in model.first.metadata:
+            yield broken("gguf-key", model.name, f"there is no {key}")
 
 
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
@@ -438,6 +431,8 @@ def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
         for number in range(min(count, _MOST_BLOCKS)):
             parts = (*_BLOCK, *_FEED_FORWARD[has_experts])
             names += [f"blk.{number}.{part}.weight" for part in parts]
-    for name in [name for name in names if name not in model.tensors]:
-        text = f"{family} with {count} blocks needs it"
-        yield broken("gguf-tensor-missing", name, text)
+    tensors = model.tensors
+    for name in names:
+        if name not in tensors:
+            text = f"{family} with {count} blocks needs it"
+            yield broken("gguf-tensor-missing", name, text)

@@ -9,6 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from quark_onnx.torch.runtime.safetensors_header import (
+    FLOATS,
+    StoredTensor,
+    raw_values_of,
+    single_value,
+    values_of,
+)
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
@@ -21,13 +28,6 @@ from quark_onnx.torch.validate.fields import (
     shown,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
-from quark_onnx.torch.validate.header import (
-    FLOATS,
-    Tensor,
-    raw_values_of,
-    single_value,
-    values_of,
-)
 from quark_onnx.torch.validate.layer_checks import size_findings
 from quark_onnx.torch.validate.modules import (
     EMBEDDING,
@@ -101,11 +101,10 @@ def _index_findings(
         elif file not in files:
             text = f"{INDEX} says {file}; it is in {files[0]}"
             yield broken("tensor-misplaced", name, text)
-    for name, files in {
-        key: value for key, value in files_of.items() if key not in index
-    }.items():
-        text = f"{INDEX} does not have it; it is in {files[0]}"
-        yield broken("tensor-misplaced", name, text)
+    for name, files in files_of.items():
+        if name not in index:
+            text = f"{INDEX} does not have it; it is in {files[0]}"
+            yield broken("tensor-misplaced", name, text)
 
 
 def settings_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -117,20 +116,17 @@ def settings_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     for file, settings in checkpoint.settings.items():
         for names in _SETTINGS:
-            here, there = (
-                {name: settings[name] for name in names if name in settings},
-                {name: entries[name] for name in names if name in entries},
-            )
+            here = [name for name in names if name in settings]
+            there = [name for name in names if name in entries]
             if here and not entries:
                 yield broken("settings-differ", file, f"{CONFIG} has no {QUANTIZATION}")
                 break
             if here and there:
-                name, value = next(iter(here.items()))
-                other = next(iter(there.values()))
+                value, other = settings[here[0]], entries[there[0]]
                 # null, false and an empty list are equal to all readers
                 if (value or None) != (other or None):
                     text = f"{shown(value)}; {CONFIG} says {shown(other)}"
-                    yield broken("settings-differ", f"{file}, {name}", text)
+                    yield broken("settings-differ", f"{file}, {here[0]}", text)
 
 
 def _is_count_or_null(value: object) -> bool:
@@ -161,7 +157,7 @@ def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 #: Types that vLLM has, and transformers lacks: ``_CONFIG_REGISTRY`` of
 #: vllm/transformers_utils/config.py.
-_IN_VLLM = frozenset(
+IN_VLLM = frozenset(
     {
         "bagel",
         "bailing_moe_v3_vl",
@@ -218,19 +214,14 @@ _IN_VLLM = frozenset(
 )
 
 
-def code_findings_in_vllm(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield a finding if vLLM needs Python files of the checkpoint."""
-    return code_findings(checkpoint, _IN_VLLM)
-
-
 def code_findings(
-    checkpoint: Checkpoint, client_types: Collection[str] = ()
+    client_types: Collection[str], checkpoint: Checkpoint
 ) -> Iterator[Finding]:
     """Yield a finding for a model type that is known to the files of the checkpoint alone.
 
     Args:
-        checkpoint: configuration and headers.
         client_types: types that the client knows in addition to those of transformers.
+        checkpoint: configuration and headers.
     """
     kind = checkpoint.config.get("model_type")
     # with a class of its own, a client leaves the files of the checkpoint alone
@@ -284,12 +275,8 @@ def missing_findings(
     """
     if not checkpoint.is_whole or not checkpoint.headers:
         return
-    matches = [
-        tensor
-        for tensor in map(_LAYER.search, checkpoint.tensors)
-        if tensor is not None
-    ]
-    layers = {int(match[1]) for match in matches}
+    matches = map(_LAYER.search, checkpoint.tensors)
+    layers = {int(match[1]) for match in matches if match}
     count = checkpoint.text_config.get("num_hidden_layers")
     # a model without blocks, or of a family with other names for them
     if layers and type(count) is int:
@@ -351,14 +338,10 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
         return lost
     for block in blocks:
         # a layer that is missing altogether is in ``lost`` already
-        names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
-        for name, module in {
-            name: checkpoint.modules[name]
-            for name in names
-            if name in checkpoint.modules
-        }.items():
-            if "bias" not in module.tensors:
-                lost.append(f"{name}.bias")
+        for side in "qkv":
+            layer = checkpoint.modules.get(f"{block}.self_attn.{side}_proj")
+            if layer is not None and "bias" not in layer.tensors:
+                lost.append(f"{layer.name}.bias")
     return lost
 
 
@@ -403,7 +386,7 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _matrix_findings(
-    config: dict[str, Any], module: Module, weight: Tensor
+    config: dict[str, Any], module: Module, weight: StoredTensor
 ) -> Iterator[Finding]:
     """Yield a misshapen layer, or a float matrix of a wrong size."""
     if module.name in (EMBEDDING, HEAD):
@@ -527,10 +510,11 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield scales that are NaN or infinite, and single scales of 0 or less."""
-    matrices = list[Tensor]()
+    matrices = list[StoredTensor]()
     for module in checkpoint.modules.values():
         for name, tensor in module.tensors.items():
-            if not _SCALE.fullmatch(name) or tensor.planned:
+            # the values of a tensor without a place in a file are not written yet
+            if not _SCALE.fullmatch(name) or not tensor.start:
                 continue
             is_vector = len(tensor.shape) <= 1 and tensor.count > 0
             if tensor.dtype in FLOATS and is_vector:
@@ -546,12 +530,14 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             count += np.count_nonzero((part & mask) == mask)
         if count:
             text = (
-                f"{count} of {tensor.count} are NaN or infinite, in {tensor.file.name}"
+                f"{count} of {tensor.count} are NaN or infinite, in {tensor.path.name}"
             )
             yield broken("scale-value", tensor.name, text)
 
 
-def _vector_findings(module: Module, name: str, tensor: Tensor) -> Iterator[Finding]:
+def _vector_findings(
+    module: Module, name: str, tensor: StoredTensor
+) -> Iterator[Finding]:
     """Yield a scale of a layer or of its outputs with the first of its unusable values.
 
     Infinities and NaN are unusable anywhere, values of 0 or less only in a tensor of one value.
@@ -568,5 +554,5 @@ def _vector_findings(module: Module, name: str, tensor: Tensor) -> Iterator[Find
     if wrong == 0 and module.experts and name.startswith("input"):
         # clients take the greatest scale of the experts, so that a zero has no effect
         severity = WARNING
-    text = f"it is {wrong:g}, in {tensor.file.name}"
+    text = f"it is {wrong:g}, in {tensor.path.name}"
     yield broken("scale-value", tensor.name, text, severity)

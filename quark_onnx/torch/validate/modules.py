@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.torch.models.checkpoint_names import is_embedding
 from quark_onnx.torch.models.fused_groups import FUSED, FUSED_NAMES
+from quark_onnx.torch.runtime.safetensors_header import FLOATS, StoredTensor
 from quark_onnx.torch.validate.fields import is_positive
-from quark_onnx.torch.validate.header import FLOATS, Tensor
 
 #: Names of scales in files of amd-quark before 0.9, and their current names.
 _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
@@ -29,91 +28,57 @@ GATES = ("gate_proj", "up_proj", "w1", "w3")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
-@dataclass(frozen=True)
 class Module:
     """Tensors of a layer.
 
-    Attributes:
+    Args:
         name: name of the layer, such as "model.layers.0.mlp.up_proj".
         tensors: tensors by the last part of the current name: "weight", "weight_scale", ...
+
+    Attributes:
+        name: name of the layer.
+        tensors: tensors by the last part of the current name.
+        parent: name of the module around the layer.
+        last: the last part of the name.
+        weight: the values of the layer; None for a module without a weight.
+        is_linear: whether the layer is a matrix, but neither an embedding nor a head.
+        is_head: whether the layer computes the logits.
+        is_router: whether the layer chooses experts; most clients keep routers float.
+        experts: name of the module of experts around the layer, or an empty string.
+        has_bare_integers: whether a norm or an embedding, for example, has integers without a
+            scale.
+        is_quantized: whether the values are not 16-bit or 32-bit floats, or have a scale.
     """
 
-    name: str
-    tensors: dict[str, Tensor]
-
-    @property
-    def weight(self) -> Tensor | None:
-        """The values of the layer; None for a module without a weight."""
-        return next(
-            iter(
-                {
-                    key: self.tensors[key] for key in WEIGHTS if key in self.tensors
-                }.values()
-            ),
-            None,
-        )
-
-    @property
-    def matrix(self) -> Tensor:
-        """The values of a layer that has a weight, as Linear layers and heads do."""
-        weight = self.weight
-        assert weight is not None
-        return weight
-
-    @property
-    def last(self) -> str:
-        """The last part of the name."""
-        return self.name.rpartition(".")[2]
-
-    @property
-    def parent(self) -> str:
-        """The name of the module around the layer."""
-        return self.name.rpartition(".")[0]
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the layer is a matrix, but neither an embedding nor a head."""
-        weight = self.weight
-        is_matrix = weight is not None and len(weight.shape) == 2
-        return is_matrix and not self.is_head and not is_embedding(self.name)
-
-    @property
-    def is_head(self) -> bool:
-        """Whether the layer computes the logits."""
-        return self.last == HEAD
-
-    @property
-    def is_router(self) -> bool:
-        """Whether the layer chooses experts; most clients keep routers float."""
-        return self.last in _ROUTERS
-
-    @property
-    def experts(self) -> str:
-        """Name of the module of experts around the layer, or an empty string."""
+    def __init__(self, name: str, tensors: dict[str, StoredTensor]) -> None:
+        self.name, self.tensors = name, tensors
+        self.parent, _, self.last = name.rpartition(".")
+        self.is_head = self.last == HEAD
+        self.is_router = self.last in _ROUTERS
         # the dot lets the module of one expert match as well, not only layers below it
-        match = _EXPERT.match(f"{self.name}.")
-        return match["experts"] if match else ""
-
-    @property
-    def has_bare_integers(self) -> bool:
-        """Whether a norm or an embedding, for example, has integers without a scale."""
-        weight = self.tensors.get("weight")
-        if weight is None or self.is_linear or self.is_head:
-            return False
-        has_scale = any("scale" in name for name in self.tensors)
-        return weight.dtype in _INTEGERS and not has_scale
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether the values are not 16-bit or 32-bit floats, or have a scale."""
-        weight = self.weight
-        # scales of outputs and of the KV cache stand beside float weights, too
-        scaled = any(
-            "scale" in name and not name.startswith(("output", "k_", "v_"))
-            for name in self.tensors
+        match = _EXPERT.match(f"{name}.")
+        self.experts = match["experts"] if match else ""
+        weights = [tensors[key] for key in WEIGHTS if key in tensors]
+        weight = self.weight = weights[0] if weights else None
+        is_matrix = weight is not None and len(weight.shape) == 2
+        self.is_linear = is_matrix and not self.is_head and not is_embedding(name)
+        scales = [key for key in tensors if "scale" in key]
+        is_other = "weight" in tensors and not self.is_linear and not self.is_head
+        self.has_bare_integers = (
+            is_other and not scales and tensors["weight"].dtype in _INTEGERS
         )
+        # scales of outputs and of the KV cache stand beside float weights, too
+        is_scaled = any(not key.startswith(("output", "k_", "v_")) for key in scales)
         # F64 without a scale is an unquantized weight, too; integers and 8-bit floats never are
-        return weight is not None and (scaled or weight.dtype not in (*FLOATS, "F64"))
+        self.is_quantized = weight is not None and (
+            is_scaled or weight.dtype not in (*FLOATS, "F64")
+        )
+
+    @property
+    def matrix(self) -> StoredTensor:
+        """The values of a layer that has a weight, as Linear layers and heads do."""
+        assert self.weight is not None
+        return self.weight
 
 
 def today(name: str) -> str:
@@ -125,9 +90,9 @@ def today(name: str) -> str:
     return _OLD.sub(r".\1_\2", name)
 
 
-def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
+def modules_of(tensors: Mapping[str, StoredTensor]) -> dict[str, Module]:
     """Return modules by name, with their tensors."""
-    tensors_by_module = dict[str, dict[str, Tensor]]()
+    tensors_by_module = dict[str, dict[str, StoredTensor]]()
     for name, tensor in tensors.items():
         # a tensor without a dot in its name belongs to the module ""
         module, _, what = today(name).rpartition(".")

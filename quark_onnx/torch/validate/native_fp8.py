@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.torch.models.names import NamesInTransformers
+from quark_onnx.torch.runtime.safetensors_header import FLOATS
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
@@ -17,12 +18,10 @@ from quark_onnx.torch.validate.fields import (
     strings_of,
 )
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.layer_checks import (
     OPTIONAL_SCALE,
     SCALAR,
     SCALE,
-    Slot,
     block_findings,
     cache_slots,
     ceil_div,
@@ -30,6 +29,7 @@ from quark_onnx.torch.validate.layer_checks import (
     listed_findings,
     partial_findings,
     quantized_findings,
+    slot,
 )
 from quark_onnx.torch.validate.modules import Module, shards
 from quark_onnx.torch.validate.name_patterns import (
@@ -109,12 +109,9 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     old = list[str]()
     for module in checkpoint.modules.values():
         # transformers creates weight_scale_inv and activation_scale, and skips other tensors
-        for end in {
-            key: module.tensors[key]
-            for key in ("weight_scale", "input_scale")
-            if key in module.tensors
-        }:
-            old.append(f"{module.name}.{end}")
+        for end in ("weight_scale", "input_scale"):
+            if end in module.tensors:
+                old.append(f"{module.name}.{end}")
     if old:
         text = f"{len(old)} scales are called so, and are not found"
         yield broken("fp8-names", old[0], text)
@@ -161,8 +158,8 @@ def _layer_findings(
         shapes = ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),)
     names = sorted(scales & {*module.tensors}) or sorted(scales)
     slots = {
-        "weight": Slot(("F8_E4M3",), ((rows, columns),)),
-        names[0]: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
+        "weight": slot("F8_E4M3", (rows, columns)),
+        names[0]: slot((*FLOATS, "F8_E8M0", "U8"), *shapes),
     }
     # transformers: scales under vLLM's names are one finding of fp8-names, not one for each layer
     if len(scales) > 1:

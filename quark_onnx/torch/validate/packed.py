@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quark_onnx.torch.models.names import NamesInTransformers
+from quark_onnx.torch.runtime.safetensors_header import FLOATS, StoredTensor
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY,
@@ -19,11 +20,9 @@ from quark_onnx.torch.validate.fields import (
     shown,
 )
 from quark_onnx.torch.validate.finding import REFUSED, Finding
-from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.layer_checks import (
     PackedOutputs,
     Shape,
-    Slot,
     Slots,
     excluded_findings,
     expression_findings,
@@ -31,13 +30,14 @@ from quark_onnx.torch.validate.layer_checks import (
     packed_output_findings,
     partial_findings,
     quantized_findings,
+    slot,
 )
 from quark_onnx.torch.validate.modules import Module, fused, shards
 from quark_onnx.torch.validate.name_patterns import Expressions, NameParts, is_regular
 from quark_onnx.torch.validate.rules import broken
 
 #: Returns (out, in) and the required tensors of a layer, by its weight and settings.
-SlotsOf = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
+SlotsOf = Callable[[StoredTensor, dict[str, Any]], tuple[Shape, Slots]]
 #: Returns the settings of a layer; None for a layer that the client keeps float.
 SettingsOf = Callable[[Module], dict[str, Any] | None]
 
@@ -72,9 +72,8 @@ def _group_size_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding
     """Yield a group size that is no number of inputs; a missing one has a finding of its own."""
     size = _group_size(entries)
     is_group_size = is_positive(size) or (is_integer(size) and size == -1)
-    if {
-        key: entries[key] for key in ("q_group_size", "group_size") if key in entries
-    } and not is_group_size:
+    is_given = "q_group_size" in entries or "group_size" in entries
+    if is_given and not is_group_size:
         yield broken(rule, f"{QUANTIZATION}.group_size", shown(size))
 
 
@@ -153,7 +152,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
         # vLLM takes either name (``get_from_keys`` of auto_awq.py)
-        if not {name: entries[name] for name in names if name in entries}:
+        if entries.keys().isdisjoint(names):
             yield broken("awq-config", f"{QUANTIZATION}.{names[-1]}", NO_KEY)
     bits = _bits(entries, 4)
     if bits != 4:
@@ -237,14 +236,14 @@ def _awq_outputs(module: Module) -> PackedOutputs | None:
     return PackedOutputs(packed.shape[1] * 8, 4, "outputs")
 
 
-def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
+def _awq_slots(weight: StoredTensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     """Return (out, in) and the slots of AutoAWQ: qweight is (in, out / 8)."""
     into, columns = weight.shape
     groups = _groups(into, _group_size(entries))
     return (columns * 8, into), {
-        "qweight": Slot(("I32",), ((into, columns),)),
-        "qzeros": Slot(("I32",), ((groups, columns),)),
-        "scales": Slot(FLOATS, ((groups, columns * 8),)),
+        "qweight": slot("I32", (into, columns)),
+        "qzeros": slot("I32", (groups, columns)),
+        "scales": slot(FLOATS, (groups, columns * 8)),
     }
 
 
@@ -464,16 +463,16 @@ def _replaced_findings(module: Module, is_out: bool, why: str) -> Iterator[Findi
     yield from listed_findings(module, is_out, if_out, if_in)
 
 
-def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
+def _gptq_slots(weight: StoredTensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     """Return (out, in) and the slots of GPTQ: qweight is (in * bits / 32, out)."""
     bits = entries["bits"]
     rows, columns = weight.shape
     into = rows * 32 // bits
     groups = _groups(into, entries.get("group_size"))
     return (columns, into), {
-        "qweight": Slot(("I32",), ((rows, columns),)),
-        "qzeros": Slot(("I32",), ((groups, columns * bits // 32),), needed=False),
-        "scales": Slot(FLOATS, ((groups, columns),)),
+        "qweight": slot("I32", (rows, columns)),
+        "qzeros": slot("I32", (groups, columns * bits // 32), needed=False),
+        "scales": slot(FLOATS, (groups, columns)),
         # the group of each input; only desc_act needs it, though files mostly hold it
-        "g_idx": Slot(("I32",), ((into,),), needed=False),
+        "g_idx": slot("I32", (into,), needed=False),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,6 @@ from quark_onnx.torch.config.torch_config import matches
 from quark_onnx.torch.validate.fields import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.name_patterns import (
-    Expressions,
     LongerTexts,
     ShellPatterns,
     names_and_expressions,
@@ -72,70 +70,49 @@ class _OverridesInVllm:
         return None if longer is None else longer[1]
 
 
-@dataclass(frozen=True)
 class QuarkConfig:
     """A ``quantization_config`` whose ``quant_method`` is "quark".
 
+    Args:
+        entries: the dictionary.
+
     Attributes:
         entries: the dictionary.
+        exclude: names and patterns of float layers.
+        export: the settings of the export.
+        is_fake: whether the weights are floats that were rounded, without codes and scales.
+        pack_method: the order of packed 4-bit integers.
+        kv_patterns: patterns of the layers whose outputs are the KV cache.
+        overrides: configurations of single layers, by name or pattern.
+        fallback: the default configuration of layers.
+        kv_layers: the configurations of single layers that define the KV cache.
+        rounds_attention: whether softmax probabilities of attention are quantized.
     """
 
-    entries: dict[str, Any]
-
-    @cached_property
-    def exclude(self) -> list[str]:
-        """Names and patterns of float layers."""
-        return strings_of(self.entries.get("exclude"))
-
-    @property
-    def export(self) -> dict[str, Any]:
-        """The settings of the export."""
-        return object_of(self.entries.get("export"))
-
-    @property
-    def is_fake(self) -> bool:
-        """Whether the weights are floats that were rounded, without codes and scales."""
+    def __init__(self, entries: dict[str, Any]) -> None:
+        self.entries = entries
+        self.exclude = strings_of(entries.get("exclude"))
+        self.export = object_of(entries.get("export"))
         # a missing weight_format means real_quantized
-        return bool(self.export.get("weight_format") == "fake_quantized")
-
-    @property
-    def pack_method(self) -> str:
-        """The order of packed 4-bit integers."""
+        self.is_fake = self.export.get("weight_format") == "fake_quantized"
         # the default of amd-quark; vLLM passes None on, and ``quark-export`` reports it
-        return str(self.export.get("pack_method", "reorder"))
-
-    @property
-    def kv_patterns(self) -> list[str]:
-        """Patterns of the layers whose outputs are the KV cache."""
-        return strings_of(self.export.get("kv_cache_group"))
-
-    @cached_property
-    def overrides(self) -> dict[str, Layer]:
-        """Configurations of single layers, by name or pattern."""
-        return objects_in(self.entries.get("layer_quant_config"))
-
-    @property
-    def fallback(self) -> Layer:
-        """The default configuration of layers."""
-        return object_of(self.entries.get("global_quant_config"))
-
-    @cached_property
-    def kv_layers(self) -> dict[str, Layer]:
-        """The configurations of single layers that define the KV cache."""
-        return {
+        self.pack_method = str(self.export.get("pack_method", "reorder"))
+        self.kv_patterns = strings_of(self.export.get("kv_cache_group"))
+        self.overrides = objects_in(entries.get("layer_quant_config"))
+        self.fallback = object_of(entries.get("global_quant_config"))
+        self.kv_layers = {
             name: layer
             for name, layer in self.overrides.items()
             if matches(name, self.kv_patterns)
         }
-
-    # cached, as configurations name thousands of layers
-    @cached_property
-    def _excluded(self) -> ShellPatterns:
-        return ShellPatterns(self.exclude)
-
-    @cached_property
-    def _excluded_in_vllm(self) -> Expressions:
-        return names_and_expressions(self.exclude)
+        self.rounds_attention = bool(stages(entries.get("softmax_quant_spec")))
+        # configurations name thousands of layers, which are looked up here
+        self._excluded = ShellPatterns(self.exclude)
+        self._excluded_in_vllm = names_and_expressions(self.exclude)
+        self._overrides = ShellPatterns(self.overrides)
+        self._overrides_in_vllm = _OverridesInVllm(self.overrides)
+        #: The configurations that ``layer_in_vllm`` has found, by name.
+        self._layers_in_vllm = dict[str, Layer]()
 
     @cached_property
     def _modules_around_excluded(self) -> frozenset[str]:
@@ -146,19 +123,6 @@ class QuarkConfig:
                 name = name.rpartition(".")[0]
                 around.add(name)
         return frozenset(around)
-
-    @cached_property
-    def _overrides(self) -> ShellPatterns:
-        return ShellPatterns(self.overrides)
-
-    @cached_property
-    def _overrides_in_vllm(self) -> _OverridesInVllm:
-        return _OverridesInVllm(self.overrides)
-
-    @cached_property
-    def _layers_in_vllm(self) -> dict[str, Layer]:
-        """The configurations that ``layer_in_vllm`` has found, by name."""
-        return {}
 
     def excludes(self, name: str) -> bool:
         """Return whether amd-quark kept a layer float.
@@ -219,11 +183,6 @@ class QuarkConfig:
             return layer
         # ``QuarkConfig.from_config`` of vLLM removes outputs before layers are configured
         return {**layer, "output_tensors": None}
-
-    @property
-    def rounds_attention(self) -> bool:
-        """Whether softmax probabilities of attention are quantized."""
-        return bool(stages(self.entries.get("softmax_quant_spec")))
 
     def is_cached(self, module: Module) -> bool:
         """Return whether a layer's output is quantized, as KV cache or as queries."""

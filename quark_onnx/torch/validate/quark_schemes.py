@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.torch.runtime.safetensors_header import FLOATS, StoredTensor
 from quark_onnx.torch.validate.fields import (
     Conditions,
     is_set,
@@ -14,7 +15,6 @@ from quark_onnx.torch.validate.fields import (
     meets,
     one_of,
 )
-from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.layer_checks import (
     SCALAR,
     SCALE,
@@ -22,6 +22,7 @@ from quark_onnx.torch.validate.layer_checks import (
     Slot,
     Slots,
     ceil_div,
+    slot,
 )
 from quark_onnx.torch.validate.quark_config import Layer, stages
 
@@ -268,7 +269,9 @@ def _words(spec: Spec) -> str:
     return text
 
 
-def slots_of(layer: Layer, weight: Tensor, scale: Tensor | None) -> SizeAndSlots | None:
+def slots_of(
+    layer: Layer, weight: StoredTensor, scale: StoredTensor | None
+) -> SizeAndSlots | None:
     """Return a layer's (out, in) by its weight's shape, and required tensors.
 
     None for a number format without a layout.
@@ -311,20 +314,22 @@ def _group_size(spec: Spec) -> int:
     return size if isinstance(size, int) and size > 0 else 0
 
 
-def _int4_fp8_slots(weight: Tensor) -> SizeAndSlots:
+def _int4_fp8_slots(weight: StoredTensor) -> SizeAndSlots:
     """Return the slots of int4 with a scale per output, and an fp8 scale for all."""
     # the weight is stored as (out, in / 8)
     rows, columns = weight.shape
     return (rows, columns * 8), {
-        "weight": Slot(("I32",), ((rows, columns),)),
+        "weight": slot("I32", (rows, columns)),
         "weight_scale": SCALE,
         # a weight is code * weight_scale_2 * weight_scale
-        "weight_scale_2": Slot(FLOATS, ((rows,),)),
-        "weight_zero_point_2": Slot(("I32",), ((ceil_div(rows, 8),),), needed=False),
+        "weight_scale_2": slot(FLOATS, (rows,)),
+        "weight_zero_point_2": slot("I32", (ceil_div(rows, 8),), needed=False),
     }
 
 
-def _packed_slots(spec: Spec, weight: Tensor, scale: Tensor | None) -> SizeAndSlots:
+def _packed_slots(
+    spec: Spec, weight: StoredTensor, scale: StoredTensor | None
+) -> SizeAndSlots:
     """Return the slots of 4-bit integers, of which an int32 holds eight."""
     rows, columns = weight.shape
     size: Shape = (rows, columns * 8)
@@ -338,15 +343,16 @@ def _packed_slots(spec: Spec, weight: Tensor, scale: Tensor | None) -> SizeAndSl
     elif spec.get("qscheme") == "per_channel":
         # the weight is stored as (out, in / 8), and eight zero points share an int32
         scales, zeros = ((rows,),), ((ceil_div(rows, 8),),)
+    needed = spec.get("symmetric") is False
     return size, {
-        "weight": Slot(("I32",), ((rows, columns),)),
-        "weight_scale": Slot(FLOATS, scales),
+        "weight": slot("I32", (rows, columns)),
+        "weight_scale": slot(FLOATS, *scales),
         # amd-quark writes zero points of symmetric integers as well; vLLM initializes them with 0
-        "weight_zero_point": Slot(("I32",), zeros, spec.get("symmetric") is False),
+        "weight_zero_point": slot("I32", *zeros, needed=needed),
     }
 
 
-def _packed_width(columns: int, scale: Tensor | None) -> int:
+def _packed_width(columns: int, scale: StoredTensor | None) -> int:
     """Return the outputs of a packed weight; only scales tell how many of the last 8 count."""
     if scale is None or len(scale.shape) != 2:
         return columns * 8
@@ -355,7 +361,7 @@ def _packed_width(columns: int, scale: Tensor | None) -> int:
     return out if ceil_div(out, 8) == columns else columns * 8
 
 
-def _float_block_slots(specs: list[Spec], weight: Tensor) -> SizeAndSlots:
+def _float_block_slots(specs: list[Spec], weight: StoredTensor) -> SizeAndSlots:
     """Return the slots of fp4 (two values in a byte) or fp6 (four in three)."""
     spec, (out, columns) = specs[0], weight.shape
     # bytes of a row: in * 3 / 4 for fp6, in / 2 for fp4
@@ -368,17 +374,17 @@ def _float_block_slots(specs: list[Spec], weight: Tensor) -> SizeAndSlots:
         or spec.get("scale_type") == "float8_e5m3"
     )
     slots = {
-        "weight": Slot(("U8",), ((out, columns),)),
-        "weight_scale": Slot(_BYTE_SCALES if in_bytes else FLOATS, (blocks,)),
+        "weight": slot("U8", (out, columns)),
+        "weight_scale": slot(_BYTE_SCALES if in_bytes else FLOATS, blocks),
     }
     # NVFP4: E4M3 scales of the blocks, and a global scale
     if len(specs) == 2:
-        slots["weight_scale"] = Slot(("F8_E4M3",), (blocks,))
+        slots["weight_scale"] = slot("F8_E4M3", blocks)
         slots["weight_scale_2"] = SCALE
     return (out, into), slots
 
 
-def _byte_slots(spec: Spec, weight: Tensor) -> SizeAndSlots:
+def _byte_slots(spec: Spec, weight: StoredTensor) -> SizeAndSlots:
     """Return the slots of fp8 and 8-bit integers."""
     dtype, qscheme = str(spec.get("dtype")), spec.get("qscheme")
     out, into = weight.shape
@@ -401,8 +407,8 @@ def _byte_slots(spec: Spec, weight: Tensor) -> SizeAndSlots:
         spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
     )
     slots = {
-        "weight": Slot((_BYTES[dtype],), (weight.shape,)),
-        "weight_scale": Slot(_BYTE_SCALES if has_exponents else FLOATS, shapes),
+        "weight": slot(_BYTES[dtype], weight.shape),
+        "weight_scale": slot(_BYTE_SCALES if has_exponents else FLOATS, *shapes),
     }
     if _is_integer(spec):
         slots["weight_zero_point"] = _zero_point(spec, shapes)
@@ -417,7 +423,8 @@ def _is_integer(spec: Spec) -> bool:
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
     """Return the slot of zero points, required for asymmetric integers."""
     # amd-quark writes the type of zero_point_type, int32 by default
-    return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
+    needed = spec.get("symmetric") is False
+    return slot(("I8", "U8", "I32"), *shapes, needed=needed)
 
 
 def _input_slots(specs: list[Spec]) -> Slots:

@@ -141,24 +141,22 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = config.entries
     yield from missing_key_findings(entries, QUANTIZATION, "quark-key", *_TOP_KEYS)
     # missing keys have defaults
-    extra = {
-        key: value for key, value in config.export.items() if key not in EXPORT_KEYS
-    }
+    extra = [key for key in config.export if key not in EXPORT_KEYS]
     if extra:
         text = f"it has {', '.join(map(repr, extra))}"
         yield broken("quark-export-keys", f"{QUANTIZATION}.export", text)
     if config.is_fake:
         # amd-quark unpacks integers of any width, also where floats are stored
-        dtypes = [
-            str(spec.get("dtype")) for spec in stages(config.fallback.get("weight"))
-        ]
+        specs = stages(config.fallback.get("weight"))
         place = f"{QUANTIZATION}.export.weight_format"
         text = "'fake_quantized': the weights are floats"
-        severity = REFUSED if {*dtypes} & {*INTEGERS} else WRONG
+        has_integers = any(spec.get("dtype") in INTEGERS for spec in specs)
+        severity = REFUSED if has_integers else WRONG
         yield broken("quark-fake", place, text, severity)
     # null or a list is no object, and has a finding of vLLM's rules alone
     classes = object_of(entries.get("layer_type_quant_config"))
-    for layer_class in [kind for kind in classes if kind not in _LAYER_CLASSES]:
+    unknown = [name for name in classes if name not in _LAYER_CLASSES]
+    for layer_class in unknown:
         place = f"{QUANTIZATION}.layer_type_quant_config"
         yield broken("quark-layer-class", place, f"it names {layer_class!r}")
     for algorithm in listed(entries.get("algo_config") or []):
@@ -171,10 +169,9 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for spec in stages(entries.get("softmax_quant_spec")):
         place = f"{QUANTIZATION}.softmax_quant_spec"
         yield broken("quark-softmax", place, describe({"weight": spec}))
-    for key, layer in {
-        key: entries[key] for key in ["global_quant_config"] if key in entries
-    }.items():
-        yield from _layer_findings(f"{QUANTIZATION}.{key}", layer)
+    if "global_quant_config" in entries:
+        place = f"{QUANTIZATION}.global_quant_config"
+        yield from _layer_findings(place, entries["global_quant_config"])
     for key in _LAYERS_BY_NAME:
         for name, layer in object_of(entries.get(key)).items():
             yield from _layer_findings(f"{QUANTIZATION}.{key}[{name!r}]", layer)
@@ -225,10 +222,8 @@ def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
     checks = list[FieldCheck]()
     # per_block has no list of observers
     if qscheme in OBSERVERS:
-        observers, text = (
-            one_of(*OBSERVERS[qscheme]),
-            "{observer_cls!r}, with {qscheme}",
-        )
+        observers = one_of(*OBSERVERS[qscheme])
+        text = "{observer_cls!r}, with {qscheme}"
         checks.append(FieldCheck("quark-observer", "observer_cls", observers, text))
     if spec["dtype"] in INTEGERS:
         checks += _INTEGER_CHECKS

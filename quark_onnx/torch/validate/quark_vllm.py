@@ -164,13 +164,9 @@ def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]
     if is_glob(pattern):
         names = fnmatch_filter(checkpoint.modules, pattern)
         # vLLM creates quantized layers for float weights: values are cast to codes without a scale
+        modules = [checkpoint.modules[name] for name in names]
         has_floats = any(
-            module.is_linear and not module.is_quantized
-            for module in {
-                name: checkpoint.modules[name]
-                for name in names
-                if name in checkpoint.modules
-            }.values()
+            module.is_linear and not module.is_quantized for module in modules
         )
         text = f"{pattern!r} means {len(names)} layers"
         severity = WRONG if has_floats else WARNING
@@ -195,18 +191,14 @@ def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
                 FieldCheck("malformed", "input_tensors", _has_stages),
             )
         else:
-            yield broken("malformed", place, _short(entry))
+            found = NO_KEY_OR_NULL if entry is None else shown(entry)
+            yield broken("malformed", place, found)
 
 
 def _has_stages(spec: object) -> bool:
     """Return whether a specification is null, an object or a list of objects."""
     # stages drops entries that are no objects, so that fewer stages than entries are a sign of them
     return spec is None or len(stages(spec)) == len(listed(spec))
-
-
-def _short(value: object) -> str:
-    """Return a value as text, with words for a missing key or null."""
-    return NO_KEY_OR_NULL if value is None else shown(value)
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -316,11 +308,9 @@ def _layer_findings(
         return
     layer = config.layer_in_vllm(module)
     # outputs for the KV cache are removed by ``layer_in_vllm``
-    for key, spec in {
-        key: layer[key] for key in ("output_tensors", "bias") if key in layer
-    }.items():
-        if spec:
-            yield broken("quark-outputs", module.name, f"{key} is {_short(spec)}")
+    for key in ("output_tensors", "bias"):
+        if layer.get(key):
+            yield broken("quark-outputs", module.name, f"{key} is {shown(layer[key])}")
     name, why = scheme_in_vllm(layer, config.pack_method, bool(module.experts))
     if not name:
         yield broken("quark-scheme", module.name, f"{describe(layer)}: {why}")
@@ -396,11 +386,7 @@ def attention_findings(
     scaled = checkpoint.modules_with(_PROBABILITIES)
     for module in scaled.values():
         # the other tensors of the module have rules of their own
-        alone = {
-            key: module.tensors[key]
-            for key in [_PROBABILITIES]
-            if key in module.tensors
-        }
+        alone = {_PROBABILITIES: module.tensors[_PROBABILITIES]}
         yield from slot_findings(Module(module.name, alone), {_PROBABILITIES: SCALE})
     # without quantized probabilities the scales are not needed
     if config.rounds_attention:

@@ -16,11 +16,11 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.page.blocks import Block, Facts, Notes
 from quark_onnx.page.reported import Reported
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
+from quark_onnx.torch.runtime.safetensors_header import Header, header_bytes
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.fields import object_of
 from quark_onnx.torch.validate.finding import Validation
-from quark_onnx.torch.validate.header import Header
 from quark_onnx.torch.validate.modules import today
 from quark_onnx.torch.validate.name_patterns import is_glob
 from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
@@ -197,24 +197,14 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
     stored = entries.get("export")
     export = object_of(stored)
     # null counts as missing: vLLM fails for a kv_cache_group of null as for none
-    given = {
-        key: value
-        for key, value in {
-            key: export[key] for key in EXPORT_KEYS if key in export
-        }.items()
-        if value is not None
-    }
+    given = {key: export[key] for key in EXPORT_KEYS if export.get(key) is not None}
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
     if whole == stored:
         return []
     entries["export"] = whole
     changes = {
-        "gets": [
-            value for value in ("kv_cache_group", "pack_method") if value not in given
-        ],
-        "loses": list(
-            {key: value for key, value in export.items() if key not in EXPORT_KEYS}
-        ),
+        "gets": [key for key in ("kv_cache_group", "pack_method") if key not in given],
+        "loses": [key for key in export if key not in EXPORT_KEYS],
     }
     parts = [f"{verb} {', '.join(keys)}" for verb, keys in changes.items() if keys]
     # no parts: only keys were added that need no words
@@ -228,9 +218,9 @@ def _mend_layers(entries: dict[str, Any]) -> list[str]:
         layers += object_of(entries.get(key)).values()
     changed = list[str]()
     # malformed entries stay as they are, and have findings
-    for layer in [layer for layer in layers if isinstance(layer, dict)]:
+    for layer in layers:
         # an object without a weight is no configuration of a layer
-        if "weight" not in layer:
+        if not isinstance(layer, dict) or "weight" not in layer:
             continue
         # weight and input_tensors are left out: no plain value follows for them
         missing = [value for value in LAYER_KEYS[2:] if value not in layer]
@@ -378,10 +368,7 @@ def _rename(source: Path, header: Header, target: Path) -> None:
             "shape": list(tensor.shape),
             "data_offsets": [start, start + tensor.size],
         }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    # safetensors pads the header with spaces, so that values are aligned to 8 bytes
-    text += b" " * (-len(text) % 8)
     with source.open("rb") as values, target.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.write(header_bytes(entries))
         values.seek(header.start)
         shutil.copyfileobj(values, stream, _CHUNK)

@@ -59,23 +59,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(made(config, torch.bfloat16), folder / "source")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SCHEMES)
-def test_the_plan_is_what_is_written(
-    name: str, layout: str, source: Path, tmp_path: Path
-) -> None:
-    try:
-        check_plan(source, tmp_path / "out", config_for(name), layout)
-    except ConfigError:
-        with pytest.raises(ConfigError):
-            quantize_checkpoint(
-                source,
-                tokens(),
-                config_for(name),
-                tmp_path / "again",
-                writing=Writing(layout=layout),
-                progress=False,
-            )
+def test_the_plan_is_what_is_written(name: str, source: Path, tmp_path: Path) -> None:
+    """A layout that refuses the plan refuses the run as well."""
+    for layout in LAYOUTS:
+        try:
+            check_plan(source, tmp_path / layout, config_for(name), layout)
+        except ConfigError:
+            with pytest.raises(ConfigError):
+                quantize_checkpoint(
+                    source,
+                    tokens(),
+                    config_for(name),
+                    tmp_path / f"{layout}-again",
+                    writing=Writing(layout=layout),
+                    progress=False,
+                )
 
 
 @pytest.mark.parametrize("layout", ["quark", "compressed-tensors"])

@@ -15,10 +15,10 @@ from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints import read_ahead
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.pipelines import file_to_file, flow
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 from tests.torch_models import llama, made, saved, tokens
 
 #: Bytes of a tensor.

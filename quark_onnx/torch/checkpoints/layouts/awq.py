@@ -14,7 +14,6 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
-    check_linear,
     check_parts_of_names,
     from_unsigned,
     group_sizes,
@@ -71,7 +70,7 @@ class AwqLayout(Layout):
         The number of inputs must be a multiple of the group size, and the number of outputs a
         multiple of 8, since ``qweight`` packs eight outputs to an int32.
         """
-        check_linear(self.name, name, kind, spec, shape)
+        super().check_layer(name, kind, spec, shape)
         # Eight nibbles fill an int32, and the outputs are packed without padding.
         if shape[0] % 8:
             raise ConfigError(

@@ -38,12 +38,14 @@ class Layout(ABC):
         parts: ends of the names of a weight's tensors.
         keeps_names: whether clients find experts only by the names in float checkpoints of the
             model.
+        caches: whether clients read the scales of keys and values, which are those of an fp8 cache.
     """
 
     name: ClassVar[str]
     method: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     keeps_names: ClassVar[bool] = True
+    caches: ClassVar[bool] = False
 
     @abstractmethod
     def refusal(self, spec: LayerSpec) -> str:
@@ -52,15 +54,18 @@ class Layout(ABC):
     def cache_refusal(self, spec: TensorSpec) -> str:
         """Return why the layout does not support scales of keys and values.
 
-        Empty if the layout supports them.
+        Empty if the layout supports them: E4M3 with per-tensor scales, if the layout has scales of
+        keys and values at all.
         """
-        return "keys and values stay float there"
+        if not self.caches:
+            return "keys and values stay float there"
+        is_supported = spec.dtype.name == "fp8e4m3" and spec.per_tensor
+        return "" if is_supported else "it has fp8e4m3 for keys and values"
 
     def adapted(self, config: TorchConfig) -> TorchConfig:
         """Return the configuration with weight scales in their stored type."""
         return config
 
-    @abstractmethod
     def check_layer(
         self,
         name: str,
@@ -68,7 +73,36 @@ class Layout(ABC):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
-        """Raise ConfigError if the layout does not support a layer."""
+        """Raise ConfigError unless a layer is a Linear with whole groups.
+
+        Among the outputs, only those of ``k_proj`` and ``v_proj`` may be quantized.
+
+        Args:
+            name: name of the layer.
+            kind: class name of the layer.
+            spec: how the layer is quantized.
+            shape: shape of the weight, (outputs, inputs).
+        """
+        if kind != "Linear":
+            raise ConfigError(
+                f"{name} is a {kind}, and the layout {self.name!r} has a place for Linear"
+                " layers alone; exclude it, or choose the layout 'quark'",
+            )
+        group = spec.weight.group if spec.weight is not None else 0
+        if group and shape[-1] % group:
+            raise ConfigError(
+                f"{name} is {list(shape)}, and the layout {self.name!r} has a place for whole"
+                f" blocks of {group} alone; choose another size, exclude this layer, or"
+                " choose the layout 'quark'",
+            )
+        # The other supported layouts have outputs for the KV cache alone.
+        if spec.output is not None and not _PROJECTION.fullmatch(
+            f"{name}.output_scale"
+        ):
+            raise ConfigError(
+                f"the output of {name} is quantized, and the layout {self.name!r} has a place"
+                " for those of k_proj and v_proj alone; choose the layout 'quark'",
+            )
 
     @abstractmethod
     def quantization_config(
@@ -131,15 +165,23 @@ class Layout(ABC):
         spec: TensorSpec,
         get: Callable[[str], Any],
     ) -> Params:
-        """Return the scale from the tensors of ``stored_scale``.
+        """Return the scale from the tensors of ``stored_scale``, of shape ().
+
+        The zero point of integers is returned with it; zero points of 0 become None, as in a
+        quantized model.
 
         Args:
             side: "input", "output" or "prob_output".
             spec: how the activation is quantized.
             get: function that returns a tensor by the end of its name, or None.
+
+        Raises:
+            ModelError: the scale is missing.
         """
-        # Files have such scales in the shape () or (1,).
-        return Params(needed(get(f"{side}_scale"), f"{side}_scale").reshape(()))
+        # Files have such scales in the shape () or (1,); FP8 has no zero points.
+        zero = implicit_zero(get(f"{side}_zero_point"))
+        scale = needed(get(f"{side}_scale"), f"{side}_scale").reshape(())
+        return Params(scale, None if zero is None else zero.reshape(()))
 
     @classmethod
     @abstractmethod
@@ -153,8 +195,13 @@ class Layout(ABC):
         """
 
     def key(self, name: str) -> str:
-        """Return the name of a tensor in files, for the name ``LAYER.END``."""
-        return name
+        """Return the name of a tensor in files, for the name ``LAYER.END``.
+
+        The scale of keys or values, ``ATTENTION.k_proj.output_scale``, is a tensor of its attention
+        module in files: ``ATTENTION.k_scale``. Other names stay.
+        """
+        match = _PROJECTION.fullmatch(name)
+        return f"{match['attention']}.{match['side']}_scale" if match else name
 
     def tensors(self, layer: QuantizedLayer, name: str) -> dict[str, Any]:
         """Return the tensors of a quantized layer, by the end of their names.
@@ -221,54 +268,6 @@ def group_sizes(
         for name, spec in quantized.items()
         if spec.weight is not None
     }
-
-
-def cache_key(name: str) -> str:
-    """Return the name of a key or value scale as a tensor of its attention module.
-
-    >>> cache_key("model.layers.0.self_attn.k_proj.output_scale")
-    'model.layers.0.self_attn.k_scale'
-    """
-    match = _PROJECTION.fullmatch(name)
-    if not match:
-        return name
-    return f"{match['attention']}.{match['side']}_scale"
-
-
-def check_linear(
-    layout: str,
-    name: str,
-    kind: str,
-    spec: LayerSpec,
-    shape: tuple[int, ...],
-) -> None:
-    """Raise ConfigError unless a layer is a Linear with whole groups.
-
-    Args:
-        layout: name of the layout, for errors.
-        name: name of the layer.
-        kind: class name of the layer.
-        spec: how the layer is quantized.
-        shape: shape of the weight, (outputs, inputs).
-    """
-    if kind != "Linear":
-        raise ConfigError(
-            f"{name} is a {kind}, and the layout {layout!r} has a place for Linear"
-            " layers alone; exclude it, or choose the layout 'quark'",
-        )
-    group = spec.weight.group if spec.weight is not None else 0
-    if group and shape[-1] % group:
-        raise ConfigError(
-            f"{name} is {list(shape)}, and the layout {layout!r} has a place for whole"
-            f" blocks of {group} alone; choose another size, exclude this layer, or"
-            " choose the layout 'quark'",
-        )
-    # The other supported layouts have outputs for the KV cache alone.
-    if spec.output is not None and not _PROJECTION.fullmatch(f"{name}.output_scale"):
-        raise ConfigError(
-            f"the output of {name} is quantized, and the layout {layout!r} has a place"
-            " for those of k_proj and v_proj alone; choose the layout 'quark'",
-        )
 
 
 def small_integers(spec: LayerSpec) -> str:

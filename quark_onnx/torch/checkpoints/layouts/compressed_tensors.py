@@ -19,8 +19,6 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
-    cache_key,
-    check_linear,
     from_unsigned,
     in_columns,
     is_two_level,
@@ -30,7 +28,7 @@ from quark_onnx.torch.checkpoints.layouts.base import (
 )
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
-from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
+from quark_onnx.torch.formats.affine import Params, explicit_zero
 from quark_onnx.torch.formats.bit_packing import (
     in_blocks,
     pack_bits,
@@ -62,7 +60,7 @@ def format_of(spec: LayerSpec) -> str:
     form = _float_format(weight)
     if not form or read is None:
         return form
-    return form if _INPUTS[form](weight, read) else ""
+    return form if _is_multiplied(form, weight, read) else ""
 
 
 def _float_format(weight: TensorSpec) -> str:
@@ -75,29 +73,14 @@ def _float_format(weight: TensorSpec) -> str:
     return _MX.get(weight.dtype.name, "")
 
 
-def _is_measured_nvfp4(weight: TensorSpec, read: TensorSpec) -> bool:
-    """Return whether an input is NVFP4 with a calibrated global scale."""
-    return is_two_level(read) and read.measured
-
-
-def _is_same_mx(weight: TensorSpec, read: TensorSpec) -> bool:
-    """Return whether an input has the microscaling format of the weight."""
-    # The exponents of inputs are chosen at runtime, by one rule.
+def _is_multiplied(form: str, weight: TensorSpec, read: TensorSpec) -> bool:
+    """Return whether vLLM multiplies inputs with weights of a format."""
+    if form == NVFP4:
+        return is_two_level(read) and read.measured
+    if form == FLOATS:
+        return read.dtype == weight.dtype and not read.group
+    # The exponents of microscaling inputs are chosen at runtime, by one rule.
     return (read.dtype, read.exponent) == (weight.dtype, "even")
-
-
-def _is_ungrouped_fp8(weight: TensorSpec, read: TensorSpec) -> bool:
-    """Return whether an input is E4M3 with per-tensor or per-token scales."""
-    return read.dtype == weight.dtype and not read.group
-
-
-#: The inputs that vLLM multiplies with weights of a format.
-_INPUTS: dict[str, Callable[[TensorSpec, TensorSpec], bool]] = {
-    NVFP4: _is_measured_nvfp4,
-    MXFP4: _is_same_mx,
-    MXFP8: _is_same_mx,
-    FLOATS: _is_ungrouped_fp8,
-}
 
 
 def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
@@ -135,6 +118,7 @@ class CompressedTensorsLayout(Layout):
 
     name: ClassVar[str] = "compressed-tensors"
     method: ClassVar[str] = "compressed-tensors"
+    caches: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = (
         "weight",
         "weight_packed",
@@ -153,24 +137,6 @@ class CompressedTensorsLayout(Layout):
         if format_of(spec):
             return ""
         return "vLLM reads none of its formats with such weights, inputs and outputs"
-
-    def cache_refusal(self, spec: TensorSpec) -> str:
-        """Return why keys and values cannot be stored; empty for E4M3 with per-tensor scales."""
-        is_supported = spec.dtype.name == "fp8e4m3" and spec.per_tensor
-        return "" if is_supported else "it has fp8e4m3 for keys and values"
-
-    def check_layer(
-        self,
-        name: str,
-        kind: str,
-        spec: LayerSpec,
-        shape: tuple[int, ...],
-    ) -> None:
-        """Raise ConfigError unless a layer is a Linear whose inputs fill whole groups.
-
-        Among the outputs, only those of ``k_proj`` and ``v_proj`` may be quantized.
-        """
-        check_linear(self.name, name, kind, spec, shape)
 
     def quantization_config(
         self,
@@ -281,8 +247,27 @@ class CompressedTensorsLayout(Layout):
             ModelError: a tensor is missing, or packed words do not hold the codes of ``shape``.
         """
         assert spec.weight is not None
-        form = format_of(spec.with_(output=None))
-        return _RESTORED[form](parts, spec.weight, shape, dtype)
+        weight, form = spec.weight, format_of(spec.with_(output=None))
+        scale = part_of(parts, "weight_scale")
+        if form == PACKED:
+            codes, zero = _unpacked(parts, weight, shape)
+            return from_unsigned(codes, zero, scale, weight, (shape, dtype))
+        global_scale = None
+        if form in (MXFP4, NVFP4):
+            codes = unpack_bits(part_of(parts, "weight_packed"), 4)
+            # NVFP4 has it, MXFP4 does not.
+            global_scale = parts.get("weight_global_scale")
+        else:
+            codes = part_of(parts, "weight")
+        if global_scale is not None:
+            global_scale = _inverse(global_scale).reshape(())
+        if form == MXFP8:
+            codes = codes.view(torch.uint8)
+        if form in (INTEGERS, FLOATS):
+            # The file has one scale as (1,), and scales of outputs as (outputs, 1).
+            scale = scale.reshape((-1,) if weight.per_channel else ())
+        blocks = in_blocks(codes, weight.group)
+        return Quantized(weight, shape, blocks, scale, None, global_scale, dtype)
 
     def restored_scale(
         self,
@@ -301,19 +286,7 @@ class CompressedTensorsLayout(Layout):
         if is_two_level(spec):
             end = f"{side}_global_scale"
             return Params(_inverse(needed(get(end), end)).reshape(()))
-        end, zero = f"{side}_scale", get(f"{side}_zero_point")
-        zero = implicit_zero(zero)
-        if zero is not None:
-            zero = zero.reshape(())
-        return Params(needed(get(end), end).reshape(()), zero)
-
-    def key(self, name: str) -> str:
-        """Return the name of a tensor in files; scales of keys and values are renamed.
-
-        ``ATTENTION.k_proj.output_scale`` becomes ``ATTENTION.k_scale``, and that of ``v_proj``
-        ``ATTENTION.v_scale``. Other names stay.
-        """
-        return cache_key(name)
+        return super().restored_scale(side, spec, get)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
@@ -449,93 +422,15 @@ _STORED: dict[str, Callable[[Quantized], dict[str, Any]]] = {
 
 
 def _unpacked(
-    parts: Mapping[str, Any],
-    weight: TensorSpec,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Quantized:
-    """Return integers from int32 words; the inverse of ``_packed``.
-
-    Args:
-        parts: tensors by the end of their names.
-        shape: shape of the weight, (outputs, inputs).
-
-    Raises:
-        ModelError: a tensor is missing, or does not hold the codes of the shape.
-    """
-    scale = part_of(parts, "weight_scale")
-    words = part_of(parts, "weight_packed")
-    bits, zero = weight.dtype.bits, None
+    parts: Mapping[str, Any], weight: TensorSpec, shape: tuple[int, ...]
+) -> tuple[Any, Any]:
+    """Return unsigned codes (outputs, inputs) from int32 words, and their zero points or None."""
+    words, bits, zero = part_of(parts, "weight_packed"), weight.dtype.bits, None
     if not weight.symmetric:
         zero_words = part_of(parts, "weight_zero_point")
         # packed along the outputs, unlike the codes
         zero = unpack_words(zero_words.t(), bits, shape[0]).t()
-    codes = unpack_words(words, bits, shape[1])
-    return from_unsigned(codes, zero, scale, weight, (shape, dtype))
-
-
-def _from_bytes(
-    parts: Mapping[str, Any],
-    weight: TensorSpec,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Quantized:
-    """Return 8-bit integers or FP8 with per-channel or per-tensor scales."""
-    scale = part_of(parts, "weight_scale")
-    codes = part_of(parts, "weight")
-    scale_shape: tuple[int, ...] = ()
-    # The file has one scale as (1,), and scales of outputs as (outputs, 1).
-    if weight.per_channel:
-        scale_shape = (-1,)
-    scale = scale.reshape(scale_shape)
-    return Quantized(weight, shape, codes, scale, None, None, dtype)
-
-
-def _from_mxfp8(
-    parts: Mapping[str, Any],
-    weight: TensorSpec,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Quantized:
-    """Return FP8 in blocks."""
-    scale = part_of(parts, "weight_scale")
-    codes = part_of(parts, "weight").view(torch.uint8)
-    blocks = in_blocks(codes, weight.group)
-    return Quantized(weight, shape, blocks, scale, None, None, dtype)
-
-
-def _from_fp4(
-    parts: Mapping[str, Any],
-    weight: TensorSpec,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Quantized:
-    """Return FP4 in blocks, with a global scale in NVFP4."""
-    scale = part_of(parts, "weight_scale")
-    codes = unpack_bits(part_of(parts, "weight_packed"), 4)
-    # NVFP4 has it, MXFP4 does not.
-    global_scale = parts.get("weight_global_scale")
-    if global_scale is not None:
-        global_scale = _inverse(global_scale).reshape(())
-    blocks = in_blocks(codes, weight.group)
-    return Quantized(weight, shape, blocks, scale, None, global_scale, dtype)
-
-
-#: Inverses of the functions in ``_STORED``.
-_RESTORED: dict[
-    str,
-    Callable[
-        [Mapping[str, Any], TensorSpec, tuple[int, ...], torch.dtype],
-        Quantized,
-    ],
-] = {
-    PACKED: _unpacked,
-    INTEGERS: _from_bytes,
-    FLOATS: _from_bytes,
-    MXFP8: _from_mxfp8,
-    MXFP4: _from_fp4,
-    NVFP4: _from_fp4,
-}
+    return unpack_words(words, bits, shape[1]), zero
 
 
 def _column(scale: torch.Tensor) -> Any:

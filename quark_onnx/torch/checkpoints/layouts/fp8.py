@@ -13,8 +13,6 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
-    cache_key,
-    check_linear,
     check_parts_of_names,
     needed,
     part_of,
@@ -39,17 +37,6 @@ def _is_whole(spec: TensorSpec) -> bool:
     return spec.dtype == _E4M3.dtype and spec.per_tensor
 
 
-def _is_static(spec: TensorSpec) -> bool:
-    """Return whether the specification of an input is E4M3 with a calibrated scale."""
-    return _is_whole(spec) and not spec.dynamic
-
-
-def _is_per_token(spec: TensorSpec) -> bool:
-    """Return whether the specification of an input is E4M3 with a scale for each token."""
-    # vLLM computes the scale of a token at runtime.
-    return spec.dtype == _E4M3.dtype and spec.per_channel and spec.dynamic
-
-
 def _activation_scheme(spec: LayerSpec) -> str:
     """Return the ``activation_scheme`` of a layer."""
     # A layer that was not run on the data has no input scale, and so no input here.
@@ -68,6 +55,7 @@ class Fp8Layout(Layout):
     name: ClassVar[str] = "fp8"
     method: ClassVar[str] = "fp8"
     parts: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_scale_inv")
+    caches: ClassVar[bool] = True
     #: Names of the scales, and of the list of float layers.
     weight_scale: ClassVar[str] = "weight_scale"
     input_scale: ClassVar[str] = "input_scale"
@@ -83,28 +71,15 @@ class Fp8Layout(Layout):
             return "it has weights and inputs, both"
         if not _is_whole(spec.weight):
             return "it has fp8e4m3 with one scale for a weight"
-        if _is_static(spec.input) or _is_per_token(spec.input):
+        # vLLM computes the scale of a token at runtime.
+        is_scaled = (
+            spec.input.per_channel if spec.input.dynamic else _is_whole(spec.input)
+        )
+        if spec.input.dtype == _E4M3.dtype and is_scaled:
             return ""
         return (
             "it has fp8e4m3 with one scale for inputs, from data, or one for each token"
         )
-
-    def cache_refusal(self, spec: TensorSpec) -> str:
-        """Return why keys and values cannot be stored; empty for E4M3 with per-tensor scales."""
-        return "" if _is_whole(spec) else "it has fp8e4m3 for keys and values"
-
-    def check_layer(
-        self,
-        name: str,
-        kind: str,
-        spec: LayerSpec,
-        shape: tuple[int, ...],
-    ) -> None:
-        """Raise ConfigError unless a layer is a Linear.
-
-        Among the outputs, only those of ``k_proj`` and ``v_proj`` may be quantized.
-        """
-        check_linear(self.name, name, kind, spec, shape)
 
     def quantization_config(
         self,
@@ -205,14 +180,6 @@ class Fp8Layout(Layout):
             scale = get("activation_scale")
         return Params(needed(scale, "input_scale").reshape(()))
 
-    def key(self, name: str) -> str:
-        """Return the name of a tensor in files; scales of keys and values are renamed.
-
-        ``ATTENTION.k_proj.output_scale`` becomes ``ATTENTION.k_scale``, and that of ``v_proj``
-        ``ATTENTION.v_scale``. Other names stay.
-        """
-        return cache_key(name)
-
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         """Return the configuration of method "fp8", of vLLM or of transformers, and the layout.
@@ -249,13 +216,8 @@ class FinegrainedFp8Layout(Fp8Layout):
     weight_scale: ClassVar[str] = "weight_scale_inv"
     input_scale: ClassVar[str] = "activation_scale"
     excluded: ClassVar[str] = "modules_to_not_convert"
-
-    def cache_refusal(self, spec: TensorSpec) -> str:
-        """Return why keys and values cannot be stored; never empty.
-
-        ``FP8Linear`` of transformers has no scales of keys and values.
-        """
-        return Layout.cache_refusal(self, spec)
+    #: ``FP8Linear`` of transformers has no scales of keys and values.
+    caches: ClassVar[bool] = False
 
     def quantization_config(
         self,

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
-    check_linear,
     from_unsigned,
     group_sizes,
     in_columns,
@@ -79,7 +78,7 @@ class OgaLayout(QuarkLayout):
         The layer must be a Linear with whole blocks, and have the name of a projection in a
         Llama's attention or MLP (also ``qkv_proj`` and ``gate_up_proj``), or ``lm_head``.
         """
-        check_linear(self.name, name, kind, spec, shape)
+        Layout.check_layer(self, name, kind, spec, shape)
         # The head is the only layer outside of decoder blocks that the builder quantizes.
         if name != _HEAD and not _LAYERS.fullmatch(name):
             raise ConfigError(

@@ -30,7 +30,7 @@ from quark_onnx.torch.checkpoints.quark_tensors import (
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats import affine
-from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
+from quark_onnx.torch.formats.affine import Params, explicit_zero
 from quark_onnx.torch.formats.bit_packing import ORDERS
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import Rounding
@@ -209,12 +209,10 @@ class QuarkLayout(Layout):
         Raises:
             ModelError: the scale is missing.
         """
-        end = f"{side}_scale{self._second(spec)}"
-        # Zero points that are all 0 become None, as in a quantized model.
-        zero = implicit_zero(get(f"{side}_zero_point"))
-        if zero is not None:
-            zero = zero.reshape(())
-        return Params(needed(get(end), end).reshape(()), zero)
+        if not self._second(spec):
+            return super().restored_scale(side, spec, get)
+        end = f"{side}_scale_2"
+        return Params(needed(get(end), end).reshape(()))
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:

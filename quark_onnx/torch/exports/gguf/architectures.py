@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quark_onnx.common.errors import ModelError, nearest
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -16,7 +16,6 @@ from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.exports.gguf import container
 from quark_onnx.torch.exports.gguf.architectures import (
     Architecture,
@@ -32,6 +31,7 @@ from quark_onnx.torch.exports.gguf.hyperparameters import (
 )
 from quark_onnx.torch.exports.gguf.parts import TYPES, Part, typed
 from quark_onnx.torch.exports.gguf.vocabulary import add_vocabulary
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from quark_onnx.common.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.exports.gguf import blocks
 from quark_onnx.torch.exports.gguf.architectures import Target
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 _FLOATS = {"F16": torch.float16, "F32": torch.float32}
 #: The types that can be requested.

@@ -193,9 +193,12 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
     pieces = bool(model.get("byte_fallback"))
     for text, index in ids.items():
         tokens[index] = text
-        types[index] = _type_of(added.get(text))
-        if pieces:
-            types[index] = _type_of_piece(text, model, types[index])
+        if pieces and text == model.get("unk_token"):
+            types[index] = "UNKNOWN"
+        elif pieces and _BYTE.fullmatch(text):
+            types[index] = "BYTE"
+        else:
+            types[index] = _type_of(added.get(text))
     if not pieces:
         return Vocabulary("gpt2", split or _split_of(values), tokens, types, [], False)
     merges = [_merged(merge) for merge in model["merges"]]
@@ -216,13 +219,6 @@ def _type_of(added: dict[str, Any] | None) -> str:
     if added is None:
         return "NORMAL"
     return "CONTROL" if added.get("special") else "USER_DEFINED"
-
-
-def _type_of_piece(text: str, model: dict[str, Any], plain: str) -> str:
-    """Return llama.cpp's type of a token of a sentencepiece-like tokenizer."""
-    if text == model.get("unk_token"):
-        return "UNKNOWN"
-    return "BYTE" if _BYTE.fullmatch(text) else plain
 
 
 _WITHOUT = (
@@ -280,14 +276,14 @@ def _prepends(values: dict[str, Any]) -> bool:
     """Return whether a sentencepiece-like tokenizer prepends a space to the text."""
     steps = _flat(values.get("normalizer"), "normalizers")
     steps += _flat(values.get("pre_tokenizer"), "pretokenizers")
-    return any(_adds_space(step) for step in steps)
-
-
-def _adds_space(step: dict[str, Any]) -> bool:
-    """Return whether a step prepends a space to the text."""
-    if step["type"] == "Metaspace":
-        return step.get("prepend_scheme", "always") in ("always", "first")
-    return bool(step["type"] == "Prepend")
+    return any(
+        step["type"] == "Prepend"
+        or (
+            step["type"] == "Metaspace"
+            and step.get("prepend_scheme", "always") in ("always", "first")
+        )
+        for step in steps
+    )
 
 
 def _flat(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:

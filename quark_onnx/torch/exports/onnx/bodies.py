@@ -209,13 +209,7 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
         body.op("Where", body.op("Greater", scale, none), scale, one),
         global_scale,
     )
-    ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
-    elements = to_minifloat(
-        body,
-        body.op("Clip", body.op("Div", values, scale), *ends),
-        E2M1,
-    )
-    return body.op("Mul", elements, scale)
+    return _fp4(body, values, scale)
 
 
 def _float_scales(body: Body, values: str) -> str:
@@ -233,6 +227,11 @@ def _float_scales(body: Body, values: str) -> str:
         scale,
         body.constant(2.0 ** (E5M3.emin - E5M3.mantissa_bits)),
     )
+    return _fp4(body, values, scale)
+
+
+def _fp4(body: Body, values: str, scale: str) -> str:
+    """Round values to FP4 (E2M1) by the scales of their blocks."""
     ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
     elements = to_minifloat(
         body,

@@ -24,7 +24,7 @@ from torch import nn
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.files.io import staged
-from quark_onnx.graph import Graph, Store
+from quark_onnx.graph import Graph
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.exports.onnx.export import Exported, checked, store_for
 from quark_onnx.torch.exports.onnx.stand_in import standing_in
@@ -117,22 +117,21 @@ def export_decoder(
     path = Path(output)
     copied, layers, between = standing_in(model, torch.float32)
     keys = _Keys()
-    store: Store | None = store_for(path, layers)
-    try:
-        with inference(copied), _group_query(copied, keys):
-            # A run in torch tells the shapes of keys, layer by layer.
-            shapes = _shapes(copied, keys)
-            batch = _batch(copied, shapes)
-            flat = Flat(_Decoder(copied, keys), batch)
-            with trace(flat, batch, _axes(batch), path) as traced:
-                graph = Graph.of(traced, store)
-                became = write(graph, layers, between, form, int(TensorProto.FLOAT))
-                with staged(graph.to_model(), path, external=False) as temporary:
-                    checked(temporary)
-                    difference = _generate(temporary, flat, shapes, copied)
-    finally:
-        if store is not None:
-            store.close()
+    with (
+        store_for(path, layers) as store,
+        inference(copied),
+        _group_query(copied, keys),
+    ):
+        # A run in torch tells the shapes of keys, layer by layer.
+        shapes = _shapes(copied, keys)
+        batch = _batch(copied, shapes)
+        flat = Flat(_Decoder(copied, keys), batch)
+        with trace(flat, batch, _axes(batch), path) as traced:
+            graph = Graph.of(traced, store)
+            became = write(graph, layers, between, form, int(TensorProto.FLOAT))
+            with staged(graph.to_model(), path, external=False) as temporary:
+                checked(temporary)
+                difference = _generate(temporary, flat, shapes, copied)
     return Exported(path, became, difference)
 
 

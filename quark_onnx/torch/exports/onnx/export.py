@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,29 +113,20 @@ def write_onnx(  # noqa: PLR0913
     batch = named(copied, inputs)
     batch = batch.in_type(floats)
     axes = axes_of(batch, dynamic)
-    store = store_for(path, layers)
-    try:
-        with inference(copied):
-            flat = Flat(copied, batch)
-            # Large constants lie in temporary files, which exist within the context.
-            with trace(flat, batch, axes, path) as traced:
-                graph = Graph.of(traced, store)
-                became = write(graph, layers, between, form, int(kind))
-                with staged(graph.to_model(), path, external=external) as temporary:
-                    checked(temporary)
-                    difference = verify(
-                        temporary,
-                        flat,
-                        batch,
-                        axes,
-                        floats,
-                        # In the form qdq, fused integer products would round float inputs (see
-                        # ``_ROUNDS``).
-                        integers=form != "qdq",
-                    )
-    finally:
-        if store is not None:
-            store.close()
+    with store_for(path, layers) as store, inference(copied):
+        flat = Flat(copied, batch)
+        # Large constants lie in temporary files, which exist within the context.
+        with trace(flat, batch, axes, path) as traced:
+            graph = Graph.of(traced, store)
+            became = write(graph, layers, between, form, int(kind))
+            with staged(graph.to_model(), path, external=external) as temporary:
+                checked(temporary)
+                # In the form qdq, fused integer products would round float inputs (see
+                # ``_ROUNDS``).
+                integers = form != "qdq"
+                difference = verify(
+                    temporary, flat, batch, axes, floats, integers=integers
+                )
     notes: tuple[str, ...] = ()
     if form == "qdq" and any(_integers_alone(layer) for layer in layers.values()):
         notes = (_ROUNDS,)
@@ -151,15 +143,22 @@ def _integers_alone(layer: QuantizedLayer) -> bool:
     return isinstance(layer.quantized.spec.dtype, Integer)
 
 
-def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
-    """Return a store on disk for the weights of a large model; None for a small one."""
+@contextmanager
+def store_for(
+    path: Path, layers: Mapping[str, QuantizedLayer]
+) -> Iterator[Store | None]:
+    """Yield a store on disk for the weights of a large model; None for a small one."""
     # Codes take a byte each in memory.
     count = sum(
         layer.quantized.codes.numel()
         for layer in layers.values()
         if layer.quantized is not None
     )
-    return Store(path) if count > LARGE_MODEL else None
+    if count <= LARGE_MODEL:
+        yield None
+        return
+    with closing(Store(path)) as store:
+        yield store
 
 
 def checked(path: Path) -> None:

@@ -218,9 +218,7 @@ def _dequantized(
     graph.add("DequantizeLinear", inputs, [result], **attributes)
     # Blocks span all inputs of a convolution, whose weight is reshaped afterwards.
     if group and not columns:
-        result = _shaped(graph, result, shape)
-        if turned:
-            result = _swapped(graph, result, len(shape))
+        result = _in_shape(graph, result, shape, turned)
     if narrow:
         return result
     return _cast(graph, result, kind)
@@ -272,10 +270,7 @@ def _looked_up(
             for end, index in (("start", 0), ("end", columns), ("axis", 1))
         ]
         result = _result(graph, "Slice", result, *bounds)
-    if len(quantized.shape) != 2:
-        result = _shaped(graph, result, quantized.shape)
-    if turned:
-        result = _swapped(graph, result, len(quantized.shape))
+    result = _in_shape(graph, result, quantized.shape, turned)
     return _cast(graph, result, kind)
 
 
@@ -306,9 +301,16 @@ def _shaped(graph: Graph, tensor: str, shape: tuple[int, ...]) -> str:
     return _result(graph, "Reshape", tensor, name)
 
 
-def _swapped(graph: Graph, tensor: str, rank: int) -> str:
-    """Add a Transpose of the first two axes, and return the name of the result."""
-    return _result(graph, "Transpose", tensor, perm=[1, 0, *range(2, rank)])
+def _in_shape(graph: Graph, matrix: str, shape: tuple[int, ...], turned: bool) -> str:
+    """Give a matrix of outputs and merged inputs the shape of a weight.
+
+    Args:
+        turned: whether the first two axes of the shape are swapped afterwards.
+    """
+    result = matrix if len(shape) == 2 else _shaped(graph, matrix, shape)
+    if not turned:
+        return result
+    return _result(graph, "Transpose", result, perm=[1, 0, *range(2, len(shape))])
 
 
 def _result(graph: Graph, op_type: str, *inputs: str, **attributes: Any) -> str:

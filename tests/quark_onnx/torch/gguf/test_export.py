@@ -27,11 +27,11 @@ from quark_onnx.common.errors import (
     ModelError,
     QuarkError,
 )
-from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.gguf import container, write_gguf
 from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES
 from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 from tests.answers import check_described
 from tests.quark_onnx.torch.gguf.tiny import metadata, save, tensors
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from quark_onnx.torch.runtime.safetensors_header import Header, StoredTensor
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.header import Header, Tensor
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import Draft, Entry
 
@@ -16,7 +16,7 @@ _FIRST = "model.layers.0."
 def checkpoint_of(draft: Draft) -> Checkpoint:
     """A checkpoint that is not written; its scales are ones."""
     tensors = {
-        name: Tensor(name, dtype, shape, Path(), 0, 0, planned=True)
+        name: StoredTensor(name, shape, dtype, Path())
         for name, (dtype, shape) in draft.tensors.items()
     }
     headers = {"model.safetensors": Header(tensors, {}, 0)}

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
 from quark_onnx.torch.validate.compressed import GroupsInVllm
@@ -22,7 +23,6 @@ from quark_onnx.torch.validate.compressed_schemes import (
     scheme_in_vllm as compressed_scheme,
 )
 from quark_onnx.torch.validate.compressed_schemes import slots_of as slots_of_group
-from quark_onnx.torch.validate.header import Tensor
 from quark_onnx.torch.validate.layer_checks import slot_findings
 from quark_onnx.torch.validate.modules import Module, fused_parts
 from quark_onnx.torch.validate.native_fp8 import ExcludedInVllm
@@ -361,7 +361,7 @@ def test_tensors_of_quark(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
         weight_loader=lambda *_: None,
     )
     tensors = {
-        part: Tensor(f"{name}.{part}", dtype, shape, Path(), 0, 0)
+        part: StoredTensor(f"{name}.{part}", shape, dtype, Path())
         for part, (dtype, shape) in drafts.stored(scheme, out, into).items()
     }
     found = slots_of(
@@ -529,8 +529,8 @@ def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
     }
     types |= {torch.float32: "F32", torch.int64: "I64"}
     tensors = {
-        name: Tensor(
-            f"layer.{name}", types[value.dtype], tuple(value.shape), Path(), 0, 0, True
+        name: StoredTensor(
+            f"layer.{name}", tuple(value.shape), types[value.dtype], Path()
         )
         for name, value in made.items()
     }

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.torch.runtime.safetensors_header import read_header, values_of
 from quark_onnx.torch.validate import Validation, validate
-from quark_onnx.torch.validate.header import read_header, values_of
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import write_safetensors
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,24 +131,23 @@ def stored_fused(draft: Draft, width: int, heads: tuple[int, int]) -> Draft:
 QUERIES = ((16, 8), (8, 4), (24, 20), (20, 12), (64, 32))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("heads", QUERIES, ids=str)
-@pytest.mark.parametrize("width", [32, 20, 12, 8])
 def test_zero_points_of_layers_that_are_stored_fused(
-    width: int, heads: tuple[int, int], bits: int, tmp_path: Path
+    heads: tuple[int, int], tmp_path: Path
 ) -> None:
     """There is a finding where vLLM splits the layer within an int32."""
-    rows = {"q_proj": heads[0] + 2 * heads[1], "gate_proj": 2 * width}
-    draft = sized(compressed(bits), rows, bits, symmetric=False)
-    draft = stored_fused(draft, width, heads)
-    verdict = validate(draft.write(tmp_path / "draft"), "vllm")
-    for name, parts in (
-        ("self_attn.qkv_proj", (heads[0], heads[1], heads[1])),
-        ("mlp.gate_up_proj", (width, width)),
-    ):
-        found = f"model.layers.0.{name}" in places(verdict)
-        assert found is not in_vllm_from_disk(parts, bits, 1), verdict.text()
-    assert {found.rule for found in verdict.findings} <= {RULE}, verdict.text()
+    for bits, width in product((4, 8), (32, 20, 12, 8)):
+        rows = {"q_proj": heads[0] + 2 * heads[1], "gate_proj": 2 * width}
+        draft = sized(compressed(bits), rows, bits, symmetric=False)
+        draft = stored_fused(draft, width, heads)
+        verdict = validate(draft.write(tmp_path / f"{bits}-{width}"), "vllm")
+        for name, parts in (
+            ("self_attn.qkv_proj", (heads[0], heads[1], heads[1])),
+            ("mlp.gate_up_proj", (width, width)),
+        ):
+            found = f"model.layers.0.{name}" in places(verdict)
+            assert found is not in_vllm_from_disk(parts, bits, 1), verdict.text()
+        assert {found.rule for found in verdict.findings} <= {RULE}, verdict.text()
 
 
 def test_autoawq_that_is_stored_fused(tmp_path: Path) -> None:

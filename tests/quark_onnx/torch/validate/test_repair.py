@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.torch.runtime.safetensors_header import read_header
 from quark_onnx.torch.validate import repair, validate
-from quark_onnx.torch.validate.header import read_header
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import Draft
 

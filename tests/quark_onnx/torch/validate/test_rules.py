@@ -1394,21 +1394,16 @@ def test_every_rule_is_broken_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("scheme", drafts.SCHEMES)
-def test_schemes_in_vllm(scheme: str, tmp_path: Path) -> None:
-    verdict = validate(drafts.quark(scheme).write(tmp_path / scheme), "vllm")
-    rules = {finding.rule for finding in verdict.findings}
-    assert rules == ({"quark-scheme"} if scheme in drafts.REJECTED else set()), (
-        verdict.text()
-    )
-
-
-@pytest.mark.parametrize("scheme", drafts.SCHEMES)
-def test_schemes_in_transformers(scheme: str, tmp_path: Path) -> None:
-    verdict = validate(drafts.quark(scheme).write(tmp_path / scheme), "transformers")
-    rules = {finding.rule for finding in verdict.findings}
-    assert rules == (
-        {"quark-two-stages"} if scheme in ("nvfp4", "int4_fp8") else set()
-    ), verdict.text()
+def test_schemes(scheme: str, tmp_path: Path) -> None:
+    folder = drafts.quark(scheme).write(tmp_path / scheme)
+    expected: dict[str, set[str]] = {"vllm": set(), "transformers": set()}
+    if scheme in drafts.REJECTED:
+        expected["vllm"] = {"quark-scheme"}
+    if scheme in ("nvfp4", "int4_fp8"):
+        expected["transformers"] = {"quark-two-stages"}
+    for client, rules in expected.items():
+        verdict = validate(folder, client)
+        assert {finding.rule for finding in verdict.findings} == rules, verdict.text()
     assert "amd-quark" in verdict.needs[0]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from quark_onnx.torch.runtime.safetensors_header import read_header
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.finding import Validation
-from quark_onnx.torch.validate.header import read_header
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import Draft
 

@@ -6,19 +6,22 @@ The format: eight bytes with the length of a JSON header, the header, then the v
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from calibrators.json_file import parse_json
 from quark_onnx.common.errors import ModelError
-from quark_onnx.torch.validate.fields import object_of
+
+if TYPE_CHECKING:
+    import torch
 
 #: Bits of an element, by its type's name.
 BITS = {
@@ -45,34 +48,55 @@ _LONGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """Tensor in the header of a safetensors file.
+class StoredTensor:
+    """Tensor in a file.
 
     Attributes:
-        name: name in the file.
-        dtype: type name of safetensors: "F32", "BF16", "F8_E4M3", "I32", ...
+        name: name in the checkpoint.
         shape: shape of the tensor.
-        file: the file.
-        start: offset of the values, in bytes from the start of the file.
-        size: size of the values in bytes.
-        planned: whether the tensor is not written yet; its values are taken for ones.
+        dtype: type name in safetensors files: "BF16", "I32".
+        path: the file.
+        start: offset of the values, in bytes from the start of the file; 0 if they have no place of
+            their own in a file, or none yet.
+        size: size of the values in the file, in bytes.
     """
 
     name: str
-    dtype: str
     shape: tuple[int, ...]
-    file: Path
-    start: int
-    size: int
-    planned: bool = False
+    dtype: str
+    path: Path
+    start: int = 0
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
 
     @property
     def count(self) -> int:
         """Number of values."""
         return prod(self.shape)
 
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """The tensors in files from which this tensor is read."""
+        return (self,)
+
+    def read(self) -> torch.Tensor:
+        """Read the tensor, in its stored type.
+
+        Raises:
+            ModelError: the file cannot be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(self.name)
+                return tensor
+        except (OSError, SafetensorError) as error:
+            raise ModelError(
+                f"{self.path}: the tensor {self.name!r} cannot be read: {error}",
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -85,7 +109,7 @@ class Header:
         start: offset of the values, in bytes from the start of the file.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
     start: int
 
@@ -128,7 +152,21 @@ def read_header(file: Path) -> Header:
         name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()
     }
     _check_places(tensors, 8 + length, size)
-    return Header(tensors, object_of(metadata), 8 + length)
+    is_object = isinstance(metadata, dict)
+    return Header(tensors, metadata if is_object else {}, 8 + length)
+
+
+def header_bytes(entries: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a file: the length of the header, and the header.
+
+    Args:
+        entries: entries of the tensors by name, with offsets from the end of the header, and of the
+            metadata.
+    """
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    # The specification allows spaces after the JSON; values are aligned to 8 bytes.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def refuse_pointer(file: Path) -> None:
@@ -142,18 +180,19 @@ def refuse_pointer(file: Path) -> None:
             raise ModelError("it is a pointer of Git LFS: run git lfs pull")
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
+def _bytes_of(tensor: StoredTensor) -> bytes:
     """Return the values of a small tensor as they are stored."""
-    with tensor.file.open("rb") as stream:
+    with tensor.path.open("rb") as stream:
         stream.seek(tensor.start)
         return stream.read(tensor.size)
 
 
-def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
+def values_of(tensor: StoredTensor) -> npt.NDArray[np.float64]:
     """Return the values of a small float tensor, of shape (count,).
 
     Args:
-        tensor: a tensor of type F16, BF16, F32 or F64. The values of a planned tensor are ones.
+        tensor: a tensor of type F16, BF16, F32 or F64. The values of a tensor that is not written
+            yet are ones.
 
     Returns:
         The values in float64.
@@ -161,7 +200,7 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     Raises:
         ModelError: the tensor has another type.
     """
-    if tensor.planned:
+    if not tensor.start:
         # checks before a run know shapes alone; ones are finite and positive, and break no rule
         return np.ones(tensor.count)
     data = _bytes_of(tensor)
@@ -176,45 +215,45 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
 
-def raw_values_of(tensor: Tensor) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+def raw_values_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.unsignedinteger]]:
     """Yield the bits of the values of a tensor, as unsigned integers, in parts of 64 MiB at most.
 
     Args:
         tensor: a tensor whose values have 8, 16 or 32 bits.
     """
     dtype = np.dtype(f"<u{BITS[tensor.dtype] // 8}")
-    with tensor.file.open("rb") as stream:
+    with tensor.path.open("rb") as stream:
         stream.seek(tensor.start)
         for place in range(0, tensor.size, _PART):
             data = stream.read(min(_PART, tensor.size - place))
             yield np.frombuffer(data, dtype)
 
 
-def integers_of(tensor: Tensor) -> tuple[int, ...]:
+def integers_of(tensor: StoredTensor) -> tuple[int, ...]:
     """Return the values of a small integer tensor.
 
     Args:
         tensor: a tensor of any type.
 
     Returns:
-        The values in the order of the file; empty for a planned tensor, and for a type other than
-        I32 and I64.
+        The values in the order of the file; empty for a tensor that is not written yet, and for a
+        type other than I32 and I64.
     """
-    if tensor.planned or tensor.dtype not in ("I32", "I64"):
+    if not tensor.start or tensor.dtype not in ("I32", "I64"):
         return ()
     data = _bytes_of(tensor)
     values = np.frombuffer(data, f"<i{BITS[tensor.dtype] // 8}")
     return tuple(map(int, values))
 
 
-def single_value(tensor: Tensor) -> float | None:
+def single_value(tensor: StoredTensor) -> float | None:
     """Return the value of a float tensor, if it has one element."""
     if tensor.count != 1 or tensor.dtype not in FLOATS:
         return None
     return float(values_of(tensor)[0])
 
 
-def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
+def _tensor(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
     """Return the tensor of an entry of a header, whose values begin at a byte of the file.
 
     Raises:
@@ -240,7 +279,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
             f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first}"
             " bytes it takes"
         )
-    return Tensor(name, dtype, shape, file, start + first, last - first)
+    return StoredTensor(name, shape, dtype, file, start + first, last - first)
 
 
 def _is_size(value: object) -> bool:
@@ -249,7 +288,7 @@ def _is_size(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
+def _check_places(tensors: dict[str, StoredTensor], start: int, size: int) -> None:
     """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file."""
     place = start
     # the size decides among equal starts, so that an empty tensor comes before its neighbour
