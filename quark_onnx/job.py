@@ -33,7 +33,7 @@ from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import printable
 from quark_onnx.assemble import Assembled, Assembler, ConfigTrials, RewriteTrials
-from quark_onnx.common.errors import ConfigError, ModelError, crash_behind
+from quark_onnx.common.errors import ConfigError, RunError, crash_behind
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.resume_folder import ResumeFolder
@@ -72,8 +72,6 @@ from quark_onnx.writing.provenance import write_provenance
 
 logger = logging.getLogger(__name__)
 
-#: Part of the message where onnxruntime refuses a sample.
-_CANNOT_RUN = "cannot run the model"
 #: Bytes of weights up to which the session of the float model stays open during calibration.
 _OPEN_SESSION_BYTES = 1 << 25
 #: Bytes of weights that a model may read over all held-out samples. Each sample reads all weights
@@ -139,8 +137,8 @@ def run(
             # higher opset.
             try:
                 prepared = _prepare(job, run_data, progress)
-            except ModelError as error:
-                if not run_data.is_cut or _CANNOT_RUN not in str(error):
+            except RunError as error:
+                if not run_data.is_cut:
                     raise
                 raise run_data.on_a_row(error) from error
             planned = _plan(job, prepared, run_data)

@@ -4,6 +4,7 @@ QuarkError
 ├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
 ├── ModelError            the model cannot be read, checked, run or written
 │   ├── RuntimeCrashError onnxruntime has ended the process that it ran in
+│   ├── RunError             onnxruntime cannot run the model on a sample
 │   └── UnknownOperatorError onnxruntime lacks a custom operator of the model
 ├── DataError             the calibration data does not fit the model, or is unusable
 ├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
@@ -34,6 +35,7 @@ __all__ = [
     "ModelError",
     "PlanError",
     "QuarkError",
+    "RunError",
     "RuntimeCrashError",
     "TimeLimitError",
     "UnknownOperatorError",
@@ -89,6 +91,10 @@ class RuntimeCrashError(ModelError):
 
     Without ``isolate``, the crash would have ended this process.
     """
+
+
+class RunError(ModelError):
+    """onnxruntime opens the model, and cannot run it on a sample."""
 
 
 class UnknownOperatorError(ModelError):

@@ -17,7 +17,7 @@ from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
 from calibrators.onnx_runtime.remembering import RememberingSession, ReopenedSession
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.common.errors import ModelError, UnknownOperatorError
+from quark_onnx.common.errors import ModelError, RunError, UnknownOperatorError
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.running.function_bodies import with_bodies
 
@@ -207,7 +207,7 @@ def _run(session: Session, sample: Sample) -> dict[str, Any]:
     try:
         values = session.run(names, feeds)
     except Exception as error:
-        raise ModelError(f"onnxruntime cannot run the model: {error}") from error
+        raise RunError(f"onnxruntime cannot run the model: {error}") from error
     return dict(zip(names, values, strict=True))
 
 
