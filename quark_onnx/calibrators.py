@@ -1,7 +1,7 @@
 """The package ``calibrators`` under the name of this package.
 
-``calibrators`` is a general name, which a project may use for a folder of its own; both lead to the
-same objects.
+``calibrators`` is a general name; an import from here says whose it is. Both lead to the same
+objects.
 """
 
 from calibrators import *  # noqa: F403

@@ -104,7 +104,7 @@ def add_data_options(parser: Parser) -> None:
         metavar="none|N",
         type=batch_axis,
         default="auto",
-        help="axis of the inputs that counts samples; none: a file is one sample (default: auto)",
+        help="axis of the inputs that counts samples; none: a file is one sample",
     )
     images = parser.add_argument_group(
         "images",

@@ -201,7 +201,7 @@ def test_a_result_is_five_lines_and_a_page(model: Any) -> None:
 
 
 def test_the_name_of_the_package_of_calibrators() -> None:
-    """``calibrators`` may be a folder of a project; its objects are here, too."""
+    """Both names lead to the same objects."""
     import calibrators as plain
     from quark_onnx import calibrators as ours
 
