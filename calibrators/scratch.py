@@ -80,15 +80,9 @@ def sweep_folders(parent: Path, name: str) -> None:
 
 
 def _is_stale(folder: Path) -> bool:
-    try:
-        with (folder / _LOCK).open("r+b") as file:
-            # A lock that can be taken has no owner: the process that created the folder is gone.
-            return lock(file)
-    except FileNotFoundError:
-        # No lock file: the folder may have been created a moment ago by another process.
-        return _is_old(folder)
-    except OSError:
-        return False
+    lock_file = folder / _LOCK
+    # Without one, the folder may have been created a moment ago by another process.
+    return _is_free(lock_file) if lock_file.exists() else _is_old(folder)
 
 
 def _is_old(path: Path) -> bool:

@@ -71,7 +71,7 @@ def test_a_recipe_says_what_it_picked(
     command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out")]
     assert main([*command, "--recipe", "fast", "--target", "vllm-mi300"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("recipe fast for vllm-mi300: --scheme ptpc_fp8 (MI300")
+    assert "\nrecipe    fast for vllm-mi300: --scheme ptpc_fp8 (MI300" in printed
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     weight = config["quantization_config"]["global_quant_config"]["weight"]
     assert weight["dtype"] == "fp8_e4m3" and weight["qscheme"] == "per_channel"

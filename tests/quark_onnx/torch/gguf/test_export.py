@@ -71,7 +71,9 @@ def test_the_answer_of_the_command(
     assert set(document["tensors"]) == set(tensors(output))
     assert main(command[:-1]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-3].startswith("size: ") and lines[-2] == "next: check it"
+    titles = [line[:9].strip() for line in lines]
+    assert titles == ["model", "tensors", "size", "notes", "next", ""]
+    assert lines[-2] == "next      check it"
     assert main(shlex.split(lines[-1])[1:]) == 0
 
 
