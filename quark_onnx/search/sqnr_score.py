@@ -13,7 +13,7 @@ from quark_onnx.common.errors import ModelError
 from quark_onnx.engines import selected
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.report.measure import Measurement, measure
-from quark_onnx.report.parts import DetectorParts
+from quark_onnx.report.parts import JoinedParts
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.running.run import Reference
 from quark_onnx.trials.quantized_session import open_equivalent
@@ -83,7 +83,7 @@ class SqnrScorer:
         Raises:
             ModelError: the model cannot be run.
         """
-        parts, count = DetectorParts(), 0
+        parts, count = JoinedParts(), 0
         try:
             engine = selected()
             if engine is None:

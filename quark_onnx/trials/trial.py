@@ -13,7 +13,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import least_sqnr, measure
-from quark_onnx.report.parts import DetectorParts
+from quark_onnx.report.parts import JoinedParts
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.encoded_constants import EncodedConstants
 from quark_onnx.trials.quantized_session import open_graph
@@ -53,15 +53,14 @@ class Trial:
     def sqnr_to_decide(self, samples: Sequence[Sample]) -> float | None:
         """Return the least SQNR over the outputs in dB, for a choice between two trials.
 
-        The outputs of a detector have the mean SQNR of its boxes, where the float model finds
-        something, and of its scores.
+        An output that joins boxes and scores of a detector has the mean SQNR of these parts.
 
         Returns:
             The SQNR; None if none can be measured, for example without samples.
         """
         if not samples:
             return None
-        parts = DetectorParts()
+        parts = JoinedParts()
         try:
             errors = measure(
                 self.reference.remembering, self.session, samples, parts.add

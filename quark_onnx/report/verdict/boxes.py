@@ -262,11 +262,6 @@ def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
     return [_suppressed(*candidates) for candidates in _candidates(layout, outputs)]
 
 
-def best_scores(layout: DetectorLayout, outputs: Arrays) -> Floats:
-    """Return the best score of each box, (images, boxes), for a layout that is not "selected"."""
-    return np.array([scores for _, scores, _ in _images(layout, outputs)])
-
-
 def _candidates(
     layout: DetectorLayout,
     outputs: Arrays,
@@ -316,16 +311,16 @@ def _images(
 
 def _from_rows(row: Floats, layout: DetectorLayout) -> tuple[Floats, Floats, Floats]:
     """Return boxes (anchors, 4), best scores (anchors,) and classes of a row (anchors, 4 + ...)."""
-    scores, classes = _best_class(class_scores(row, layout))
+    scores, classes = _best_class(_class_scores(row, layout))
     return _decoded(row[:, :4], layout.size), scores, classes
 
 
-def class_scores(rows: NDArray[Any], layout: DetectorLayout) -> NDArray[Any]:
-    """Return the class scores (..., anchors, classes) of rows (..., anchors, 4 + ...) of a YOLO."""
+def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
+    """Return the class scores (anchors, classes) of a row (anchors, 4 + ...) of a YOLO."""
     if layout.form == "rows":
-        # YOLO: P(object) * P(class | object). Shapes (..., 1) and (..., classes).
-        return rows[..., 4:5] * rows[..., 5:]
-    return rows[..., 4:]
+        # YOLO: P(object) * P(class | object). Shapes (anchors, 1) and (anchors, classes).
+        return row[:, 4:5] * row[:, 5:]
+    return row[:, 4:]
 
 
 def _paired(
