@@ -7,7 +7,6 @@ quantized by the usual code.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from inspect import signature
 from itertools import product
@@ -17,6 +16,11 @@ import torch
 from torch import nn
 
 from quark_onnx.torch.models.names import instances
+from quark_onnx.torch.models.plain_linear import (
+    random_tensors,
+    tried,
+    with_parameters,
+)
 from quark_onnx.torch.models.structure import set_module
 
 
@@ -304,32 +308,17 @@ def _is_parallel(module: Any) -> bool:
         or len(signature(module.forward).parameters) != 2
     ):
         return False
-    generator = torch.Generator("cpu").manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(
-            shape, generator=generator, dtype=torch.float32, device="cpu"
-        )
-
-    count = len(module.weight)
-    weight = random(count, 5, 3)
+    random, count = random_tensors(), len(module.weight)
     # A shallow copy has the module's settings and none of its weights, which may be on "meta".
-    small = copy.copy(module)
-    small._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    small = with_parameters(module, weight=random(count, 5, 3))
     # Unequal numbers of tokens, and experts without any.
     sizes = [index % 3 for index in range(count)]
     x = random(sum(sizes), 3)
-    try:
-        with torch.no_grad():
-            output = type(module).forward(small, x, sizes)
-    except Exception:  # a forward may raise any exception for unexpected arguments
+    output = tried(small, x, sizes)
+    if output is None:
         return False
     expected = ParallelExperts(small)(x, sizes)
-    return (
-        isinstance(output, torch.Tensor)
-        and output.shape == expected.shape
-        and torch.allclose(output, expected)
-    )
+    return output.shape == expected.shape and torch.allclose(output, expected)
 
 
 def _is_turned(stacked: Any) -> bool:

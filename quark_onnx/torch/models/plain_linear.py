@@ -6,6 +6,7 @@ Falcon has such a class.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -59,27 +60,18 @@ def _has_only_weight_and_bias(module: Any) -> bool:
 
 def _computes_product(module: Any) -> bool:
     """Compare the forward of the class with ``F.linear``, in float32 on the CPU."""
-    generator = torch.Generator("cpu").manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(
-            shape, generator=generator, dtype=torch.float32, device="cpu"
-        )
-
+    random = random_tensors()
     weight = random(_OUTPUTS, _INPUTS)
     bias = None if module.bias is None else random(_OUTPUTS)
-    small = _with_parameters(module, weight, bias)
+    small = with_parameters(module, weight=weight, bias=bias)
+    small.out_features, small.in_features = _OUTPUTS, _INPUTS
+    # Dropout in a forward would make the trial random.
+    small.training = False
     # (2, 3, inputs): two leading axes, as hidden states have, and more than one value in each.
     for scale in _SCALES:
         x = scale * random(2, 3, _INPUTS)
-        try:
-            with torch.no_grad():
-                output = type(module).forward(small, x)
-        except Exception:
-            # a forward may raise any exception for unexpected sizes
-            return False
-        expected = F.linear(x, weight, bias)
-        if not isinstance(output, torch.Tensor) or output.shape != expected.shape:
+        output, expected = tried(small, x), F.linear(x, weight, bias)
+        if output is None or output.shape != expected.shape:
             return False
         error = (output - expected).abs().max()
         # Not ``>``: a NaN in the result must fail.
@@ -88,17 +80,34 @@ def _computes_product(module: Any) -> bool:
     return True
 
 
-def _with_parameters(
-    module: Any, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Any:
+def random_tensors() -> Callable[..., torch.Tensor]:
+    """Return a function of sizes that returns random float32 tensors, the same in each process."""
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(
+            shape, generator=generator, dtype=torch.float32, device="cpu"
+        )
+
+    return random
+
+
+def with_parameters(module: Any, **parameters: torch.Tensor | None) -> Any:
     """Return a shallow copy of a module with other parameters; the module stays unchanged."""
     small = copy.copy(module)
     small._parameters = {
-        "weight": nn.Parameter(weight, requires_grad=False),
-        "bias": None if bias is None else nn.Parameter(bias, requires_grad=False),
+        name: None if value is None else nn.Parameter(value, requires_grad=False)
+        for name, value in parameters.items()
     }
-    small.out_features = _OUTPUTS
-    small.in_features = _INPUTS
-    # Dropout in a forward would make the trial random.
-    small.training = False
     return small
+
+
+def tried(module: Any, *inputs: Any) -> torch.Tensor | None:
+    """Return the output of a forward; None if it raises an error, or returns no tensor."""
+    try:
+        with torch.no_grad():
+            output = type(module).forward(module, *inputs)
+    except Exception:
+        # a forward may raise any exception for unexpected sizes
+        return None
+    return output if isinstance(output, torch.Tensor) else None

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
-from functools import cached_property
 from itertools import accumulate
-from operator import itemgetter
 
 #: Expression of a single text, in which dots stand for any character: plain and escaped characters.
 _LITERAL = re.compile(r"\^?(?P<text>(?:\\\W|[^\\^$*+?{}\[\]()|])*)(?P<end>\$|\\Z)?")
@@ -94,7 +91,9 @@ class Expressions:
     def __init__(self, expressions: Mapping[str, str]) -> None:
         self._entries = list(expressions)
         self._texts = list(expressions.values())
-        self._literals = dict[_Form, dict[object, int]]()
+        # places of texts by their form, and by their parts between dots that stand for any
+        # character: names of thousands of layers have few forms
+        self._forms = dict[_Form, dict[tuple[str, ...], int]]()
         self._expressions = list[tuple[int, re.Pattern[str]]]()
         for place, expression in enumerate(self._texts):
             literal = _LITERAL.fullmatch(expression)
@@ -104,9 +103,9 @@ class Expressions:
             # each character of the text, escaped or not
             characters = re.findall(r"\\\W|[^\\]", literal["text"])
             dots = tuple(dot for dot, text in enumerate(characters) if text == ".")
-            form = _Form(len(characters), dots, literal["end"] is not None)
+            form = (len(characters), dots, literal["end"] is not None)
             text = "".join(character[-1] for character in characters)
-            self._literals.setdefault(form, {}).setdefault(form.key(text), place)
+            self._forms.setdefault(form, {}).setdefault(_parts(text, dots), place)
 
     def first(self, name: str) -> str | None:
         """Return the entry of the first expression that matches a name, if any does."""
@@ -117,9 +116,9 @@ class Expressions:
                     return entry
             return None
         first = len(self._entries)
-        for form, places in self._literals.items():
-            if form.fits(name):
-                first = min(first, places.get(form.key(name), first))
+        for (length, dots, is_whole), places in self._forms.items():
+            if len(name) == length or (len(name) > length and not is_whole):
+                first = min(first, places.get(_parts(name[:length], dots), first))
         for place, expression in self._expressions:
             if place > first:
                 break
@@ -143,33 +142,15 @@ def names_and_expressions(patterns: Iterable[str]) -> Expressions:
     return Expressions(expressions)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Form of the texts of some expressions: names of thousands of layers have few forms.
+#: Length of a text, places of the dots that stand for any character, and whether nothing may follow
+#: the text.
+_Form = tuple[int, tuple[int, ...], bool]
 
-    Attributes:
-        length: number of characters.
-        dots: places of the dots that stand for any character.
-        is_whole: whether nothing may follow the text.
-    """
 
-    length: int
-    dots: tuple[int, ...]
-    is_whole: bool
-
-    @cached_property
-    def key(self) -> Callable[[str], object]:
-        """Function that returns the parts of a text between the dots."""
-        starts = (0, *(dot + 1 for dot in self.dots))
-        parts = map(slice, starts, (*self.dots, self.length))
-        # one call in C cuts a name
-        return itemgetter(*parts)
-
-    def fits(self, name: str) -> bool:
-        """Return whether a name is long enough, and not longer than the whole."""
-        if self.is_whole:
-            return len(name) == self.length
-        return len(name) >= self.length
+def _parts(text: str, dots: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the parts of a text between dots, which are given by their places."""
+    starts = (0, *(dot + 1 for dot in dots))
+    return tuple(text[slice(*ends)] for ends in zip(starts, (*dots, None), strict=True))
 
 
 class LongerTexts:
