@@ -130,7 +130,7 @@ def logits(model: Path, tokens: Any) -> Any:
 
     Returns:
         float32, batch by length by vocabulary; batch by classes for a classifier. vLLM computes in
-        float32, or in float16 where the layout or its kernel has no other dtype; both are options of
+        float32, or in float16 where the layout or its kernel has no float32; both are options of
         vLLM, whose own choice is bfloat16.
     """
     try:
