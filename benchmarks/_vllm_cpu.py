@@ -130,13 +130,15 @@ def logits(model: Path, tokens: Any) -> Any:
 
     Returns:
         float32, batch by length by vocabulary; batch by classes for a classifier. vLLM computes in
-        float32, or in float16 where it has no other dtype for the layout; both are options of
+        float32, or in float16 where the layout or its kernel has no float32; both are options of
         vLLM, whose own choice is bfloat16.
     """
     try:
         return _logits(model, tokens, "float32")
-    except ValueError as error:
-        if "float32 is not supported" not in str(error):
+    except (ValueError, NotImplementedError) as error:
+        # The layout has no float32, or the kernel for AVX-512 has none.
+        reasons = ("float32 is not supported", "not implemented for 'Float'")
+        if not any(reason in str(error) for reason in reasons):
             raise
     return _logits(model, tokens, "float16")
 
