@@ -8,8 +8,8 @@ fetched. They run twice in a temporary folder: as they are, and with the package
 Tests count that pass as they are and call a quantizer of this package (``_ort_reach``); others test
 onnxruntime's helpers, which are handed through. Of those that count, the ones that fail must be in
 ``DIFFERENT``, with the reason; for these the accuracy of both results is printed, and written to a
-table where one is named (``benchmarks/results/ort_own_tests.md`` is such a one). ``--names`` counts the public names of
-onnxruntime's modules that are there, without a checkout.
+table where one is named (``benchmarks/results/ort_own_tests.md`` is such a one). ``--names`` counts
+the public names of onnxruntime's modules that are there, without a checkout.
 """
 
 from __future__ import annotations
