@@ -57,8 +57,7 @@ class Request:
     @cached_property
     def graph(self) -> Graph:
         """Return the graph of the float model, for options with names."""
-        # Read on first use: a call without names and without options needs no second reading of the
-        # model.
+        # Read on first use, and once for all uses.
         return Graph.of(inlined(load(self.arguments["model_input"])))
 
     @property

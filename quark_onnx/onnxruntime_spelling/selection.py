@@ -97,7 +97,7 @@ def choose(request: Request) -> None:
 
 
 def _choose_defaults(request: Request) -> None:
-    types = DEFAULT_TYPES
+    types: tuple[str, ...] = DEFAULT_TYPES
     if request.dynamic:
         types = _DYNAMIC
     elif request.operators:
@@ -141,8 +141,8 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
             )
     if not kinds & present:
         logger.warning(
-            "op_types_to_quantize is %s, and the model has no such operator: nothing is"
-            " quantized%s",
+            "op_types_to_quantize is %s, and the model has no such operator to quantize:"
+            " nothing is quantized%s",
             list(types),
             nearest(types[0], present),
         )

@@ -114,7 +114,7 @@ class CodedConstant:
         assert parameters is not None
         zeros = parameters.zero_point.astype(values(self.tensor).dtype)
         scales = parameters.scale.astype(np.float32)
-        attributes = {}
+        attributes: dict[str, Any] = {}
         if parameters.axis is None:
             scales, zeros = scales.reshape(()), zeros.reshape(())
         else:

@@ -423,7 +423,7 @@ class _Writer:
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
         """Write a Min without effect, to prevent a fusion.
 
-        See ``steps.fusion_barriers``.
+        See ``writing.fusion_barriers``.
 
         Args:
             source: name of the input of Min.
