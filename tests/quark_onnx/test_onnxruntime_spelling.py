@@ -62,7 +62,9 @@ def test_a_script_runs(model: Path, names: Any, positional: bool) -> None:
             calibration_data_reader=data,
             **settings,
         )
-    wanted = ours.QConfig(bodies=False, keep_existing=True).with_(calibrator="minmax")
+    wanted = ours.QConfig(
+        bodies=False, keep_existing=True, all_pairs=True, portable=True
+    ).with_(calibrator="minmax")
     written = onnx.load(output)
     # onnxruntime's default names every operator that it quantizes.
     (named,) = [
@@ -147,6 +149,8 @@ def test_types_and_selections() -> None:
         nodes=("conv1", "conv2"),
         exclude=("relu1",),
         follow_inputs=("Clip", "Relu", "Where"),
+        all_pairs=True,
+        portable=True,
         safe=False,
         equalize=False,
         bodies=False,
