@@ -62,7 +62,9 @@ def test_a_script_runs(model: Path, names: Any, positional: bool) -> None:
             calibration_data_reader=data,
             **settings,
         )
-    wanted = ours.QConfig(bodies=False, keep_existing=True).with_(calibrator="minmax")
+    wanted = ours.QConfig(
+        bodies=False, keep_existing=True, all_pairs=True, portable=True
+    ).with_(calibrator="minmax")
     written = onnx.load(output)
     # onnxruntime's default names every operator that it quantizes.
     (named,) = [
@@ -89,21 +91,15 @@ def config(**keywords: Any) -> ours.QConfig:
 
 
 def test_the_signature_is_onnxruntimes() -> None:
-    known = list(inspect.signature(theirs.quantize_static).parameters)
-    assert translate_static(("m", "q"), {}).model == "m"
-    for name in known:
-        translate_static(
-            (), {"model_input": "m", "model_output": "q", name: _default(name)}
-        )
-    for name in inspect.signature(theirs.quantize_dynamic).parameters:
-        translate_dynamic(
-            (), {"model_input": "m", "model_output": "q", name: _default(name)}
-        )
-
-
-def _default(name: str) -> Any:
-    default = inspect.signature(theirs.quantize_static).parameters[name].default
-    return "m" if default is inspect.Parameter.empty else default
+    model = residual()
+    assert translate_static((model, "q"), {}).model is model
+    for theirs_of, translate in (
+        (theirs.quantize_static, translate_static),
+        (theirs.quantize_dynamic, translate_dynamic),
+    ):
+        for name, parameter in inspect.signature(theirs_of).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                translate((model, "q"), {name: parameter.default})
 
 
 @pytest.mark.parametrize(
@@ -147,6 +143,8 @@ def test_types_and_selections() -> None:
         nodes=("conv1", "conv2"),
         exclude=("relu1",),
         follow_inputs=("Clip", "Relu", "Where"),
+        all_pairs=True,
+        portable=True,
         safe=False,
         equalize=False,
         bodies=False,
