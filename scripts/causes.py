@@ -47,6 +47,11 @@ CLASSES = {
         "onnxruntime crashed on the model. Its process is isolated, so only the run is lost.",
         "Try another version of onnxruntime, or leave operators float with `--exclude`.",
     ),
+    "RunError": (
+        "onnxruntime opens the model, and cannot run it on a sample.",
+        "Compare the sample's shapes and types with the model's inputs. A model that takes a file at"
+        " once needs `--batch-axis none`.",
+    ),
     "UnknownOperatorError": (
         "onnxruntime lacks a custom operator of the model.",
         "Give its library: `--custom-op-library FILE`, `custom_op_libraries(file)` in Python.",
