@@ -49,8 +49,8 @@ CLASSES = {
     ),
     "RunError": (
         "onnxruntime opens the model, and cannot run it on a sample.",
-        "Compare the sample's shapes and types with the model's inputs. A model that takes a file at"
-        " once needs `--batch-axis none`.",
+        "Compare the sample's shapes and types with the model's inputs. A model that takes a file"
+        " at once needs `--batch-axis none`.",
     ),
     "UnknownOperatorError": (
         "onnxruntime lacks a custom operator of the model.",
