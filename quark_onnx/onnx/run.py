@@ -24,6 +24,7 @@ from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.job import Result
 from quark_onnx.onnx import translation
+from quark_onnx.onnx.calibration.data_readers import NO_DATA
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.option_effects import input_shapes
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
@@ -391,10 +392,7 @@ def _data(draft: Draft, data: Any) -> Any:
     # Given data wins over UseRandomData, which presets such as VINT8 set.
     if data is None:
         if not draft.random:
-            raise ConfigError(
-                "there is no calibration data: pass calibration_data_reader or"
-                " calibration_data_path, or set the extra option UseRandomData",
-            )
+            raise ConfigError(NO_DATA)
         return RandomData(
             samples=draft.samples or 1,
             shapes=draft.random_shapes,

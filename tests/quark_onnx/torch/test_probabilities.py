@@ -28,7 +28,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.export.params import save_params
+from quark_onnx.torch.quantization.params import save_params
 from quark_onnx.torch.exports.kinds import exported
 from quark_onnx.torch.exports.onnx import write_onnx
 from quark_onnx.torch.models.attention import install_attention_hooks, set_attention

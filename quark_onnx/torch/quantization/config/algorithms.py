@@ -34,9 +34,11 @@ __all__ = [
     "GPTAQConfig",
     "GPTQConfig",
     "OnlineRotationConfig",
+    "PreQuantOptConfig",
     "QronosConfig",
     "RotationConfig",
     "SmoothQuantConfig",
+    "load_pre_optimization_config_from_file",
     "load_quant_algo_config_from_file",
 ]
 
@@ -182,6 +184,8 @@ class RotationConfig(AlgoConfig):
     smooth_positions: Any = None
 
 
+#: The name of the base class before release 0.13, for what runs before quantization.
+PreQuantOptConfig = AlgoConfig
 #: Settings classes by the algorithm names of files and templates.
 ALGORITHMS: dict[str, type[AlgoConfig]] = {
     "smooth": SmoothQuantConfig,
@@ -253,6 +257,22 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
                 f"{file_path}: online_config must say whether it is shared_parallel",
             ) from error
     config: AlgoConfig = cls(**entries)
+    return config
+
+
+def load_pre_optimization_config_from_file(file_path: Path | str) -> AlgoConfig:
+    """Load the settings of SmoothQuant or of rotations from a JSON file.
+
+    Raises:
+        ConfigError: a field is unknown, or the file is of another algorithm.
+        ModelError: the file does not exist, or is no JSON object.
+    """
+    config = load_quant_algo_config_from_file(file_path)
+    if not isinstance(config, SmoothQuantConfig | RotationConfig):
+        raise ConfigError(
+            f"{file_path} is of {config.name!r}, which runs during quantization: load it"
+            " with load_quant_algo_config_from_file"
+        )
     return config
 
 

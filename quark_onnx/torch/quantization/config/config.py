@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from calibrators import MinMax
+from quark_onnx.common.absent import OCP_MXFP4DiffsSpec as OCP_MXFP4DiffsSpec
+from quark_onnx.common.absent import SVDQuantConfig as SVDQuantConfig
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -32,11 +34,13 @@ from quark_onnx.torch.quantization.config.type import (
 
 __all__ = [
     "Config",
+    "OCP_MXFP4DiffsSpec",
     "QConfig",
     "QLayerConfig",
     "QTensorConfig",
     "QuantizationConfig",
     "QuantizationSpec",
+    "SVDQuantConfig",
 ]
 __all__ += specs.__all__
 __all__ += algorithms.__all__
