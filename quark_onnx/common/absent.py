@@ -16,17 +16,13 @@ WAYS = {
         "ModelPruner LayerImportancePruneConfig OSSCARConfig PConfig"
     ),
     "histograms are kept in a file of ranges: quark-onnx calibrate MODEL DATA": (
-        "save_tensor_hist_fig save_tensor_histogram"
-    ),
-    "a calibrator of your own is a class for calibrators.register": (
-        "OverridedHistogramCalibrater OverridedMinMaxCalibrater"
+        "save_tensor_hist_fig"
     ),
     "the differences of blocks choose no scale; use OCP_MXFP4Spec": (
         "OCP_MXFP4DiffsSpec PerBlockMXDiffsObserver"
     ),
-    "no client loads a low-rank branch; use AWQConfig or GPTQConfig": "SVDQuantConfig",
     "training is not done; AutoRoundConfig learns roundings": (
-        "LSQObserver TQTObserver TQTThresholdInitMeth"
+        "LSQObserver TQTObserver"
     ),
     "no loader reads blocks of two axes; use PerGroupMinMaxObserver": (
         "PerBlock2DMinMaxObserver"
@@ -80,8 +76,7 @@ WAYS = {
         " quantize_nparray recursive_update remove_initializer_from_input"
         " remove_initializers remove_nodes save_and_reload_model_with_shape_infer scale2pos"
         " skip_node_with_inf_tensor apply_align_eltwise_quant_type"
-        " prune_stale_tensor_quant_overrides build_tensor_producer_map"
-        " find_nearest_non_passthrough_output from_float_and_dict get_name_and_info"
+        " prune_stale_tensor_quant_overrides from_float_and_dict get_name_and_info"
     ),
 }
 _WAY_OF = {name: way for way, names in WAYS.items() for name in names.split()}
@@ -97,6 +92,7 @@ class Absent:
     absent = ""
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        """Raise ConfigError, whatever the arguments."""
         raise ConfigError(
             f"{cls.absent} of AMD Quark does not exist here: {_WAY_OF[cls.absent]}"
         )
@@ -106,6 +102,7 @@ def __getattr__(name: str) -> Any:
     # PEP 562: called once for each name, as the class is kept.
     if name not in _WAY_OF:
         raise AttributeError(f"{__name__} has no {name!r}")
-    attributes = {"__module__": __name__, "absent": name}
+    document = f"No counterpart of AMD Quark's name: {_WAY_OF[name]}."
+    attributes = {"__module__": __name__, "__doc__": document, "absent": name}
     globals()[name] = absent = type(name, (Absent,), attributes)
     return absent

@@ -170,6 +170,7 @@ ALIASES: dict[str, dict[str, str]] = {
         ),
     },
     "quark_onnx.onnx.utils.model_utils": {
+        "quark_onnx.onnx.layout": "convert_nchw_to_nhwc",
         "quark_onnx.common.absent": (
             "ONNXQuantizedModel SharedNodesHelper cache_onnx_model_and_infer_shapes "
             "check_onnx_model check_shared_initializers clean_initializer_in_input "

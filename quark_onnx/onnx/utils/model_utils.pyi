@@ -1,3 +1,4 @@
+from quark_onnx.onnx.layout import convert_nchw_to_nhwc as convert_nchw_to_nhwc
 from quark_onnx.common.absent import ONNXQuantizedModel as ONNXQuantizedModel
 from quark_onnx.common.absent import SharedNodesHelper as SharedNodesHelper
 from quark_onnx.common.absent import cache_onnx_model_and_infer_shapes as cache_onnx_model_and_infer_shapes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -317,15 +316,15 @@ def import_model_from_safetensors(  # noqa: PLR0913
     return moved
 
 
-class BaseExporter(ABC):
+class BaseExporter:
     """Base of the exporters, whose ``_export`` writes the model, as in AMD Quark."""
 
     def _validate(self) -> None:
         """Raise an error if the model cannot be written; the export functions check it, too."""
 
-    @abstractmethod
     def _export_impl(self) -> None:
         """Write the model."""
+        raise NotImplementedError
 
     def _export(self) -> None:
         """Check the model, and write it."""
@@ -425,15 +424,15 @@ class GgufExporter(BaseExporter):
         export_gguf(self.model, self.output_dir, self.model_type, self.tokenizer_path)
 
 
-class BaseImporter(ABC):
+class BaseImporter:
     """Base of the importers, whose ``_import`` returns the model, as in AMD Quark."""
 
     def _validate(self) -> None:
         """Raise an error if nothing can be read; the import functions check it, too."""
 
-    @abstractmethod
     def _import_impl(self) -> nn.Module:
         """Return the model."""
+        raise NotImplementedError
 
     def _import(self, **settings: Any) -> nn.Module:
         """Set attributes, and return the model."""
