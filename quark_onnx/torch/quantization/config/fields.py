@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
 from quark_onnx.config.spec import check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Fields:
