@@ -93,7 +93,7 @@ def scales_of(low: Any, high: Any, bits: int) -> Any:
 
 
 def test_observers_compute_scales() -> None:
-    """The results of AMD Quark 0.13 for these tensors are the same."""
+    """Scales and zero points are those of the formulas, over all batches."""
     batches = [
         torch.randn(8, 64, generator=torch.Generator().manual_seed(k)) for k in (0, 1)
     ]
