@@ -65,11 +65,8 @@ class AlgoConfig(Fields):
     @classmethod
     def _of(cls, entry: Mapping[str, Any]) -> Any:
         """Return settings of this class; a class with nested settings overrides this."""
-        # JSON has lists alone; fields that are sequences have tuples as defaults.
-        settings = {
-            name: tuple(value) if getattr(cls, name, None) == () else value
-            for name, value in entry.items()
-        }
+        # JSON has lists alone; the default of a sequence is an empty tuple.
+        settings = {name: () if value == [] else value for name, value in entry.items()}
         return super().from_dict(settings)
 
 
