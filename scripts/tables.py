@@ -8,6 +8,7 @@ A table stands between two comments that name it. A test runs the check.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import figures
 
+from quark_onnx.common.absent import WAYS
 from quark_onnx.onnx.options import ROWS
 from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMapping
 from quark_onnx.onnx.tools.table import TOOLS
@@ -30,6 +32,8 @@ from quark_onnx.torch.config.refusals import (
 from quark_onnx.torch.quantize_quark.arguments import ROWS as SCRIPT_ROWS
 
 ROOT = Path(__file__).parents[1]
+#: The names of AMD Quark, which scripts/amd_names.py writes.
+AMD_NAMES = ROOT / "tests/quark_onnx/amd_quark/names.json"
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -94,6 +98,17 @@ def amd_tools() -> str:
     )
 
 
+def amd_names() -> str:
+    """Return how many public names of AMD Quark's modules this package has."""
+    facts = json.loads(AMD_NAMES.read_text("utf-8"))["names"]
+    absent = {name for names in WAYS.values() for name in names.split()}
+    rows = []
+    for module, names in facts.items():
+        without = absent.intersection(names)
+        rows.append((f"`{module}`", str(len(names) - len(without)), str(len(without))))
+    return table(("module", "names here", "without a counterpart"), rows)
+
+
 def llm_refusals() -> str:
     """Return what other tools offer for language models and this package refuses."""
     named = {f"`--algorithm {name}`": text for name, text in REFUSED_ALGORITHMS.items()}
@@ -116,6 +131,7 @@ def onnxruntime_options() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "amd-names": amd_names,
     "amd-options": amd_options,
     "amd-presets": amd_presets,
     "amd-script": amd_script,

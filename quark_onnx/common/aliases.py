@@ -1,7 +1,8 @@
 """Modules that only pass names on: an import makes them from a table, without a file.
 
 AMD Quark and onnxruntime have the same names under many module paths. A path that defines nothing
-of its own is a row of ``ALIASES``. ``quark_onnx.onnx`` has a file, which reads its row. Type
+of its own is a row of ``ALIASES``; names without a counterpart come from
+``quark_onnx.common.absent``. ``quark_onnx.onnx`` has a file, which reads its row. Type
 checkers read stubs (.pyi), which ``scripts/stubs.py`` writes from the rows.
 """
 
@@ -23,9 +24,14 @@ ALIASES: dict[str, dict[str, str]] = {
             "AutoSearch AutoSearchConfig AutoSearchPro SearchSpace"
             " generate_all_configs get_auto_search_config"
         ),
+        "quark_onnx.onnx.calibration.calibrators": (
+            "CalibraterBase MinMaxCalibrater create_calibrator_float_scale"
+            " create_calibrator_power_of_two write_calibration_table"
+        ),
         "quark_onnx.onnx.calibration.data_readers": (
             "CachedDataReader PathDataReader RandomDataReader"
         ),
+        "quark_onnx.onnx.deploy_utils": "dump_model",
         "quark_onnx.onnx.operators.custom_ops": (
             "_COP_DOMAIN _COP_VERSION get_library_path"
         ),
@@ -91,9 +97,100 @@ ALIASES: dict[str, dict[str, str]] = {
         "quark_onnx.onnx.quant_utils": (
             "ExtendedQuantFormat ExtendedQuantType VitisQuantFormat VitisQuantType"
         ),
+        "quark_onnx.common.absent": (
+            "add_or_update_opset_import calculate_mse check_hard_sigmoid_condition "
+            "check_model_is_fp16 check_model_quantizable "
+            "check_reduce_mean_condition check_relu_like_node compute_minmse "
+            "compute_scale_zp compute_scale_zp_fp convert_fp16_scale_to_fp32 "
+            "convert_nparray convert_to_bf16 create_range_dict dequantize_data "
+            "dpu_leaky_relu_alpha extract_sub_model find_int16_scale fp32_nodes "
+            "get_all_target_nodes get_all_tensor_names get_annotate_tensors "
+            "get_batch_size get_clip_min_max get_datatype_shape get_eltwise_op "
+            "get_exclude_nodes get_matmul_nodes_without_weights "
+            "get_model_node_name_dict get_model_node_output_node_name_dict "
+            "get_model_weight_name_dict get_node_from_node_name "
+            "get_node_input_node_name get_node_input_var get_opset_version "
+            "get_output_nodes_of_node get_pre_defined_preprocess_config "
+            "get_qdq_to_remove get_qmin_qmax_for_qType get_qrange_for_qType "
+            "get_shape_from_tensor get_tensor_to_consumer "
+            "get_tensor_type_from_qType get_weight_from_weight_name "
+            "get_weights_node_of_node infer_custom_op_shape infer_shape "
+            "inference_sub_model_with_data insert_quant_nodes_at_boundaries "
+            "is_approximately_equal is_clip_with_min_max is_fp8_qtype "
+            "is_leaky_relu_with_alpha is_node_needs_annotated is_version_below "
+            "load_model_with_shape_infer make_batch_size_dynamic "
+            "make_batch_size_fixed match_subgraphs model_size_exceeds "
+            "modified_annotate_input pos2scale quantize_data quantize_nparray "
+            "recursive_update remove_initializer_from_input remove_initializers "
+            "remove_nodes save_and_reload_model_with_shape_infer scale2pos "
+            "skip_node_with_inf_tensor"
+        ),
     },
     "quark_onnx.onnx.quantization.quantize": {
         "quark_onnx.onnx.quantize": "quantize_dynamic quantize_static",
+        "quark_onnx.common.absent": (
+            "apply_align_eltwise_quant_type prune_stale_tensor_quant_overrides"
+        ),
+    },
+    "quark_onnx.onnx.calibration.calibrate": {
+        "quark_onnx.onnx.calibration.calibrators": "calibrate_model",
+    },
+    "quark_onnx.onnx.calibration.interface": {
+        "quark_onnx.onnx.calibration.calibrators": "fake_calibration run_calibration",
+    },
+    "quark_onnx.onnx.utils": {
+        "quark_onnx.onnx.deploy_utils": "dump_model",
+    },
+    "quark_onnx.onnx.utils.deploy_utils": {
+        "quark_onnx.onnx.deploy_utils": "dump_model",
+    },
+    "quark_onnx.onnx.utils.file_utils": {
+        "quark_onnx.common.absent": (
+            "load_model_layers_to_finetune save_and_restore_func "
+            "save_model_layers_to_finetune save_quantized_info update_crypto_mode"
+        ),
+    },
+    "quark_onnx.onnx.utils.print_utils": {
+        "quark_onnx.common.absent": (
+            "check_weights_in_node print_effective_quantization_summary "
+            "print_fp32_nodes print_quantize_dynamic_info "
+            "print_quantize_static_info print_quantized_info "
+            "print_user_supplied_configuration"
+        ),
+    },
+    "quark_onnx.onnx.utils.shapeshifter_utils": {
+        "quark_onnx.common.absent": (
+            "ShapeShifterPreprocessResult apply_shapeshifter_preprocess "
+            "load_shapeshifter_pass_groups run_shapeshifter_stage"
+        ),
+    },
+    "quark_onnx.onnx.utils.system_utils": {
+        "quark_onnx.common.absent": (
+            "check_and_create_path create_tmp_dir get_memory_usage update_tmp_dir"
+        ),
+    },
+    "quark_onnx.onnx.utils.model_utils": {
+        "quark_onnx.onnx.layout": "convert_nchw_to_nhwc",
+        "quark_onnx.common.absent": (
+            "ONNXQuantizedModel SharedNodesHelper cache_onnx_model_and_infer_shapes "
+            "check_onnx_model check_shared_initializers clean_initializer_in_input "
+            "collect_tensor_shapes_from_feed copy_shared_nodes "
+            "create_infer_session_for_onnx_model decrypt_data encrypt_data "
+            "fill_all_tensors_value_info generate_initializer get_shape_list "
+            "get_tensor_value onnx_load_model_with_decryption "
+            "onnx_save_model_with_encryption register_custom_ops_library "
+            "run_onnx_model sanitize_model_outputs save_model "
+            "save_onnx_model_with_external_data update_user_custom_op_lib_paths"
+        ),
+    },
+    "quark_onnx.torch.pruning": {
+        "quark_onnx.common.absent": "LayerImportancePruneConfig OSSCARConfig PConfig",
+    },
+    "quark_onnx.torch.pruning.api": {
+        "quark_onnx.common.absent": "ModelPruner",
+    },
+    "quark_onnx.torch.pruning.config": {
+        "quark_onnx.common.absent": "LayerImportancePruneConfig OSSCARConfig PConfig",
     },
     f"{_MIRROR}.base_quantizer": {},
     f"{_MIRROR}.calibrate": {},

@@ -4,9 +4,15 @@ from quark_onnx.onnx.auto_search import AutoSearchPro as AutoSearchPro
 from quark_onnx.onnx.auto_search import SearchSpace as SearchSpace
 from quark_onnx.onnx.auto_search import generate_all_configs as generate_all_configs
 from quark_onnx.onnx.auto_search import get_auto_search_config as get_auto_search_config
+from quark_onnx.onnx.calibration.calibrators import CalibraterBase as CalibraterBase
+from quark_onnx.onnx.calibration.calibrators import MinMaxCalibrater as MinMaxCalibrater
+from quark_onnx.onnx.calibration.calibrators import create_calibrator_float_scale as create_calibrator_float_scale
+from quark_onnx.onnx.calibration.calibrators import create_calibrator_power_of_two as create_calibrator_power_of_two
+from quark_onnx.onnx.calibration.calibrators import write_calibration_table as write_calibration_table
 from quark_onnx.onnx.calibration.data_readers import CachedDataReader as CachedDataReader
 from quark_onnx.onnx.calibration.data_readers import PathDataReader as PathDataReader
 from quark_onnx.onnx.calibration.data_readers import RandomDataReader as RandomDataReader
+from quark_onnx.onnx.deploy_utils import dump_model as dump_model
 from quark_onnx.onnx.operators.custom_ops import _COP_DOMAIN as _COP_DOMAIN
 from quark_onnx.onnx.operators.custom_ops import _COP_VERSION as _COP_VERSION
 from quark_onnx.onnx.operators.custom_ops import get_library_path as get_library_path

@@ -46,6 +46,8 @@ class Draft:
         random_ranges: ranges of random calibration data by input.
         shapes: sizes that inputs get before quantization.
         opset: opset to which the model is converted before quantization; None to keep it.
+        channels_last: True to put the channels of four-dimensional inputs and outputs last in the
+            result; calibration data has the layout of the float model.
         widen: True to convert float16 to float32 before quantization.
         external: True to write large tensors to external data.
         resume: folder for intermediate results of optimizers.
@@ -82,6 +84,7 @@ class Draft:
     random_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     opset: int | None = None
+    channels_last: bool = False
     widen: bool = False
     external: bool = False
     resume: str | None = None

@@ -537,11 +537,12 @@ ROWS: tuple[Option, ...] = (
         "the conversion `opset`",
     ),
     _obeyed("FixShapes", values.TEXT, effects.shapes, "the conversion `fixed-shapes`"),
-    _refused(
-        # A model with other input shapes is another model for the application.
+    _obeyed(
         "ConvertNCHWToNHWC",
-        (False, None),
-        "the layout of inputs stays; open_reader(layout='nhwc') turns samples",
+        values.FLAG,
+        effects.flag_setter("channels_last"),
+        "inputs and outputs of four dimensions get their channels last; data keeps the"
+        " float model's layout",
     ),
     _refused(
         "PreprocessYAML",

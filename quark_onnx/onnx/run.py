@@ -19,12 +19,14 @@ from quark_onnx.config import Override, QConfig, TensorOverride
 from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.convert import convert
 from quark_onnx.files.half_precision import upcast_to_float32
-from quark_onnx.files.io import load
+from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.job import Result
 from quark_onnx.onnx import translation
+from quark_onnx.onnx.calibration.data_readers import NO_DATA
 from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.layout import convert_nchw_to_nhwc
 from quark_onnx.onnx.option_effects import input_shapes
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
@@ -82,9 +84,19 @@ def run(
     # Weights alone need no data, unless an optimizer or a search reads some.
     needs_data = config.measures or config.rereads or config.search
     samples = _data(draft, data) if needs_data else None
-    return quantize(
-        model, samples, config, output, external=draft.external, resume=draft.resume
+    # The layout changes last, so that calibration data has that of the float model.
+    path = None if draft.channels_last else output
+    result = quantize(
+        model, samples, config, path, external=draft.external, resume=draft.resume
     )
+    if not draft.channels_last:
+        return result
+    result = replace(result, model=convert_nchw_to_nhwc(result.model))
+    if output is not None:
+        # ``staged`` replaces the file at the end of the block, which has nothing to add.
+        with staged(result.model, Path(output), external=draft.external):
+            pass
+    return result
 
 
 def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
@@ -391,10 +403,7 @@ def _data(draft: Draft, data: Any) -> Any:
     # Given data wins over UseRandomData, which presets such as VINT8 set.
     if data is None:
         if not draft.random:
-            raise ConfigError(
-                "there is no calibration data: pass calibration_data_reader or"
-                " calibration_data_path, or set the extra option UseRandomData",
-            )
+            raise ConfigError(NO_DATA)
         return RandomData(
             samples=draft.samples or 1,
             shapes=draft.random_shapes,

@@ -9,6 +9,7 @@ so that importing this package loads no torch. Type checkers read the stub, whic
 from importlib import import_module
 from typing import Any
 
+from quark_onnx.common.aliases import ALIASES, imports_of, install
 from quark_onnx.common.errors import nearest
 
 #: Names of this package: name -> (module below ``quark_onnx.torch``, name there).
@@ -55,18 +56,23 @@ AMD_QUARK = {
     "LLMTemplate": ("quantization.config.template", "LLMTemplate"),
     "ModelExporter": ("export.api", "ModelExporter"),
     "ModelImporter": ("export.api", "ModelImporter"),
+    "ModelPruner": ("pruning.api", "ModelPruner"),
     "ModelQuantizer": ("quantization.api", "ModelQuantizer"),
     "QuantFlow": ("quantization.config.type", "QuantFlow"),
     "RuntimeOptions": ("quantization.config.type", "RuntimeOptions"),
+    "disable_native_inference": ("quantization.api", "disable_native_inference"),
+    "enable_native_inference": ("quantization.api", "enable_native_inference"),
     "export_gguf": ("export.api", "export_gguf"),
     "export_onnx": ("export.api", "export_onnx"),
     "export_safetensors": ("export.api", "export_safetensors"),
     "import_model_from_safetensors": ("export.api", "import_model_from_safetensors"),
-    "load_params": ("export.params", "load_params"),
-    "save_params": ("export.params", "save_params"),
+    "load_params": ("quantization.params", "load_params"),
+    "save_params": ("quantization.params", "save_params"),
 }
 
 __all__ = [*NATIVE, *AMD_QUARK]
+
+install({path: imports_of(path) for path in ALIASES if path.startswith(f"{__name__}.")})
 
 
 def __getattr__(name: str) -> Any:

@@ -33,16 +33,19 @@ from quark_onnx.torch.validate.repair import repair as repair_checkpoint
 from quark_onnx.torch.quantization.config.template import LLMTemplate as LLMTemplate
 from quark_onnx.torch.export.api import ModelExporter as ModelExporter
 from quark_onnx.torch.export.api import ModelImporter as ModelImporter
+from quark_onnx.torch.pruning.api import ModelPruner as ModelPruner
 from quark_onnx.torch.quantization.api import ModelQuantizer as ModelQuantizer
 from quark_onnx.torch.quantization.config.type import QuantFlow as QuantFlow
 from quark_onnx.torch.quantization.config.type import RuntimeOptions as RuntimeOptions
+from quark_onnx.torch.quantization.api import disable_native_inference as disable_native_inference
+from quark_onnx.torch.quantization.api import enable_native_inference as enable_native_inference
 from quark_onnx.torch.export.api import export_gguf as export_gguf
 from quark_onnx.torch.export.api import export_onnx as export_onnx
 from quark_onnx.torch.export.api import export_safetensors as export_safetensors
 from quark_onnx.torch.export.api import import_model_from_safetensors as import_model_from_safetensors
-from quark_onnx.torch.export.params import load_params as load_params
-from quark_onnx.torch.export.params import save_params as save_params
+from quark_onnx.torch.quantization.params import load_params as load_params
+from quark_onnx.torch.quantization.params import save_params as save_params
 
 NATIVE: dict[str, tuple[str, str]]
 AMD_QUARK: dict[str, tuple[str, str]]
-__all__ = ['TorchConfig', 'LayerSpec', 'TensorSpec', 'KVCache', 'scheme', 'config_for', 'AWQ', 'AutoSmoothQuant', 'Clip', 'Distillation', 'GPTAQ', 'GPTQ', 'HQQ', 'Qronos', 'Rotation', 'SignedRounding', 'SmoothQuant', 'quantize_model', 'quantize_graph', 'quantize_checkpoint', 'mix', 'ptq', 'Text', 'TorchReport', 'perplexity', 'load_checkpoint', 'write_checkpoint', 'write_gguf', 'write_onnx', 'write_page', 'validate_checkpoint', 'repair_checkpoint', 'LLMTemplate', 'ModelExporter', 'ModelImporter', 'ModelQuantizer', 'QuantFlow', 'RuntimeOptions', 'export_gguf', 'export_onnx', 'export_safetensors', 'import_model_from_safetensors', 'load_params', 'save_params']
+__all__ = ['TorchConfig', 'LayerSpec', 'TensorSpec', 'KVCache', 'scheme', 'config_for', 'AWQ', 'AutoSmoothQuant', 'Clip', 'Distillation', 'GPTAQ', 'GPTQ', 'HQQ', 'Qronos', 'Rotation', 'SignedRounding', 'SmoothQuant', 'quantize_model', 'quantize_graph', 'quantize_checkpoint', 'mix', 'ptq', 'Text', 'TorchReport', 'perplexity', 'load_checkpoint', 'write_checkpoint', 'write_gguf', 'write_onnx', 'write_page', 'validate_checkpoint', 'repair_checkpoint', 'LLMTemplate', 'ModelExporter', 'ModelImporter', 'ModelPruner', 'ModelQuantizer', 'QuantFlow', 'RuntimeOptions', 'disable_native_inference', 'enable_native_inference', 'export_gguf', 'export_onnx', 'export_safetensors', 'import_model_from_safetensors', 'load_params', 'save_params']

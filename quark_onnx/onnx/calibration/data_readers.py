@@ -16,11 +16,17 @@ from onnx import ModelProto
 
 from calibrators.readers.open import RandomData
 from calibrators.readers.samples import InputSpec, Sample
-from quark_onnx.common.errors import DataError, data_errors
+from quark_onnx.common.errors import ConfigError, DataError, data_errors
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.open_data import input_specs
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader
+
+#: Error of a quantization without calibration data.
+NO_DATA = (
+    "there is no calibration data: pass calibration_data_reader or"
+    " calibration_data_path, or set the extra option UseRandomData"
+)
 
 
 class RandomDataReader(CalibrationDataReader):
@@ -159,6 +165,38 @@ class CachedDataReader(CalibrationDataReader):
         self._next = 0
 
     rewind = reset_iter
+
+
+def get_data_reader(
+    model_input: str | Path | ModelProto,
+    calibration_data_reader: Any = None,
+    calibration_data_path: str | Path | None = None,
+    extra_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the reader of a quantization: the given one, one of a folder, or a random one.
+
+    Args:
+        model_input: path of the model, or a ModelProto.
+        calibration_data_reader: the reader; it takes precedence over the folder.
+        calibration_data_path: folder for a ``PathDataReader``.
+        extra_options: ``UseRandomData`` allows a ``RandomDataReader``, which takes
+            ``RandomDataReaderInputShape`` and ``RandomDataReaderInputDataRange``.
+
+    Raises:
+        ConfigError: there is no data.
+    """
+    options = extra_options or {}
+    if calibration_data_reader is not None:
+        return calibration_data_reader
+    if calibration_data_path is not None:
+        return PathDataReader(model_input, calibration_data_path)
+    if not options.get("UseRandomData"):
+        raise ConfigError(NO_DATA)
+    return RandomDataReader(
+        model_input,
+        options.get("RandomDataReaderInputShape"),
+        options.get("RandomDataReaderInputDataRange"),
+    )
 
 
 def _turned(array: NDArray[Any]) -> NDArray[Any]:

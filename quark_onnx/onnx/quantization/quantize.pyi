@@ -1,2 +1,4 @@
 from quark_onnx.onnx.quantize import quantize_dynamic as quantize_dynamic
 from quark_onnx.onnx.quantize import quantize_static as quantize_static
+from quark_onnx.common.absent import apply_align_eltwise_quant_type as apply_align_eltwise_quant_type
+from quark_onnx.common.absent import prune_stale_tensor_quant_overrides as prune_stale_tensor_quant_overrides

@@ -20,8 +20,9 @@ from quark_onnx.common.errors import ConfigError, DataError, QuarkError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig as Native
 from quark_onnx.convert import convert
-from quark_onnx.files.io import load
+from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph
+from quark_onnx.onnx.layout import convert_nchw_to_nhwc
 from quark_onnx.onnx.option_effects import input_shapes, parse_shapes
 from quark_onnx.onnx.quantization.config.config import QConfig
 from quark_onnx.onnx.run import run
@@ -165,6 +166,12 @@ def _custom_names(options: argparse.Namespace) -> None:
     source, target = _models(options)
     names = "vitis-names" if options.reverse_conversion else "quark-names"
     convert(source, names, target)
+
+
+def _channels_last(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    with staged(convert_nchw_to_nhwc(source), target, external=options.external):
+        pass
 
 
 def _float16(options: argparse.Namespace) -> None:
@@ -368,6 +375,7 @@ _ROWS = (
             ("not_simplify", False),
         ),
     ),
+    Tool("convert_nchw_to_nhwc", _channels_last),
     Tool("convert_onnx_to_onnxtxt", _to_text),
     Tool("convert_onnxtxt_to_onnx", _from_text),
     Tool("convert_opset_version", _opset, options=(("target_opset", 20),)),
@@ -407,11 +415,6 @@ _ROWS = (
         "convert_lstm_to_customlstm",
         None,
         "an LSTM stays one of ONNX's own, which every runtime reads",
-    ),
-    Tool(
-        "convert_nchw_to_nhwc",
-        None,
-        "the layout of inputs stays; open_reader(layout='nhwc') turns samples",
     ),
     Tool(
         "convert_resize_fs_to_pof2s",

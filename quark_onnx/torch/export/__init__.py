@@ -1,5 +1,9 @@
 """Mirror of AMD Quark's module ``quark.torch.export``."""
 
-from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
+from quark_onnx.torch.export.config.config import (
+    ExporterConfig,
+    JsonExporterConfig,
+    OnnxExporterConfig,
+)
 
-__all__ = ["ExporterConfig", "JsonExporterConfig"]
+__all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,12 @@ from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig, matches
 from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
+from quark_onnx.torch.export.diffusion import save_diffusion_model
 from quark_onnx.torch.models.attention import set_attention
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.config import QConfig
+from quark_onnx.torch.quantization.params import save_params as save_params
 
 if TYPE_CHECKING:
     import torch
@@ -312,6 +314,147 @@ def import_model_from_safetensors(  # noqa: PLR0913
         set_attention(loaded, attn_implementation)
     moved: nn.Module = loaded if device is None else loaded.to(device)
     return moved
+
+
+class BaseExporter:
+    """Base of the exporters, whose ``_export`` writes the model, as in AMD Quark."""
+
+    def _validate(self) -> None:
+        """Raise an error if the model cannot be written; the export functions check it, too."""
+
+    def _export_impl(self) -> None:
+        """Write the model."""
+        raise NotImplementedError
+
+    def _export(self) -> None:
+        """Check the model, and write it."""
+        self._validate()
+        self._export_impl()
+
+
+@dataclass
+class SafetensorsExporter(BaseExporter):
+    """``export_safetensors`` as a class."""
+
+    model: Any
+    output_dir: Path | str
+    custom_mode: str = "quark"
+    weight_format: str = "real_quantized"
+    pack_method: str = "reorder"
+
+    def _export_impl(self) -> None:
+        export_safetensors(
+            self.model,
+            self.output_dir,
+            self.custom_mode,
+            self.weight_format,
+            self.pack_method,
+        )
+
+
+class QuarkSafetensorsExporter(SafetensorsExporter):
+    """Exporter in AMD Quark's layout."""
+
+    def _validate(self) -> None:
+        require(self.custom_mode == "quark", "custom_mode", self.custom_mode, "'quark'")
+
+
+class CustomSafetensorsExporter(SafetensorsExporter):
+    """Exporter in the layout of AutoAWQ or of native FP8."""
+
+    def _validate(self) -> None:
+        fits = self.custom_mode in ("awq", "fp8")
+        require(fits, "custom_mode", self.custom_mode, "'awq' or 'fp8'")
+
+
+class DiffusersSafetensorsExporter(SafetensorsExporter):
+    """Exporter of models of diffusers, with codes, for ``load_diffusion_model``."""
+
+    def _validate(self) -> None:
+        default = ("quark", "real_quantized", "reorder")
+        given = (self.custom_mode, self.weight_format, self.pack_method)
+        require(
+            given == default,
+            "(custom_mode, weight_format, pack_method)",
+            given,
+            f"{default}, the layout of save_diffusion_model",
+        )
+
+    def _export_impl(self) -> None:
+        save_diffusion_model(self.model, self.output_dir)
+
+
+@dataclass
+class OnnxExporter(BaseExporter):
+    """``export_onnx`` as a class; the last arguments have no effect."""
+
+    model: Any
+    output_dir: Path | str
+    input_args: Any
+    opset_version: int | None = None
+    input_names: Sequence[str] = ()
+    output_names: Sequence[str] = ()
+    verbose: bool = False
+    do_constant_folding: bool = True
+    operator_export_type: Any = None
+    uint4_int4_flag: bool = False
+    dynamo: bool = False
+
+    def _export_impl(self) -> None:
+        export_onnx(
+            self.model,
+            self.output_dir,
+            self.input_args,
+            self.opset_version,
+            self.input_names,
+            self.output_names,
+        )
+
+
+@dataclass
+class GgufExporter(BaseExporter):
+    """``export_gguf`` as a class."""
+
+    model: Any
+    output_dir: Path | str
+    model_type: str | None
+    tokenizer_path: Path | str
+
+    def _export_impl(self) -> None:
+        export_gguf(self.model, self.output_dir, self.model_type, self.tokenizer_path)
+
+
+class BaseImporter:
+    """Base of the importers, whose ``_import`` returns the model, as in AMD Quark."""
+
+    def _validate(self) -> None:
+        """Raise an error if nothing can be read; the import functions check it, too."""
+
+    def _import_impl(self) -> nn.Module:
+        """Return the model."""
+        raise NotImplementedError
+
+    def _import(self, **settings: Any) -> nn.Module:
+        """Set attributes, and return the model."""
+        for name, value in settings.items():
+            require_known(name, vars(self), "the importer has no setting")
+            setattr(self, name, value)
+        self._validate()
+        return self._import_impl()
+
+
+class SafetensorsImporter(BaseImporter):
+    """``import_model_from_safetensors`` as a class: ``_import(model=..., model_dir=...)``."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.model_dir: Path | str = ""
+        self.multi_device = False
+
+    def _import_impl(self) -> nn.Module:
+        return import_model_from_safetensors(
+            self.model, self.model_dir, self.multi_device
+        )
 
 
 def config_of(model: nn.Module) -> TorchConfig:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quark_onnx.common.absent import from_float_and_dict as from_float_and_dict
+from quark_onnx.common.absent import get_name_and_info as get_name_and_info
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
@@ -15,6 +17,7 @@ from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.quantization.config.type import QuantizationMode, RuntimeOptions
+from quark_onnx.torch.quantization.params import load_params as load_params
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,6 +126,34 @@ class ModelQuantizer:
                 save_path,
             ),
         )
+
+
+def enable_native_inference(
+    model: nn.Module, *, runtime_options: RuntimeOptions | None = None
+) -> int:
+    """Return 0, the number of layers that got one of AMD's kernels, with a warning.
+
+    Layers compute what their codes say. Fast kernels are those of a runtime, such as vLLM, that
+    loads the checkpoint.
+
+    Args:
+        model: a quantized model, which stays as it is.
+        runtime_options: without effect.
+    """
+    logger.warning(
+        "enable_native_inference has no effect: no kernels come with this package;"
+        " export_safetensors writes a checkpoint for vLLM, which has them",
+    )
+    return 0
+
+
+def disable_native_inference(model: nn.Module) -> int:
+    """Return 0, the number of layers with one of AMD's kernels.
+
+    Args:
+        model: a quantized model, which stays as it is.
+    """
+    return 0
 
 
 def _log(report: TorchReport) -> None:

@@ -23,13 +23,13 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.recast import recast
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.export.params import load_params, save_params
 from quark_onnx.torch.exports.kinds import exported
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.ptq import Text, ptq, tokenizer_of
 from quark_onnx.torch.quantization.api import COMPLETED
+from quark_onnx.torch.quantization.params import load_params, save_params
 from quark_onnx.torch.quantize_quark.arguments import notes_on, parse
 from quark_onnx.torch.quantize_quark.settings import (
     batch_of,

@@ -22,9 +22,9 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.export.params import save_params
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.quantization.params import save_params
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
 

@@ -28,7 +28,6 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.export.params import save_params
 from quark_onnx.torch.exports.kinds import exported
 from quark_onnx.torch.exports.onnx import write_onnx
 from quark_onnx.torch.models.attention import install_attention_hooks, set_attention
@@ -38,6 +37,7 @@ from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
 from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
 from quark_onnx.torch.pipelines.written_size import written_bytes
+from quark_onnx.torch.quantization.params import save_params
 from quark_onnx.torch.validate import validate
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens

@@ -444,6 +444,16 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
 }
 
 
+def from_dict(d: dict[str, Any]) -> AlgoConfig:
+    """Return the algorithm from the values of ``AlgoConfig.to_dict``."""
+    return AlgoConfig.from_dict(d)
+
+
+def _algo_flag(algorithms: Sequence[AlgoConfig], algo_config: type[AlgoConfig]) -> bool:
+    """Return whether an algorithm of a class is among the given ones, as in AMD Quark."""
+    return any(isinstance(algorithm, algo_config) for algorithm in algorithms)
+
+
 def without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
     """Copy the algorithms, but only the first of AdaRound and AdaQuant.
 

@@ -32,7 +32,7 @@ from quark_onnx.onnx.translation import dtype_of, listed, narrowed
 from quark_onnx.onnxruntime_spelling.request import name_of
 
 #: Calibrators, with True for power-of-two scales.
-_METHODS: dict[str, tuple[type[Calibrator], bool]] = {
+METHODS: dict[str, tuple[type[Calibrator], bool]] = {
     "MinMax": (MinMax, False),
     "Entropy": (Entropy, False),
     "Percentile": (Percentile, False),
@@ -201,9 +201,9 @@ def _spec(
 
 def _method(method: object) -> tuple[type[Calibrator], bool]:
     name = name_of(method)
-    if name not in _METHODS:
+    if name not in METHODS:
         raise ConfigError(
             f"calibrate_method is {name!r}, which is not"
-            f" offered{nearest(name, _METHODS)}",
+            f" offered{nearest(name, METHODS)}",
         )
-    return _METHODS[name]
+    return METHODS[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from quark_onnx.torch.quantization.config.fields import Fields
 
@@ -29,13 +28,18 @@ class JsonExporterConfig(Fields):
 
 
 @dataclass
+class OnnxExporterConfig(Fields):
+    """Settings of an ONNX export, of which AMD Quark has none either."""
+
+
+@dataclass
 class ExporterConfig(Fields):
     """Export settings of a model.
 
     Attributes:
         json_export_config: settings of a checkpoint.
-        onnx_export_config: None; ONNX export has no settings.
+        onnx_export_config: without effect, as it has no settings.
     """
 
     json_export_config: JsonExporterConfig = field(default_factory=JsonExporterConfig)
-    onnx_export_config: Any = None
+    onnx_export_config: OnnxExporterConfig | None = None

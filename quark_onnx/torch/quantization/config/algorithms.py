@@ -11,7 +11,6 @@ from typing import Any
 
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
-from quark_onnx.config.spec import check_names
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
@@ -34,9 +33,11 @@ __all__ = [
     "GPTAQConfig",
     "GPTQConfig",
     "OnlineRotationConfig",
+    "PreQuantOptConfig",
     "QronosConfig",
     "RotationConfig",
     "SmoothQuantConfig",
+    "load_pre_optimization_config_from_file",
     "load_quant_algo_config_from_file",
 ]
 
@@ -45,6 +46,28 @@ class AlgoConfig(Fields):
     """Settings of an algorithm; frozen base class."""
 
     name: str
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Any:
+        """Return the settings of the algorithm that an entry names.
+
+        Args:
+            entry: the values of ``to_dict``; without a ``name``, those of this class.
+
+        Raises:
+            ConfigError: the algorithm or a field is unknown.
+        """
+        # The base class has no settings of its own.
+        if cls is not AlgoConfig and "name" not in entry:
+            return super().from_dict(entry)
+        return algorithm_named(str(entry.get("name")))._of(entry)
+
+    @classmethod
+    def _of(cls, entry: Mapping[str, Any]) -> Any:
+        """Return settings of this class; a class with nested settings overrides this."""
+        # JSON has lists alone; the default of a sequence is an empty tuple.
+        settings = {name: () if value == [] else value for name, value in entry.items()}
+        return super().from_dict(settings)
 
 
 @dataclass(frozen=True)
@@ -181,7 +204,20 @@ class RotationConfig(AlgoConfig):
     train_smooth: Any = None
     smooth_positions: Any = None
 
+    @classmethod
+    def _of(cls, entry: Mapping[str, Any]) -> Any:
+        settings = dict(entry)
+        # Older files switch all rotations at run time on together.
+        if _ONLINE in settings:
+            # A rotation of keys (R3) has no effect here.
+            settings.setdefault("r4", bool(settings.pop(_ONLINE)))
+        if isinstance(online := settings.get("online_config"), Mapping):
+            settings["online_config"] = OnlineRotationConfig.from_dict(online)
+        return super()._of(settings)
 
+
+#: The name of the base class before release 0.13, for what runs before quantization.
+PreQuantOptConfig = AlgoConfig
 #: Settings classes by the algorithm names of files and templates.
 ALGORITHMS: dict[str, type[AlgoConfig]] = {
     "smooth": SmoothQuantConfig,
@@ -228,31 +264,31 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
         ConfigError: the algorithm or a field is unknown.
         ModelError: the file does not exist, or is no JSON object.
     """
-    # A new dictionary, whose entries are moved below.
     entries = read_json(Path(file_path))
     if not isinstance(entries.get("name"), str):
         raise ConfigError(
             f'{file_path} must hold an object with the name of an algorithm: {{"name":'
             ' "awq", ...}',
         )
-    # Older files switch all rotations at run time on together.
-    if entries["name"] in ("rotation", "quarot") and _ONLINE in entries:
-        # A rotation of keys (R3) has no effect here.
-        entries.setdefault("r4", bool(entries.pop(_ONLINE)))
     try:
-        cls = algorithm_named(entries["name"])
-        # Before the constructor, so that the error names the file.
-        check_names(entries, cls)
+        return AlgoConfig.from_dict(entries)
     except ConfigError as error:
         raise ConfigError(f"{file_path}: {error}") from error
-    if isinstance(online := entries.get("online_config"), dict):
-        try:
-            entries["online_config"] = OnlineRotationConfig(**online)
-        except TypeError as error:
-            raise ConfigError(
-                f"{file_path}: online_config must say whether it is shared_parallel",
-            ) from error
-    config: AlgoConfig = cls(**entries)
+
+
+def load_pre_optimization_config_from_file(file_path: Path | str) -> AlgoConfig:
+    """Load the settings of SmoothQuant or of rotations from a JSON file.
+
+    Raises:
+        ConfigError: a field is unknown, or the file is of another algorithm.
+        ModelError: the file does not exist, or is no JSON object.
+    """
+    config = load_quant_algo_config_from_file(file_path)
+    if not isinstance(config, SmoothQuantConfig | RotationConfig):
+        raise ConfigError(
+            f"{file_path} is of {config.name!r}, which runs during quantization: load it"
+            " with load_quant_algo_config_from_file"
+        )
     return config
 
 

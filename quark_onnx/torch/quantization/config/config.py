@@ -7,12 +7,13 @@ Config, QuantizationConfig and QuantizationSpec.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
 
 from calibrators import MinMax
+from quark_onnx.common.absent import OCP_MXFP4DiffsSpec as OCP_MXFP4DiffsSpec
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -20,7 +21,7 @@ from quark_onnx.torch.config.torch_config import TYPES, TorchConfig
 from quark_onnx.torch.quantization.config import algorithms, specs
 from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403  (AMD Quark has all of them in this module)
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_for
-from quark_onnx.torch.quantization.config.fields import Fields
+from quark_onnx.torch.quantization.config.fields import Fields, plain
 from quark_onnx.torch.quantization.config.specs import *  # noqa: F403
 from quark_onnx.torch.quantization.config.tensor import QTensorConfig, spec_of
 from quark_onnx.torch.quantization.config.type import (
@@ -32,6 +33,7 @@ from quark_onnx.torch.quantization.config.type import (
 
 __all__ = [
     "Config",
+    "OCP_MXFP4DiffsSpec",
     "QConfig",
     "QLayerConfig",
     "QTensorConfig",
@@ -45,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Configuration of a tensor: one stage, or a list of stages.
 Stages = QTensorConfig | list[QTensorConfig]
+#: Fields of a layer with the settings of a tensor; a bias stays float.
+_TENSORS = ("weight", "input_tensors", "output_tensors")
 #: Supported channel axes of a weight, and of an activation (batch, tokens, features).
 # Weights have the shape (outputs, inputs): a scale per output, groups along the inputs.
 _WEIGHT_AXES = {QSchemeType.per_channel: (0,), QSchemeType.per_group: (-1, 1)}
@@ -75,12 +79,20 @@ class QLayerConfig(Fields):
         """
         # Through the entry of a checkpoint: one translation serves files and objects.
         entry = quark_json.layer_to_json(spec)
-        names = ("weight", "input_tensors", "output_tensors")
-        return cls(**{name: _tensor_from(entry[name]) for name in names})
+        return cls(**{name: _tensor_from(entry[name]) for name in _TENSORS})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of a checkpoint's configuration."""
-        return quark_json.layer_to_json(self.spec())
+        entry = quark_json.layer_to_json(self.spec())
+        for name in _TENSORS:
+            _name_observers(entry[name], getattr(self, name))
+        return entry
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> QLayerConfig:
+        """Build the settings from an entry of ``to_dict``, or of a checkpoint."""
+        tensors = {name: _tensor_from(entry.get(name)) for name in (*_TENSORS, "bias")}
+        return super().from_dict({**entry, **tensors})
 
     def spec(self, where: str = "QLayerConfig") -> LayerSpec:
         """Convert the settings to a LayerSpec.
@@ -110,6 +122,15 @@ class QLayerConfig(Fields):
             _activation(self.input_tensors, f"{where}, input_tensors"),
             _activation(self.output_tensors, f"{where}, output_tensors"),
         )
+
+
+def _name_observers(entry: Any, given: Any) -> None:
+    """Write the observers of settings into their entry, as a checkpoint holds the usual ones."""
+    if not isinstance(given, list | tuple):
+        entry, given = [entry], [given]
+    for stage_entry, stage in zip(entry, given, strict=True):
+        if stage is not None and stage.observer_cls is not None:
+            stage_entry["observer_cls"] = stage.observer_cls.__name__
 
 
 def _tensor_from(entry: Any) -> Any:
@@ -177,6 +198,8 @@ def _check_axis(
         )
 
 
+#: Fields of a model with the settings of layers, by glob or class.
+_LAYERS = ("layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config")
 #: Fields with a single supported value, and the reason.
 _NOT_DONE: dict[str, str] = {
     "shared_scale_groups": "each layer has scales of its own",
@@ -234,7 +257,53 @@ class QConfig(Fields):
         entry = quark_json.to_json(self.torch_config())
         # The packing is chosen by the export, and not part of the configuration.
         del entry["export"]
-        return entry | {"quant_mode": self.mode.name}
+        entry["quant_mode"] = self.mode.name
+        if self.algo_config is not None:
+            entry["algo_config"] = plain(_several(self.algo_config))
+        if self.min_kv_scale:
+            entry["min_kv_scale"] = self.min_kv_scale
+        entry["global_quant_config"] = self.global_quant_config.to_dict()
+        for name in _LAYERS:
+            for key, layer in getattr(self, name).items():
+                entry[name][plain(key)] = layer.to_dict()
+        return entry
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> QConfig:
+        """Build the settings from ``to_dict``, or from a checkpoint's ``quantization_config``.
+
+        Raises:
+            ConfigError: a field, an algorithm or a value is unknown.
+        """
+        settings = {
+            k: v for k, v in entry.items() if k not in ("quant_method", "export")
+        }
+        if "global_quant_config" not in settings:
+            raise ConfigError("QConfig.from_dict: there is no global_quant_config")
+        settings["global_quant_config"] = QLayerConfig.from_dict(
+            settings["global_quant_config"]
+        )
+        # Earlier releases write null for an empty field.
+        for name in _LAYERS:
+            settings[name] = {
+                key: QLayerConfig.from_dict(layer)
+                for key, layer in (settings.get(name) or {}).items()
+            }
+        settings["exclude"] = list(settings.get("exclude") or ())
+        settings["softmax_quant_spec"] = _tensor_from(
+            settings.get("softmax_quant_spec")
+        )
+        if (algorithms := settings.get("algo_config")) is not None:
+            settings["algo_config"] = [
+                AlgoConfig.from_dict(algorithm) for algorithm in _several(algorithms)
+            ]
+        # The scale of keys and values and their group are settings of the export in checkpoints.
+        for name in ("min_kv_scale", "kv_cache_group"):
+            if (
+                value := (entry.get("export") or {}).get(name)
+            ) and name not in settings:
+                settings[name] = value
+        return super().from_dict(settings)
 
     @property
     def mode(self) -> QuantizationMode:
@@ -252,9 +321,7 @@ class QConfig(Fields):
         # First: a setting that is not supported is named before any other error.
         self._check()
         # An algorithm alone, or a list of algorithms in order.
-        chosen: Any = self.algo_config or ()
-        if not isinstance(chosen, Sequence):
-            chosen = (chosen,)
+        chosen = _several(self.algo_config or ())
         config = TorchConfig(
             _layer(self.global_quant_config, "global_quant_config"),
             types=tuple(self._types()),
@@ -327,6 +394,11 @@ class QConfig(Fields):
                 if isinstance(value, Enum):
                     value = value.name
                 raise ConfigError(f"{name} is {value!r}, which is not supported: {why}")
+
+
+def _several(given: Any) -> list[Any]:
+    """Return a list of settings; a single one stands for a list of one."""
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _layer(given: Any, where: str) -> LayerSpec:

@@ -381,6 +381,7 @@ class AmdFP4Spec(_Floats, dtype="fp4", scale_format="e5m3", scale_type="float8_e
     is_dynamic: bool | None = True
 
 
+@dataclass
 class QATSpec(Fields):
     """Settings of quantization-aware training; not supported."""
 

@@ -6,7 +6,7 @@ The counterpart in this package is TensorSpec.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from quark_onnx.config.checks import require_known
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import TensorSpec
-from quark_onnx.torch.quantization.config.fields import Fields
+from quark_onnx.torch.quantization.config.fields import Fields, plain
 from quark_onnx.torch.quantization.config.type import (
     Dtype,
     QSchemeType,
@@ -99,24 +99,17 @@ class QTensorConfig(Fields):
         """
         if self.qscheme is not QSchemeType.per_group:
             raise ConfigError(
-                f"set_group_size: qscheme is {_name(self.qscheme)}; only per_group has"
+                f"set_group_size: qscheme is {plain(self.qscheme)}; only per_group has"
                 " groups",
             )
         self.group_size = group_size
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of a checkpoint's configuration."""
-        return {
-            f.name: _name(getattr(self, f.name))
-            for f in fields(self)
-            # Not part of a checkpoint: training is not supported.
-            if f.name != "qat_spec"
-        }
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> QTensorConfig:
-        """Build the settings from an entry of ``to_dict``."""
-        return cls(**entry)
+        entry = super().to_dict()
+        # Not part of a checkpoint: training is not supported.
+        del entry["qat_spec"]
+        return entry
 
     def spec(self, where: str = "QTensorConfig") -> TensorSpec:
         """Convert the settings to a TensorSpec.
@@ -159,14 +152,14 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     ):
         raise ConfigError(
             f"{where}: scale_format is {first_stage.scale_format!r}; blocks of"
-            f" {_name(first_stage.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
+            f" {plain(first_stage.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
             " stages (ScaleQuantSpec)",
         )
     try:
         # The reader of checkpoints has all combinations that are supported.
         spec = quark_json.spec_from_json([stage.to_dict() for stage in stages], "it")
     except ConfigError as error:
-        raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
+        raise ConfigError(f"{where}, {plain(stages[0].dtype)}: {error}") from error
     assert spec is not None
     _check_symmetry(stages, spec, where)
     return _observed(spec, first_stage.observer_cls, where)
@@ -215,10 +208,10 @@ def _check(config: QTensorConfig, where: str) -> None:
     for name, (fine, why) in _COMPUTED.items():
         if (value := getattr(config, name)) not in fine:
             raise ConfigError(
-                f"{where}: {name} is {_name(value)!r}, which is not supported: {why}",
+                f"{where}: {name} is {plain(value)!r}, which is not supported: {why}",
             )
     observer: Any = config.observer_cls
-    scheme = _name(config.qscheme)
+    scheme = plain(config.qscheme)
     if observer is not None and scheme and scheme not in _schemes_of(observer):
         raise ConfigError(
             f"{where}: qscheme is {scheme}, but {observer.__name__} is for"
@@ -250,10 +243,3 @@ def _observer(value: Any) -> Any:
     name = getattr(value, "__name__", str(value))
     require_known(name, OBSERVERS, "observer_cls is")
     return OBSERVERS[name]
-
-
-def _name(value: Any) -> Any:
-    """Return the names of enumeration members and classes, else the value."""
-    if isinstance(value, Enum):
-        return value.name
-    return value.__name__ if isinstance(value, type) else value

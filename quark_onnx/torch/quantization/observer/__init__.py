@@ -1,1 +1,51 @@
 """Calibration methods by AMD Quark's names."""
+
+from quark_onnx.common.absent import (
+    LSQObserver,
+    PerBlock2DMinMaxObserver,
+    PerBlockMXDiffsObserver,
+    TQTObserver,
+)
+from quark_onnx.torch.quantization.observer.observer import (
+    ObserverBase,
+    PerBlockBFPObserver,
+    PerBlockMXBufferReuseObserver,
+    PerBlockMXObserver,
+    PerChannelMinMaxObserver,
+    PerChannelPowOf2MinMaxObserver,
+    PerChannelPowOf2MinMSEObserver,
+    PerGroupMinMaxObserver,
+    PerTensorHistogramObserver,
+    PerTensorHistogramObserverPro,
+    PerTensorMinMaxObserver,
+    PerTensorMSEObserver,
+    PerTensorPercentileObserver,
+    PerTensorPowOf2MinMaxObserver,
+    PerTensorPowOf2MinMSEObserver,
+    PlaceholderObserver,
+    UniformScalingObserver,
+)
+
+__all__ = [
+    "LSQObserver",
+    "ObserverBase",
+    "PerBlock2DMinMaxObserver",
+    "PerBlockBFPObserver",
+    "PerBlockMXBufferReuseObserver",
+    "PerBlockMXDiffsObserver",
+    "PerBlockMXObserver",
+    "PerChannelMinMaxObserver",
+    "PerChannelPowOf2MinMSEObserver",
+    "PerChannelPowOf2MinMaxObserver",
+    "PerGroupMinMaxObserver",
+    "PerTensorHistogramObserver",
+    "PerTensorHistogramObserverPro",
+    "PerTensorMSEObserver",
+    "PerTensorMinMaxObserver",
+    "PerTensorPercentileObserver",
+    "PerTensorPowOf2MinMSEObserver",
+    "PerTensorPowOf2MinMaxObserver",
+    "PlaceholderObserver",
+    "TQTObserver",
+    "UniformScalingObserver",
+]

@@ -665,7 +665,7 @@ def test_algorithms_from_files(tmp_path: Path) -> None:
         load({"name": "gptq", "damp": 0.1})
     with pytest.raises(
         ConfigError,
-        match=r"algorithm\.json: online_config must say whether it is shared_parallel",
+        match=r"algorithm\.json: OnlineRotationConfig: shared_parallel is missing",
     ):
         load({"name": "rotation", "online_config": {}})
     with pytest.raises(ConfigError, match="must hold an object with the name"):

@@ -1,0 +1,5 @@
+from quark_onnx.common.absent import load_model_layers_to_finetune as load_model_layers_to_finetune
+from quark_onnx.common.absent import save_and_restore_func as save_and_restore_func
+from quark_onnx.common.absent import save_model_layers_to_finetune as save_model_layers_to_finetune
+from quark_onnx.common.absent import save_quantized_info as save_quantized_info
+from quark_onnx.common.absent import update_crypto_mode as update_crypto_mode

@@ -1,0 +1,7 @@
+from quark_onnx.common.absent import check_weights_in_node as check_weights_in_node
+from quark_onnx.common.absent import print_effective_quantization_summary as print_effective_quantization_summary
+from quark_onnx.common.absent import print_fp32_nodes as print_fp32_nodes
+from quark_onnx.common.absent import print_quantize_dynamic_info as print_quantize_dynamic_info
+from quark_onnx.common.absent import print_quantize_static_info as print_quantize_static_info
+from quark_onnx.common.absent import print_quantized_info as print_quantized_info
+from quark_onnx.common.absent import print_user_supplied_configuration as print_user_supplied_configuration

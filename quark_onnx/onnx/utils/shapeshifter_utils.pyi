@@ -1,0 +1,4 @@
+from quark_onnx.common.absent import ShapeShifterPreprocessResult as ShapeShifterPreprocessResult
+from quark_onnx.common.absent import apply_shapeshifter_preprocess as apply_shapeshifter_preprocess
+from quark_onnx.common.absent import load_shapeshifter_pass_groups as load_shapeshifter_pass_groups
+from quark_onnx.common.absent import run_shapeshifter_stage as run_shapeshifter_stage

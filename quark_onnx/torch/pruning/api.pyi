@@ -1,0 +1,1 @@
+from quark_onnx.common.absent import ModelPruner as ModelPruner

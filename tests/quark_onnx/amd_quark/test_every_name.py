@@ -1,0 +1,53 @@
+"""All public names of AMD Quark 0.13 can be imported; those without a counterpart say so."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from quark_onnx.common import absent
+from quark_onnx.common.errors import ConfigError
+from tests.architecture.test_tables import script
+
+FACTS = json.loads(Path(__file__).with_name("names.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("module", FACTS["names"])
+def test_every_name_can_be_imported(module: str) -> None:
+    ours = import_module(module.replace("quark", "quark_onnx", 1))
+    assert [name for name in FACTS["names"][module] if not hasattr(ours, name)] == []
+
+
+@pytest.mark.skipif(find_spec("quark") is None, reason="amd-quark is not installed")
+def test_the_names_are_those_of_the_installed_package() -> None:
+    assert script("amd_names").names() == FACTS["names"]
+
+
+@pytest.mark.parametrize(
+    "names", absent.WAYS.values(), ids=lambda text: text.split()[0]
+)
+def test_a_name_without_a_counterpart_raises_at_its_first_call(names: str) -> None:
+    for name in names.split():
+        with pytest.raises(
+            ConfigError, match=f"^{name} of AMD Quark does not exist here: "
+        ):
+            getattr(absent, name)("model", setting=1)
+
+
+def test_absent_names_are_those_of_amd_quark() -> None:
+    every = {name for names in FACTS["names"].values() for name in names}
+    listed = {name for names in absent.WAYS.values() for name in names.split()}
+    assert listed <= every
+
+
+def test_a_script_that_never_prunes_runs() -> None:
+    from quark_onnx.torch import ModelPruner, ModelQuantizer
+
+    assert not isinstance(object(), ModelPruner)
+    assert ModelQuantizer.__name__ == "ModelQuantizer"
+    with pytest.raises(ConfigError, match="ModelPruner of AMD Quark does not exist"):
+        ModelPruner(object())
