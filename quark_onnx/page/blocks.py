@@ -123,7 +123,7 @@ class Grid:
         # A row of a single cell is a title, and fills no column.
         rows = [row for row in self.rows if len(row) == len(self.header)]
         filled = [any(cells) for cells in zip(*rows, strict=True)]
-        if len(rows) < len(self.rows):
+        if len(rows) < len(self.rows) and sum(filled) < 2:
             # Rows of one column would be titles, too.
             filled[:2] = [True] * len(filled[:2])
         if all(filled):

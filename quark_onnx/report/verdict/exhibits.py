@@ -27,14 +27,18 @@ _SIDE, _POINTS = 240, 400
 #: Width of the frame of a box in pixels.
 _FRAME = 2
 _FLOAT_COLOR, _QUANTIZED_COLOR = (47, 133, 90), (194, 65, 12)
+#: Inputs do not tell the order of their channels.
+_CHANNELS = (
+    "Channels are shown as red, green and blue, which is wrong for a model of BGR."
+)
 _TITLES = {
     "classifier": (
         "Images whose class changed",
-        "The classes of both models, by their index.",
+        f"The classes of both models, by their index. {_CHANNELS}",
     ),
     "detector": (
         "Images with the most changed boxes",
-        "Boxes of both models with a score of at least 0.25.",
+        f"Boxes of both models with a score of at least 0.25. {_CHANNELS}",
     ),
     "image": (
         "Images with the largest errors",

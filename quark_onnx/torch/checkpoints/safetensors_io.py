@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrators import json_file
 from calibrators.limits import TEXT
+from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
@@ -243,9 +244,10 @@ class Writer:
         check_free(folder)
         with write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            # In the same parent, so that the final renaming stays on one file system.
-            self.staging = folder.parent / f".{folder.name}.partial"
-            shutil.rmtree(self.staging, ignore_errors=True)  # of a run that was killed
+            # In the same parent, so that the final renaming stays on one file system. Each run has
+            # its own: two runs with one target must not write into each other's files.
+            self._scratch = ScratchFolder(folder.parent, f"{folder.name}.partial")
+            self.staging = self._scratch.path / folder.name
             self.staging.mkdir()
         self._files: list[TensorFile] = []
         self._names: list[list[str]] = []
@@ -264,7 +266,7 @@ class Writer:
             # ``add`` has closed the earlier files.
             for file in self._files[-1:]:
                 file.abandon()
-            shutil.rmtree(self.staging, ignore_errors=True)
+            self._scratch.close()
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor.

@@ -45,7 +45,7 @@ def layer_errors(
     """
     note = (
         "Of what a layer computes on the data: the mean squared error as a share of the mean"
-        " square of what the float one computes. Rings: before an algorithm; dots: behind it."
+        " square of what the float one computes. Rings: before an algorithm; dots: after it."
         " Lines are those of whole blocks."
     )
     # A logarithmic scale has no place for errors relative to a baseline, which may be negative.

@@ -38,7 +38,7 @@ def size_against_divergence(points: Iterable[Point]) -> Drawing:
     drawn = [point for point in points if point.divergence > 0]
     key = (
         ("best", "the best within the budget"),
-        ("front", "front: none is smaller and more accurate"),
+        ("front", "front: none that is at most 1 % larger is more accurate"),
         ("point", "other trials"),
     )
     plots = partial(for_widths, partial(_plot, drawn), (380.0, 320.0))

@@ -277,7 +277,11 @@ class BlockJournal:
         The index is -1 if a file is damaged, or no file of this run, or if no hidden states are
         stored.
         """
-        states = self._results.names("hidden-*.safetensors")
+        states = [
+            name
+            for name in self._results.names("hidden-*.safetensors")
+            if _NAMES.fullmatch(name)
+        ]
         if not states:
             return -1
         # numbers have five digits, so that names sort like numbers

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrators.json_file import parse_json
+from calibrators.shown import short
 from quark_onnx.common.errors import ModelError
 
 if TYPE_CHECKING:
@@ -147,13 +148,12 @@ def read_header(file: Path) -> Header:
         raise document.wrong("an object")
     entries = document.value
     # the only entry that is no tensor
-    metadata = entries.pop("__metadata__", {})
+    metadata = _metadata(entries.pop("__metadata__", None))
     tensors = {
         name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()
     }
     _check_places(tensors, 8 + length, size)
-    is_object = isinstance(metadata, dict)
-    return Header(tensors, metadata if is_object else {}, 8 + length)
+    return Header(tensors, metadata, 8 + length)
 
 
 def header_bytes(entries: Mapping[str, Any]) -> bytes:
@@ -253,6 +253,23 @@ def single_value(tensor: StoredTensor) -> float | None:
     return float(values_of(tensor)[0])
 
 
+def _metadata(entry: Any) -> dict[str, str]:
+    """Return the metadata of a header, empty if there are none.
+
+    Raises:
+        ModelError: they are no strings by name, for which the library refuses the file.
+    """
+    if entry is None:
+        return {}
+    if not isinstance(entry, dict) or not all(
+        isinstance(value, str) for value in entry.values()
+    ):
+        raise ModelError(
+            f"the header's __metadata__ is {short(entry)}, and must be an object of strings"
+        )
+    return entry
+
+
 def _tensor(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
     """Return the tensor of an entry of a header, whose values begin at a byte of the file.
 
@@ -268,11 +285,11 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
         is_whole = False
     if not is_whole:
         raise ModelError(
-            f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or"
-            " data_offsets"
+            f"the header's entry of {name!r} is {short(entry)}; it lacks a dtype, a shape of"
+            " sizes, or two data_offsets of 0 or more"
         )
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise ModelError(f"{name!r} has the unknown type {dtype!r}")
+        raise ModelError(f"{name!r} has the unknown type {short(dtype)}")
     # in bits, as a tensor of F4 may have an odd number of values, of which no bytes can be made
     if prod(shape) * BITS[dtype] != (last - first) * 8:
         raise ModelError(

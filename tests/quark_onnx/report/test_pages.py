@@ -331,7 +331,11 @@ def test_rows_of_a_table_in_a_terminal() -> None:
     rows = [("a", "", "1"), ("b", "", "2")]
     grid = Grid("", ("name", "no", "dB"), rows).without_empty_columns()
     assert (grid.header, grid.rows) == (["name", "dB"], [["a", "1"], ["b", "2"]])
-    # Below a title, a second column keeps rows apart from titles.
+    # Below a title, too.
+    rows = [("group",), ("a", "", "1")]
+    kept = Grid("", ("name", "no", "dB"), rows).without_empty_columns()
+    assert (kept.header, kept.rows) == (["name", "dB"], [("group",), ["a", "1"]])
+    # A second column keeps rows apart from titles.
     grid = Grid("", ("name", "no", "dB"), [("group",), ("a", "", "")])
     kept = grid.without_empty_columns()
     assert (kept.header, kept.rows) == (["name", "no"], [("group",), ["a", ""]])

@@ -291,6 +291,17 @@ def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -
         assert torch.equal(found[name].float(), tensor.float())
 
 
+def test_two_writers_of_a_folder_share_no_files(tmp_path: Path) -> None:
+    """The first to end has its whole result; the other one says that it came late."""
+    earlier, later = Writer(tmp_path / "out"), Writer(tmp_path / "out")
+    with pytest.raises(ConfigError, match="out cannot be written"), earlier:
+        earlier.add("a", torch.ones(4))
+        with later:
+            later.add("b", torch.zeros(8))
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {"b"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(
     tmp_path: Path,
 ) -> None:

@@ -285,3 +285,13 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     ):
         run(source, tmp_path / "out", source)
     assert sorted(source.iterdir()) == before
+
+
+def test_a_file_of_another_name_is_no_result(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a copy that someone made of the hidden states."""
+    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
+    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
+    (resume / "hidden-00001 (copy).safetensors").write_bytes(b"")
+    assert run(source, tmp_path / "out", resume) == wanted

@@ -192,14 +192,16 @@ def test_truncated_everywhere(tmp_path: Path) -> None:
         ({"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}, "unknown type"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, "gap or an overlap"),
         ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "lacks"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "of 0 or more"),
         ({"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}, "lacks"),
         ({"dtype": "F32", "shape": [1]}, "lacks"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [0]}, "lacks"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "truncated"),
         ({"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}, "unknown type"),
         ([], "lacks"),
+        (["a" * 10000], r"lacks.{0,80}$"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_headers_that_lie(entry: Any, found: str, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors")
@@ -210,6 +212,22 @@ def test_headers_that_lie(entry: Any, found: str, tmp_path: Path) -> None:
         safetensors.safe_open(file, "numpy")
     with pytest.raises(ModelError, match=found):
         read_header(file)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}, {"a": 1}, {"a": None}, []])
+def test_metadata_that_the_library_reads(metadata: Any, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    file = tmp_path / "file.safetensors"
+    text = json.dumps({"__metadata__": metadata}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            wanted = opened.metadata() or {}
+    except safetensors.SafetensorError:
+        with pytest.raises(ModelError, match=r"__metadata__ .* object of strings"):
+            read_header(file)
+    else:
+        assert read_header(file).metadata == wanted
 
 
 @given(data=st.data())
