@@ -83,7 +83,7 @@ def test_a_subclass_with_names_of_its_own() -> None:
 @pytest.mark.parametrize("quantizer", [ours.QDQQuantizer, ONNXQuantizer])
 def test_static_scales_without_ranges_are_refused(quantizer: type) -> None:
     """The same call is an error in onnxruntime, and no request of dynamic scales."""
-    with pytest.raises(ValueError, match="tensors_range of a .*Quantizer is None"):
+    with pytest.raises(ValueError, match=r"tensors_range of a .*Quantizer is None"):
         quantizer(networks.layers()).quantize_model()
 
 
