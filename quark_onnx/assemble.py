@@ -283,6 +283,8 @@ class Assembler:
             f"{names}: left out; the worst output has {after:.2f} dB SQNR with it on held-out"
             f" samples, and {before:.2f} dB with weights rounded to nearest"
         )
+        if after >= before:
+            left_out += ", too small a gain"
         return replace(nearest, notes=[cost, left_out, *nearest.notes])
 
     def _with_better_biases(

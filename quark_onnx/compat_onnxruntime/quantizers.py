@@ -39,6 +39,7 @@ class _Quantizer:
     #: The class of onnxruntime, whose methods are hooks for subclasses there.
     _theirs: ClassVar[type]
     _format: ClassVar[QuantFormat]
+    mode = QuantizationMode.QLinearOps
 
     def __init__(  # noqa: PLR0913  onnxruntime's parameters
         self,
@@ -98,7 +99,16 @@ class _Quantizer:
         return callable(getattr(getattr(cls, "_theirs", object), name, None))
 
     def quantize_model(self) -> ModelProto:
-        """Quantize with the given ranges; also store the result in ``model``."""
+        """Quantize with the given ranges; also store the result in ``model``.
+
+        Raises:
+            CallError: there are no ranges, and the mode is not IntegerOps.
+        """
+        if self.tensors_range is None and self.mode != QuantizationMode.IntegerOps:
+            raise CallError(
+                f"tensors_range of a {type(self).__name__} is None, and static scales come from"
+                " ranges: give those of a calibrator (compute_data), or call quantize_dynamic"
+            )
         settings: dict[str, Any] = {
             "weight_type": self.weight_qType,
             "per_channel": self.per_channel,
@@ -112,8 +122,8 @@ class _Quantizer:
         # the file can go.
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "quantized.onnx")
-            # Without ranges, as in mode IntegerOps, activations get dynamic scales.
-            if self.tensors_range is None:
+            # Ranges do not count in this mode: activations get dynamic scales.
+            if self.mode == QuantizationMode.IntegerOps:
                 quantized = quantize_dynamic(self.model.model, output, **settings)
             else:
                 cache = Path(folder, "ranges.json")
@@ -164,16 +174,17 @@ class ONNXQuantizer(_Quantizer):
         op_types_to_quantize: Sequence[str] | None = None,
         extra_options: Mapping[str, Any] | None = None,
     ) -> None:
-        # ``static`` follows from the mode, and from whether ranges are given.
+        # ``static`` follows from the mode.
         super().__init__(
             model,
             per_channel,
             reduce_range,
             weight_qType,
             activation_qType,
-            None if mode == QuantizationMode.IntegerOps else tensors_range,
+            tensors_range,
             nodes_to_quantize,
             nodes_to_exclude,
             op_types_to_quantize,
             extra_options,
         )
+        self.mode = mode

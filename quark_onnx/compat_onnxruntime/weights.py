@@ -14,7 +14,10 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.quant_utils import QuantFormat
 
 from quark_onnx.api import quantize
+from quark_onnx.check.inlined import inlined
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
+from quark_onnx.dtypes import INT4, INT8
+from quark_onnx.graph.node import nested_nodes
 from quark_onnx.onnxruntime_spelling import CallError
 from quark_onnx.optimizers import GPTQ
 
@@ -34,6 +37,8 @@ _DEFAULTS: dict[str, Any] = {
     "channel_wised_quantize": False,
     "algo_config": None,
 }
+#: Tables that no operator looks up in blocks.
+_ROWS = QuantizationSpec(INT8, per_channel=True, narrow=True)
 
 
 class MatMulNBitsQuantizer:
@@ -70,8 +75,15 @@ class MatMulNBitsQuantizer:
         self._settings = settings
 
     def process(self) -> None:
-        """Quantize the model in place."""
+        """Quantize the model in place; without nodes to quantize, it stays what it is."""
         config, data = self._config()
+        nodes = nested_nodes(inlined(self.model.model).graph.node)
+        if {node.op_type for node in nodes}.isdisjoint(config.op_types):
+            logger.warning(
+                "the model has no operator of type %s: nothing is quantized",
+                " or ".join(config.op_types),
+            )
+            return
         quantized = quantize(self.model_path or self.model.model, data, config).model
         self.model = ONNXModel(quantized)
 
@@ -92,7 +104,10 @@ class MatMulNBitsQuantizer:
             "keep_existing": True,
         }
         if "Gather" in chosen:
-            changes["embedding"] = weight
+            # GatherBlockQuantized has 4 bits. Blocks of others would be dequantized with the whole
+            # table in each run, whereas bytes with a scale per row are looked up.
+            in_blocks = weight.block_size and weight.dtype.bits == INT4.bits
+            changes["embedding"] = weight if in_blocks else _ROWS
         # A number of bits per node, which onnxruntime names by node, this package by weight.
         customized = getattr(algo, "customized_weight_config", None) or {}
         overrides = tuple(

@@ -80,6 +80,20 @@ def test_a_subclass_with_names_of_its_own() -> None:
     assert Mine(networks.layers(), "a").twice() == "aa"
 
 
+@pytest.mark.parametrize("quantizer", [ours.QDQQuantizer, ONNXQuantizer])
+def test_static_scales_without_ranges_are_refused(quantizer: type) -> None:
+    """The same call is an error in onnxruntime, and no request of dynamic scales."""
+    with pytest.raises(ValueError, match=r"tensors_range of a .*Quantizer is None"):
+        quantizer(networks.layers()).quantize_model()
+
+
+def test_the_mode_of_integer_operators_needs_no_ranges() -> None:
+    mode = ours.QuantizationMode.IntegerOps
+    quantizer = ONNXQuantizer(networks.layers(), mode=mode)
+    kinds = {node.op_type for node in quantizer.quantize_model().graph.node}
+    assert "DynamicQuantizeLinear" in kinds
+
+
 def test_attributes_are_read_when_the_model_is_quantized() -> None:
     model = networks.layers()
     ranges = {

@@ -160,6 +160,43 @@ def test_half_quadratic_blocks(tmp_path: Path) -> None:
     assert found[1] > found[0] - MARGIN
 
 
+@pytest.mark.parametrize("bits", [2, 8])
+def test_a_table_without_an_operator_of_blocks_is_not_dequantized_whole(
+    bits: int, tmp_path: Path
+) -> None:
+    model = networks.table()
+    networks.save(model, tmp_path)
+    nbits = importlib.import_module(
+        "quark_onnx.compat_onnxruntime.matmul_nbits_quantizer"
+    )
+    quantizer = nbits.MatMulNBitsQuantizer(
+        model, bits, 32, op_types_to_quantize=("Gather",)
+    )
+    quantizer.process()
+    assert "DequantizeLinear" not in kinds(quantizer.model.model)
+    quantizer.model.save_model_to_file(str(tmp_path / "quantized.onnx"), False)
+    # Bytes with a scale per row.
+    assert sqnr(tmp_path, networks.samples(model)) > 35
+
+
+@pytest.mark.parametrize("types", [None, ("Conv",)])
+def test_a_pass_with_nothing_left_changes_nothing(
+    types: tuple[str, ...] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    nbits = importlib.import_module(
+        "quark_onnx.compat_onnxruntime.matmul_nbits_quantizer"
+    )
+    first = nbits.MatMulNBitsQuantizer(networks.table(), 4, 32)
+    first.process()
+    before = first.model.model.SerializeToString()
+    second = nbits.MatMulNBitsQuantizer(
+        first.model.model, 4, 32, op_types_to_quantize=types
+    )
+    second.process()
+    assert second.model.model.SerializeToString() == before
+    assert "nothing is quantized" in caplog.text
+
+
 def test_bodies_stay_float_unless_they_are_asked_for(tmp_path: Path) -> None:
     networks.save(networks.branches(), tmp_path)
     pairs = {}
