@@ -225,7 +225,9 @@ def deploy(  # noqa: PLR0913
     front, tail = _parts_of(model)
     _check_inputs(front)
     # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
-    legal = legalize(front, target, shapes=shapes)
+    # The older compiler takes no HardSwish on any device.
+    written_for = "" if extra.get("target") == "X1" else kind
+    legal = legalize(front, target, shapes=shapes, kind=written_for)
     # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
     # A model of 16 bits is quantized in float32.

@@ -723,7 +723,9 @@ def test_a_linear_resize_by_a_fraction_has_the_sizes_of_onnxruntime() -> None:
     "line", ["ReduceSum <keepdims = 0> (x)", "ReduceMean <keepdims = 0> (x)"]
 )
 def test_a_scalar_has_codes_as_well(line: str) -> None:
-    model = qdq(parse(f"g (float[2,9] x) => (float y) {{ y = {line} }}"), {"x": 4, "y": 1})
+    model = qdq(
+        parse(f"g (float[2,9] x) => (float y) {{ y = {line} }}"), {"x": 4, "y": 1}
+    )
     feeds = {"x": normal(2, 9, scale=2)}
     assert not steps(simulate(model, feeds).codes, oracle(model, feeds)).any()
 
