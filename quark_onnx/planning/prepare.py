@@ -76,7 +76,7 @@ def passes_for(target: Target, kind: str, passes: Sequence[Pass]) -> tuple[Pass,
         passes: the passes to choose from.
     """
     stays = kind == "BF16" or (kind == "XINT8" and target.compiler == "X2")
-    return tuple(each for each in passes if not (stays and each is hard_swish_to_gate))
+    return tuple(step for step in passes if not (stays and step is hard_swish_to_gate))
 
 
 def prepare_again(
