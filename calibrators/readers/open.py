@@ -166,14 +166,13 @@ class RandomData:
             )
         try:
             least, greatest = self.ranges.get(spec.name, (0, 1))
+            # Operations on arrays of rank 0 return scalars, which onnxruntime does not take.
             if dtype.kind == "f":
-                return (least + (greatest - least) * generator.random(shape)).astype(
-                    dtype,
-                )
+                values = least + (greatest - least) * generator.random(shape)
+                return np.asarray(values, dtype)
             # By default 0 or 1, which token ids and masks accept whatever the vocabulary is.
-            return generator.integers(
-                int(least), int(greatest), shape, endpoint=True
-            ).astype(dtype)
+            whole = generator.integers(int(least), int(greatest), shape, endpoint=True)
+            return np.asarray(whole, dtype)
         except (MemoryError, ValueError) as error:
             # numpy raises ValueError for a size that no array can have.
             raise DataError(

@@ -309,8 +309,13 @@ def _deploy(options: Namespace) -> Answer:
     bundle = _advised(bundle, options, data, config, seconds)
     if bundle.report is not None:
         bundle = replace(bundle, report=report_with_commands(bundle.report, options))
-    steps = tuple(with_commands(bundle.next_steps, options))
-    bundle = replace(bundle, next_steps=steps)
+    steps = bundle.next_steps
+    if data is None:
+        # Any other format has ranges to measure.
+        steps = tuple(
+            replace(step, options=f"{step.options} --data PATH") for step in steps
+        )
+    bundle = replace(bundle, next_steps=tuple(with_commands(steps, options)))
     if options.html is not None:
         write_bundle_page(bundle, options.html, options.model.name)
     if choice is None:

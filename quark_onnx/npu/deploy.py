@@ -212,7 +212,6 @@ def deploy(  # noqa: PLR0913
     """
     row = TARGETS[target]
     extra = dict(ep_options or {})
-    check_options(extra)
     overlay = _overlay(xclbin, row)
     settings = QConfig.of(config).with_(target=target)
     refuse_overwritten_arguments(
@@ -222,10 +221,13 @@ def deploy(  # noqa: PLR0913
     kind = format_of(settings)
     if why := refusal(row, settings):
         raise ConfigError(why)
+    check_options(extra, row, kind)
     front, tail = _parts_of(model)
     _check_inputs(front)
     # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
-    legal = legalize(front, target, shapes=shapes)
+    # The older compiler takes no HardSwish on any device.
+    written_for = "" if extra.get("target") == "X1" else kind
+    legal = legalize(front, target, shapes=shapes, kind=written_for)
     # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
     # A model of 16 bits is quantized in float32.
@@ -475,13 +477,16 @@ def _write(
     # One file: the loaders and the checksums need no weights beside the model.
     with staged(model, folder / _MODEL, external=False):
         pass
-    # The provider keeps compiled models by this key: another model must not find the cache of this
-    # one.
-    digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
+    transformer = kind == "BF16" and has_attention(Graph.of(model))
+    compiler = compiler_config(transformer=transformer)
+    # The provider keeps compiled models by this key, in a folder that bundles share: another model,
+    # or the same one under other options, must not find the cache of this one.
+    digest = hashlib.sha256((folder / _MODEL).read_bytes())
+    digest.update(json.dumps([devices, compiler], sort_keys=True).encode())
     settings: dict[str, Any] = {
         "model": _MODEL,
         "format": kind,
-        "cache_key": digest[:16],
+        "cache_key": digest.hexdigest()[:16],
         "devices": devices,
     }
     if bundle.images is not None:
@@ -496,8 +501,7 @@ def _write(
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(settings))
     if kind == "BF16":
-        transformer = has_attention(Graph.of(model))
-        _json(folder / CONFIG_FILE, compiler_config(transformer=transformer))
+        _json(folder / CONFIG_FILE, compiler)
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))

@@ -115,7 +115,7 @@ def deploy_forecast(  # noqa: PLR0913
     if why := refusal(TARGETS[target], config):
         return DeployForecast(as_is, None, problem=why)
     try:
-        legal = legalize(loaded, target, shapes=shapes)
+        legal = legalize(loaded, target, shapes=shapes, kind=as_is.kind)
         written = legal.model
         if as_is.kind != "BF16":
             written = _quantized(written, config, data)

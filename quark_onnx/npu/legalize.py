@@ -14,16 +14,18 @@ from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import TARGETS
+from quark_onnx.config.checks import require
 from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, channels_last
 from quark_onnx.graph.channels import LAST
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.measuring.random_sample import random_sample
+from quark_onnx.npu.support import KINDS
 from quark_onnx.page.blocks import Block, Notes
 from quark_onnx.page.reported import Reported
 from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, fuse_gelu
 from quark_onnx.planning.opsets import lower_opset
-from quark_onnx.planning.prepare import settled
+from quark_onnx.planning.prepare import passes_for, settled
 from quark_onnx.running.run import Reference, Sample, agree, run
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
@@ -49,11 +51,12 @@ class Legalized(Reported):
         return {"notes": list(self.notes)}
 
 
-def legalize(
+def legalize(  # noqa: PLR0913
     model: str | Path | ModelProto,
     target: str = "npu",
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    kind: str = "",
     output: str | Path | None = None,
     nhwc: bool = False,
 ) -> Legalized:
@@ -68,6 +71,8 @@ def legalize(
         model: a path or a model, float or with Q/DQ pairs of any tool.
         target: name of the target.
         shapes: sizes of dynamic dimensions, by the name of an input.
+        kind: number format that the model will get, as for ``preflight``; empty if unknown.
+            HardSwish stays where a HardSigmoid in its place would run on the CPU.
         output: path where the result is written, through a file that is verified first.
         nhwc: True to put the channels of four-dimensional inputs and outputs last, as cameras and
             decoders deliver images.
@@ -88,7 +93,8 @@ def legalize(
               mean_to_pool: 1
     """
     # An unknown target raises ConfigError before any work.
-    TARGETS[target]
+    row = TARGETS[target]
+    require(kind in ("", *KINDS), "kind", kind, f"one of: {', '.join(KINDS)}")
     path = destination(model, output)
     original = load(model)
     graph, notes = fixed(Graph.of(inlined(original)), shapes or {})
@@ -112,7 +118,7 @@ def legalize(
     if graph.nodes_of_type(QUANTIZE | DEQUANTIZE):
         passes = (fold_shapes, *CLEANING, fuse_gelu, *CANONICALIZE)
     else:
-        passes = LEGALIZING
+        passes = passes_for(row, kind, LEGALIZING)
     graph, done = settled(graph, passes, reference, sample)
     # The opset is lowered for the operators that remain.
     before = graph

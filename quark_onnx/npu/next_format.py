@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from quark_onnx.graph import Graph
 from quark_onnx.npu.preflight import Preflight, preflight
+from quark_onnx.passes import hard_swish_to_gate
+from quark_onnx.planning.prepare import passes_for
 from quark_onnx.report.verdict import NextStep, Verdict
 
 #: The format with the smallest error of activations on integers.
@@ -30,11 +33,15 @@ def format_steps(
     poor = verdict is not None and verdict.band in ("risky", "poor")
     if found.band == "good" and not poor:
         return ()
+    graph = Graph.of(model)
+    gated = graph.to_model() if hard_swish_to_gate(graph) else model
     usable = dict[str, Preflight]()
     for kind in found.target.presets:
         if kind == found.kind:
             continue
-        other = preflight(model, found.target.name, kind=kind, release=found.release)
+        # Of HardSwish, the legalization for this format may make a gate.
+        form = gated if passes_for(found.target, kind, [hard_swish_to_gate]) else model
+        other = preflight(form, found.target.name, kind=kind, release=found.release)
         # A format at which the compiler crashes is no advice.
         if not other.aborts:
             usable[kind] = other

@@ -62,8 +62,14 @@ def provider_options(
     return {"target": "X2", **_CACHE, **extra}
 
 
-def check_options(extra: Mapping[str, str]) -> None:
-    """Raise ConfigError for an option of the provider that the loader sets itself."""
+def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
+    """Raise ConfigError for an option that the loader sets itself, or a compiler that cannot be.
+
+    Args:
+        extra: as for ``provider_options``.
+        target: the device.
+        kind: as for ``provider_options``.
+    """
     for name, value in extra.items():
         if not name or name in _OWN:
             raise ConfigError(
@@ -71,6 +77,21 @@ def check_options(extra: Mapping[str, str]) -> None:
             )
         if name == "target" and value not in ("X1", "X2"):
             raise ConfigError(f"provider option target is {value!r}; it is X1 or X2")
+        if name == "target" and kind == "BF16":
+            raise ConfigError(
+                f"provider option target is {value!r}, but {CONFIG_FILE} chooses the compiler of"
+                " BF16; leave it out"
+            )
+        if name == "target" and value == "X1" and kind != "XINT8":
+            raise ConfigError(
+                f"provider option target is 'X1', whose compiler takes XINT8 alone, not {kind};"
+                " leave it out, or deploy XINT8"
+            )
+        if name == "target" and value == "X2" != target.compiler:
+            raise ConfigError(
+                f"provider option target is 'X2', a compiler for stx and krk, not for"
+                f" {target.name}; leave it out"
+            )
 
 
 def devices_for(

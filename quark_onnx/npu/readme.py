@@ -33,7 +33,8 @@ Format {kind}, made for Ryzen AI {release}.{quality}
    compares it with the forecast (report: since 1.5, modelrun.rst).
 4. {compiled}
 5. Ship this folder. Each device keeps its cache in a folder that the user may write to (`%LOCALAPPDATA%/npu_bundles`, on
-   Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, engine and driver.
+   Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, its options and
+   this engine; in Python, this driver as well. `npu_session.hpp` takes no compiled model of `precompile.py`.
 
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """

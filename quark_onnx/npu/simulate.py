@@ -259,7 +259,8 @@ class _Run:
                 self._inexact.append(name)
         else:
             whole = rounded(exact(value), position, self._rounding)
-        codes = (whole + zero).clip(least, greatest).astype(kind)
+        # Operations on arrays of rank 0 return scalars.
+        codes = np.asarray((whole + zero).clip(least, greatest), kind)
         self._codes[name] = codes
         # Given codes replace the inputs of later nodes, and ``self._codes`` keeps the simulated
         # ones.

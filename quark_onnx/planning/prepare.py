@@ -8,11 +8,20 @@ from collections.abc import Sequence
 
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import QuarkError
+from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
-from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, LOWER, Pass
+from quark_onnx.passes import (
+    CANONICALIZE,
+    CLEANING,
+    LEGALIZING,
+    LOWER,
+    Pass,
+    hard_swish_to_gate,
+)
 from quark_onnx.running.run import Reference, Sample, agree, run
+from quark_onnx.targets import Target, format_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +55,28 @@ def prepare(
         reference.outputs(sample)  # fail early if the float model does not run
         return graph, []
     if config.target:
-        graph, notes = settled(graph, LEGALIZING, reference, sample)
+        passes = passes_for(TARGETS[config.target], format_of(config), LEGALIZING)
+        graph, notes = settled(graph, passes, reference, sample)
         # Sizes that have become constants determine those of the outputs.
         graph, sized = fixed(graph) if config.fix_sizes else (graph, [])
         return graph, [*notes, *sized]
     return rewritten(graph, CLEANING, reference, sample)
+
+
+def passes_for(target: Target, kind: str, passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Return the passes that serve a target in a number format.
+
+    A HardSwish stays where a HardSigmoid in its place would run on the CPU: the compiler of X2 has
+    HardSwish in XINT8 and no gates, and BF16 has neither (documentation of Ryzen AI 1.8,
+    ops_support.rst; AMD's logs of MobileNetV3).
+
+    Args:
+        target: the device.
+        kind: the number format, as ``format_of`` names it; empty if unknown.
+        passes: the passes to choose from.
+    """
+    stays = kind == "BF16" or (kind == "XINT8" and target.compiler == "X2")
+    return tuple(step for step in passes if not (stays and step is hard_swish_to_gate))
 
 
 def prepare_again(
@@ -68,7 +94,9 @@ def prepare_again(
     """
     if sample is None or not config.target or not config.prepare:
         return graph, []
-    passes = (*LOWER, *CANONICALIZE)
+    passes = passes_for(
+        TARGETS[config.target], format_of(config), (*LOWER, *CANONICALIZE)
+    )
     if not clean(graph, passes)[1]:
         return graph, []
     # Optimizers may have changed the outputs, which the passes must keep as they are now.

@@ -10,6 +10,7 @@ from onnx import TensorProto
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import QUANTIZE
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets.finding import Finding
 from quark_onnx.targets.pairs import Grid, Pairs
 from quark_onnx.targets.wiring import FUSED, constraints_of
@@ -107,6 +108,9 @@ def _least_codes(pairs: Pairs) -> Iterator[Finding]:
     for node in pairs.dequantizing:
         codes = pairs.graph.constant(node.inputs[0])
         if codes is None or codes.dtype != np.int8 or codes.ndim < 2:
+            continue
+        # Other constants, such as a summand or a slope, are activations, whose codes reach -128.
+        if all(reader.kind not in LAYERS for reader in pairs.graph.followers(node)):
             continue
         count = int((codes == np.iinfo(np.int8).min).sum())
         if count:

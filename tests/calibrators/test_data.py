@@ -660,6 +660,14 @@ def test_inputs_are_split_together_or_not_at_all() -> None:
 # Random data
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_random_scalars_are_arrays(dtype: str) -> None:
+    """Onnxruntime takes no scalars of numpy for inputs of rank 0."""
+    spec = InputSpec("x", np.dtype(dtype), ())
+    value = next(RandomData().draw([spec]))["x"]
+    assert isinstance(value, np.ndarray) and value.shape == () and value.dtype == dtype
+
+
 def test_random_data() -> None:
     specs = [X, IDS, MASK, InputSpec("h", np.dtype(np.float16), (3,))]
     with pytest.warns(

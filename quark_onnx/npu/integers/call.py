@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from quark_onnx.common.errors import ModelError
@@ -15,6 +16,7 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader, other_input
 from quark_onnx.graph.segment import segment
 from quark_onnx.npu.integers.fixed import Fixed
+from quark_onnx.running.run import run
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,27 @@ def reals(value: Value) -> NDArray[np.float64]:
 
 
 def in_float(call: Call) -> list[Value]:
-    """Compute a node in float32 by ONNX's reference evaluator, for want of documented integers."""
-    arrays = {
-        index: reals(value).astype(np.float32)
-        for index, value in enumerate(call.inputs)
+    """Compute a node in float32 by onnxruntime, for want of documented integers.
+
+    ONNX's reference evaluator has LogSoftmax of opset 13 alone, and other sizes than onnxruntime in
+    a linear Resize by fractions.
+    """
+    values = dict(zip(call.node.inputs, call.inputs, strict=True))
+    given = {
+        name: reals(value).astype(np.float32)
+        for name, value in values.items()
         if isinstance(value, Fixed | Real)
     }
-    return [Real(result.astype(np.float64)) for result in call.evaluated(arrays)]
+    model = segment(call.graph, [call.node], given, call.node.results)
+    # Constants, which may be results of nodes: shapes have to be known when a model is loaded.
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, name)
+        for name, value in values.items()
+        if isinstance(value, np.ndarray)
+    )
+    try:
+        outputs = run(model, given)
+    except ModelError as error:
+        raise call.refused(str(error)) from error
+    return [Real(output.astype(np.float64)) for output in outputs.values()]

@@ -286,3 +286,20 @@ def test_deploy_ends_with_the_command_for_fewer_subgraphs(cli: Any) -> None:
     again = cli(*shlex.split(command)[1:], "--overwrite", "--json")
     assert again.code == 0 and again.json["subgraphs"] == 1
     assert again.json["next_steps"] == []
+
+
+def test_after_bf16_the_command_for_another_format_asks_for_data(cli: Any) -> None:
+    """BF16 needs no data, and every other format does."""
+    convolution = "kernel_shape = [3,3], pads = [1,1,1,1]"
+    model = parse(
+        f"""g (float[1,4,8,8] x) => (float[1,4,8,8] y) {{
+            a = Conv <{convolution}> (x, w) b = HardSigmoid (a) c = Conv <{convolution}> (b, w)
+            d = HardSigmoid (c) e = Conv <{convolution}> (d, w) f = HardSigmoid (e)
+            y = Conv <{convolution}> (f, w) }}""",
+        w=normal(4, 4, 3, 3),
+    )
+    onnx.save(model, "gates.onnx")
+    finished = cli("npu", "deploy", "gates.onnx", "-o", "out", "--preset", "BF16")
+    assert finished.code == 0, finished.err
+    command = finished.out.splitlines()[-1].strip()
+    assert command.endswith("--preset A8W8 --data PATH")

@@ -160,10 +160,6 @@ def test_options_for_every_device_that_takes_the_format(bundle: npu.Bundle) -> N
         settings["devices"]["phx"]["target"] == "X1"
         and "phoenix/4x4.xclbin" in settings["devices"]["phx"]["xclbin"]
     )
-    assert (
-        settings["cache_key"]
-        == hashlib.sha256((bundle.folder / "model.onnx").read_bytes()).hexdigest()[:16]
-    )
     header = (bundle.folder / "provider_options.hpp").read_text()
     assert all(
         json.dumps(value) in header
@@ -307,9 +303,32 @@ def test_options_and_the_overlay_are_shipped(tmp_path: Path) -> None:
         ("phx", {"xclbin": tmp_path / "none"}, "is no file"),
         ("stx", {"ep_options": {"cache_dir": "x"}}, "set by the loader"),
         ("stx", {"ep_options": {"target": "X3"}}, "it is X1 or X2"),
+        ("phx", {"ep_options": {"target": "X2"}}, "not for phx"),
+        (
+            "stx",
+            {"config": "A8W8", "ep_options": {"target": "X1"}},
+            "takes XINT8 alone",
+        ),
+        (
+            "stx",
+            {"config": "BF16", "ep_options": {"target": "X2"}},
+            "chooses the compiler",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             npu.deploy(network(), data(), tmp_path / "c", target, **wrong)
+
+
+def test_other_options_have_another_cache(tmp_path: Path) -> None:
+    """Bundles share a folder of caches, in which a key stands for what was compiled, and how."""
+    keys = list[str]()
+    for options in ({}, {}, {"target": "X1"}, {"opt_level": "2"}):
+        folder = tmp_path / str(len(keys))
+        npu.deploy(network(), data(), folder, "stx", ep_options=options)
+        keys.append(
+            json.loads((folder / "provider_options.json").read_text())["cache_key"]
+        )
+    assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
 def test_a_processor_that_it_is_not_for(bundle: npu.Bundle, tmp_path: Path) -> None:

@@ -121,6 +121,22 @@ def test_a_forecast_is_that_of_the_written_file(
     assert forecast.best.to_dict() == bundle.forecast.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("phx", "XINT8")] + [("stx", kind) for kind in ("XINT8", "A8W8", "A16W8", "BF16")],
+)
+def test_legalization_costs_no_subgraph(target: str, kind: str) -> None:
+    """The gates of HardSwish are written where they run on the processor, and only there."""
+    forecast = npu.deploy_forecast(hard_swish(), target, kind=kind).best
+    model = npu.legalize(hard_swish(), target, kind=kind).model
+    kept = "HardSwish" in {node.op_type for node in model.graph.node}
+    assert kept == ((target, kind) in (("stx", "XINT8"), ("stx", "BF16")))
+    if kind == "BF16":  # HardSwish and HardSigmoid are on the CPU
+        assert forecast.subgraphs == 3
+    else:
+        assert (forecast.share, forecast.subgraphs) == (1.0, 1)
+
+
 def joined() -> ModelProto:
     """Two branches of unlike ranges that a Concat joins; a weight reaches its bound below zero."""
     low = weight(4, 3, 3, 3)

@@ -699,6 +699,37 @@ def test_operators_without_documented_integers_are_computed_in_float(line: str) 
     assert steps(found.codes, oracle(model, feeds)).max() <= 1
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_log_softmax_before_opset_13_covers_all_axes_from_its_own(axis: int) -> None:
+    text = f"g (float[2,3,4] x) => (float[2,3,4] y) {{ y = LogSoftmax <axis = {axis}> (x) }}"
+    model = qdq(parse(text, opset=11), {"x": 4, "y": 4})
+    feeds = {"x": normal(2, 3, 4, scale=2)}
+    assert steps(simulate(model, feeds).codes, oracle(model, feeds)).max() <= 1
+
+
+def test_a_linear_resize_by_a_fraction_has_the_sizes_of_onnxruntime() -> None:
+    line = (
+        'y = Resize <mode = "linear", coordinate_transformation_mode = "align_corners">'
+        " (x, , scales)"
+    )
+    text = f"g (float[1,3,6,6] x) => (float[1,3,9,13] y) {{ {line} }}"
+    model = parse(text, scales=np.float32([1, 1, 1.5, 2.2]))
+    model = qdq(model, {"x": 4, "y": 4})
+    feeds = {"x": normal(1, 3, 6, 6, scale=2)}
+    assert steps(simulate(model, feeds).codes, oracle(model, feeds)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "line", ["ReduceSum <keepdims = 0> (x)", "ReduceMean <keepdims = 0> (x)"]
+)
+def test_a_scalar_has_codes_as_well(line: str) -> None:
+    model = qdq(
+        parse(f"g (float[2,9] x) => (float y) {{ y = {line} }}"), {"x": 4, "y": 1}
+    )
+    feeds = {"x": normal(2, 9, scale=2)}
+    assert not steps(simulate(model, feeds).codes, oracle(model, feeds)).any()
+
+
 def test_sums_are_exact() -> None:
     text = "g (float[2,9] x) => (float[2,1] y) { y = ReduceSum (x, axes) }"
     model = qdq(parse(text, axes=np.array([1])), {"x": 4, "y": 2})
