@@ -72,6 +72,7 @@ def separate_image(entry: Any, index: int) -> tuple[Path | bytes, dict[str, Any]
 
     Raises:
         SampleMismatch: the entry holds no image.
+        DataError: Pillow cannot decode the image.
     """
     if isinstance(entry, tuple | list):
         names = ["image", "label", *(f"element {n}" for n in range(2, len(entry)))]
@@ -115,6 +116,11 @@ def _encoded(value: Any) -> Path | bytes | None:
     # Pillow is not imported to recognize one of its images.
     if hasattr(value, "save") and hasattr(value, "getbands"):
         file = io.BytesIO()
-        value.convert("RGB").save(file, "PNG")
+        try:
+            value.convert("RGB").save(file, "PNG")
+        except (
+            Exception
+        ) as error:  # Pillow decodes here, and raises several unrelated types
+            raise DataError(f"the image cannot be decoded: {error}") from error
         return file.getvalue()
     return None
