@@ -31,6 +31,7 @@ from calibrators.readers.datasets import (
     is_dataset,
     load_dataset,
     separate_image,
+    undecoded,
 )
 from calibrators.readers.files import (
     ARRAY_SUFFIXES,
@@ -467,7 +468,8 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
             Path(data), inputs, images, axis, asked=batch_axis != "auto"
         )
     else:
-        source = _from_object(data, inputs, axis, images)
+        entries = data if images is None else undecoded(data)
+        source = _from_object(entries, inputs, axis, images)
         if images is not None:
             source = _decoding(source, images)
     return Reader(source, inputs, limit, expected, layout, constants, axis)

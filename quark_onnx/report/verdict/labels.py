@@ -535,6 +535,8 @@ class Scorer:
     @property
     def count(self) -> int:
         """Return the number of labelled samples."""
+        if self._no_classes is not None:
+            return 0
         return len(self._found) or len(self._ranks)
 
     def scores(self) -> list[Score]:

@@ -100,8 +100,9 @@ def test_labels_of_another_task_are_no_classes(
     model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = compare(model, model, [(row, 7) for row in ROWS])
-    assert found.scores == []
+        labels = [1, *[7] * 39]
+        found = compare(model, model, list(zip(ROWS, labels, strict=True)))
+    assert (found.scores, found.labelled) == ([], 0)
     assert "7 is one, and the model has 3 classes" in caplog.text
 
 
