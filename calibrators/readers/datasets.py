@@ -67,12 +67,10 @@ def undecoded(data: Any) -> Any:
     transform of its user is unchanged, too.
     """
     # A data set in memory has its package imported.
-    datasets = sys.modules.get("datasets")
-    if not isinstance(data, getattr(datasets, "Dataset", ())):
+    datasets: Any = sys.modules.get("datasets")
+    kind: Any = getattr(datasets, "Dataset", ())
+    if not isinstance(data, kind) or data.format["type"] is not None:
         return data
-    if data.format["type"] is not None:
-        return data
-    assert datasets is not None
     for name, feature in data.features.items():
         if isinstance(feature, datasets.Image):
             data = data.cast_column(name, datasets.Image(decode=False))

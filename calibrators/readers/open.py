@@ -264,7 +264,6 @@ class Reader:
         self._others = set[str]()
         self.labels: dict[str, int] = {}
         self.rows: dict[int, range] = {}
-        self.rows: dict[int, range] = {}
         self.left_out: Mapping[str, str] = source.left_out
         self.splits = splittable(inputs, stacked=source.stacked, axis=axis)
         self._limit = limit
