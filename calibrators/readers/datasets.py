@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,26 @@ def load_dataset(path: Path) -> Any:
             loaded = datasets.load_dataset(
                 loader, data_files=[str(file) for file in files], split="train"
             )
-        for name, feature in loaded.features.items():
-            if isinstance(feature, datasets.Image):
-                loaded = loaded.cast_column(name, datasets.Image(decode=False))
     except Exception as error:  # datasets and pyarrow raise many unrelated types
         raise DataError(f"{path} cannot be read as a data set: {error}") from error
-    return loaded
+    return undecoded(loaded)
+
+
+def undecoded(data: Any) -> Any:
+    """Return a data set of Hugging Face whose images stay encoded; other data unchanged.
+
+    Iterating over decoded images ends at the first damaged one. A data set with a format or a
+    transform of its user is unchanged, too.
+    """
+    # A data set in memory has its package imported.
+    datasets: Any = sys.modules.get("datasets")
+    kind: Any = getattr(datasets, "Dataset", ())
+    if not isinstance(data, kind) or data.format["type"] is not None:
+        return data
+    for name, feature in data.features.items():
+        if isinstance(feature, datasets.Image):
+            data = data.cast_column(name, datasets.Image(decode=False))
+    return data
 
 
 def separate_image(entry: Any, index: int) -> tuple[Path | bytes, dict[str, Any]]:
@@ -72,6 +87,7 @@ def separate_image(entry: Any, index: int) -> tuple[Path | bytes, dict[str, Any]
 
     Raises:
         SampleMismatch: the entry holds no image.
+        DataError: Pillow cannot decode the image.
     """
     if isinstance(entry, tuple | list):
         names = ["image", "label", *(f"element {n}" for n in range(2, len(entry)))]
@@ -115,6 +131,11 @@ def _encoded(value: Any) -> Path | bytes | None:
     # Pillow is not imported to recognize one of its images.
     if hasattr(value, "save") and hasattr(value, "getbands"):
         file = io.BytesIO()
-        value.convert("RGB").save(file, "PNG")
+        try:
+            value.convert("RGB").save(file, "PNG")
+        except (
+            Exception
+        ) as error:  # Pillow decodes here, and raises several unrelated types
+            raise DataError(f"the image cannot be decoded: {error}") from error
         return file.getvalue()
     return None

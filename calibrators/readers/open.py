@@ -31,6 +31,7 @@ from calibrators.readers.datasets import (
     is_dataset,
     load_dataset,
     separate_image,
+    undecoded,
 )
 from calibrators.readers.files import (
     ARRAY_SUFFIXES,
@@ -52,6 +53,7 @@ from calibrators.readers.samples import (
     conform,
     is_array,
     name_arrays,
+    sample_name,
     separate,
     split,
     splittable,
@@ -238,6 +240,7 @@ class Reader:
         random: the samples are random numbers, as those of `RandomData`.
         labels: class of each row that was read, by the index of the row as text, where integer
             labels come with the data.
+        rows: indices of the rows of each sample that was read, by the index of the sample.
         left_out: reasons why damaged images were left out, by name.
         splits: batches may be split into samples.
     """
@@ -259,6 +262,7 @@ class Reader:
         self._axis = axis
         self._others = set[str]()
         self.labels: dict[str, int] = {}
+        self.rows: dict[int, range] = {}
         self.left_out: Mapping[str, str] = source.left_out
         self.splits = splittable(inputs, stacked=source.stacked, axis=axis)
         self._limit = limit
@@ -300,11 +304,10 @@ class Reader:
     def _samples(self) -> Iterator[Sample]:
         # A batch must be freed before the next is read: no loop variable may hold it, nor zip or
         # enumerate.
-        # The numbers of samples and of rows in a batch are known only after it is split.
+        # The number of samples in a batch is known only after it is split.
         indices = count()
-        rows = count()
         samples = chain.from_iterable(
-            map(partial(self._fit, indices, rows), self._source.open()),
+            map(partial(self._fit, indices), self._source.open()),
         )
         yield from islice(samples, self._limit)
         # islice has stopped: the next index is the number of samples.
@@ -321,9 +324,7 @@ class Reader:
                 " expected",
             )
 
-    def _fit(
-        self, indices: Iterator[int], rows: Iterator[int], batch: object
-    ) -> Iterator[Sample]:
+    def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
         """Yield the samples in a raw batch, each with the next index."""
         index = next(indices)
         if index == 0 and holds_image(batch):
@@ -337,25 +338,28 @@ class Reader:
         # Some readers fill the same arrays again for each batch, and samples may be prefetched.
         if self._source.refilled:
             sample = deepcopy(sample)
-        self._note_labels(others, batch_size(sample, self._inputs, self._axis), rows)
+        first = self.rows[index - 1].stop if index else 0
+        size = batch_size(sample, self._inputs, self._axis)
+        self._note_labels(others, range(first, first + size))
         parts = split(
             sample, self._inputs, stacked=self._source.stacked, axis=self._axis
         )
         del sample
+        self.rows[index] = range(first, first + (1 if self.splits else size))
         yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
-            yield conform(part, self._inputs, next(indices), self._layout)
+            index = next(indices)
+            first += 1
+            self.rows[index] = range(first, first + 1)
+            yield conform(part, self._inputs, index, self._layout)
 
-    def _note_labels(
-        self, others: Mapping[str, Any], size: int, rows: Iterator[int]
-    ) -> None:
+    def _note_labels(self, others: Mapping[str, Any], rows: range) -> None:
         """Keep the classes of the rows of a batch, and warn once of what else is left out."""
-        classes = classes_in(others, size)
-        labels = next(iter(classes.values()), [None] * size)
-        for label in labels:
-            row = next(rows)
+        classes = classes_in(others, len(rows))
+        labels = next(iter(classes.values()), [])
+        for row, label in zip(rows, labels, strict=False):
             # Negative classes are those that a loss ignores.
-            if label is not None and label >= 0:
+            if label >= 0:
                 self.labels[str(row)] = label
         left_out = [
             f"{key} ({type(value).__name__})"
@@ -455,16 +459,29 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
         raise DataError(f"unknown layout {layout!r}{nearest(layout, get_args(Layout))}")
     if batch_axis is not None and batch_axis != "auto":
         _check_count("batch_axis", batch_axis, 0)
+        _check_axis(batch_axis, inputs)
     axis = batch_axis_of(inputs) if batch_axis == "auto" else batch_axis
     if isinstance(data, str | os.PathLike):
         source = _from_path(
             Path(data), inputs, images, axis, asked=batch_axis != "auto"
         )
     else:
-        source = _from_object(data, inputs, axis)
+        entries = data if images is None else undecoded(data)
+        source = _from_object(entries, inputs, axis, images)
         if images is not None:
             source = _decoding(source, images)
     return Reader(source, inputs, limit, expected, layout, constants, axis)
+
+
+def _check_axis(axis: int, inputs: Sequence[InputSpec]) -> None:
+    """Raise DataError if no input can have the axis that counts samples."""
+    ranks = [math.inf if spec.shape is None else len(spec.shape) for spec in inputs]
+    # The default is right for scalars, too, which no file of several samples holds.
+    if axis and axis >= max(ranks, default=math.inf):
+        raise DataError(
+            f"batch_axis={axis}: the inputs of the model have at most {max(ranks)} axes, counted"
+            " from 0"
+        )
 
 
 def _from_path(
@@ -491,7 +508,7 @@ def _from_path(
     pictures = image_files(path)
     arrays = find_files(path, ARRAY_SUFFIXES)
     if not pictures and not arrays and is_dataset(path):
-        source = _from_object(load_dataset(path), inputs, axis)
+        source = _from_object(load_dataset(path), inputs, axis, images)
         return source if images is None else _decoding(source, images)
     if images is not None:
         source = _Source(
@@ -554,28 +571,32 @@ def _decoded(
     with image_decoder(spec) as decode:
         for index, entry in enumerate(source.open()):
             others: dict[str, Any] = {}
-            if folder is None:
-                image, others = separate_image(entry, index)
-                name = f"sample {index}"
-            else:
-                assert isinstance(entry, Path)
-                image, name = entry, entry.relative_to(folder).as_posix()
+            name = sample_name(index)
             try:
+                if folder is None:
+                    image, others = separate_image(entry, index)
+                else:
+                    assert isinstance(entry, Path)
+                    image, name = entry, entry.relative_to(folder).as_posix()
                 decoded = decode(image)
+            except SampleMismatch:  # no image, rather than a damaged one
+                raise
             except DataError as error:
-                left_out[name] = str(error)
-                _leave_out(error, len(left_out), source.length or index + 1)
+                # The message names a file, but not an entry of a data set.
+                reason = f"{name}: {error}" if folder is None else str(error)
+                left_out[name] = reason
+                _leave_out(reason, len(left_out), source.length or index + 1)
                 continue
             yield {IMAGE_KEY: decoded, **others} if others else decoded
             # Freed before the next one is decoded.
             del decoded
 
 
-def _leave_out(error: DataError, count: int, total: int) -> None:
+def _leave_out(reason: str, count: int, total: int) -> None:
     """Warn of an image that is left out.
 
     Args:
-        error: the reason.
+        reason: the reason, which names the image.
         count: number of images that are left out.
         total: number of images; of a stream, of those so far.
 
@@ -583,18 +604,18 @@ def _leave_out(error: DataError, count: int, total: int) -> None:
         DataError: more than one image in twenty is left out.
     """
     if count * _SPARED <= total:
-        warnings.warn(f"an image is left out: {error}", stacklevel=2)
+        warnings.warn(f"an image is left out: {reason}", stacklevel=2)
     elif count == 1:
-        raise error
+        raise DataError(reason)
     else:
         raise DataError(
             f"{count} of {total} images cannot be decoded, more than one in {_SPARED}; the last:"
-            f" {error}"
+            f" {reason}"
         )
 
 
 def _from_object(
-    data: Any, inputs: Sequence[InputSpec], axis: int | None = 0
+    data: Any, inputs: Sequence[InputSpec], axis: int | None, images: ImageSpec | None
 ) -> _Source:
     if isinstance(data, RandomData):
         warnings.warn(
@@ -621,9 +642,9 @@ def _from_object(
         return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
     # The attributes of a torch DataLoader; torch is not imported to recognize one.
     batched = hasattr(data, "dataset") and hasattr(data, "batch_size")
-    # If batches may have to be split, the number of samples is not known ahead.
+    # If batches may have to be split, the number of samples is not known ahead; an image is not.
     length = None
-    if not splittable(inputs, stacked=batched, axis=axis):
+    if images is not None or not splittable(inputs, stacked=batched, axis=axis):
         length = _length(data)
     # Lists and tuples keep their batches; iterating a subclass may refill them.
     refilled = type(data) not in (list, tuple)

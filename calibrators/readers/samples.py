@@ -70,6 +70,11 @@ class InputSpec:
         return True
 
 
+def sample_name(index: int) -> str:
+    """Return the name of an entry of a data set, which has no file name."""
+    return f"sample {index}"
+
+
 def is_array(value: object) -> bool:
     """Return whether ``value`` is an array or a tensor, rather than a container of arrays."""
     return hasattr(value, "__array__") or hasattr(value, "detach")
@@ -299,13 +304,15 @@ def batch_size(sample: Sample, inputs: Sequence[InputSpec], axis: int | None) ->
     """
     sizes = set[int]()
     for spec in inputs:
+        if not spec.tensor:
+            return 1
+        shape = np.shape(sample[spec.name])
         # An array with a dimension more is reported by ``conform``, with a hint.
-        if not spec.shape or len(spec.shape) != np.ndim(sample[spec.name]):
+        if spec.shape is not None and len(spec.shape) != len(shape):
             return 1
-        if axis is None or len(spec.shape) <= axis:
+        if axis is None or len(shape) <= axis:
             return 1
-        if spec.tensor:
-            sizes.add(sample[spec.name].shape[axis])
+        sizes.add(shape[axis])
     return sizes.pop() if len(sizes) == 1 else 1
 
 

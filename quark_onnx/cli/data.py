@@ -202,6 +202,10 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
             "--batch-axis is for files of arrays and does not go with --random-data",
         ),
         (
+            images and options.batch_axis != "auto",
+            "--batch-axis is for files of arrays and does not go with --image-size",
+        ),
+        (
             options.data is not None and options.dim,
             "--dim does not go with --data; it is for --random-data",
         ),
@@ -229,6 +233,7 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
 def in_flags(message: str, options: Namespace) -> str:
     """Translate a reader's message from Python names to options."""
     message = message.replace("batch_axis=None", "--batch-axis none")
+    message = re.sub(r"batch_axis=(\d+)", r"--batch-axis \1", message)
     message = re.sub(r"ImageSpec\.(\w+)", lambda match: _flag(match[1]), message)
     # Errors are translated for all commands; some have no image options.
     if getattr(options, "image_size", None):

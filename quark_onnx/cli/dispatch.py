@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 getattr(options, name, None) for name in ("model", "reference", "other")
             )
             with (
-                _diagnostics(options.verbose),
+                _diagnostics(options),
                 crash_errors(*models),
                 # In another process, a native crash of onnxruntime is an error message, and not the
                 # end.
@@ -427,10 +427,10 @@ def _signals_raise() -> Iterator[None]:
 
 
 @contextmanager
-def _diagnostics(verbose: bool) -> Iterator[None]:
+def _diagnostics(options: Namespace) -> Iterator[None]:
     """Send warnings and log messages of the library to stderr, formatted as errors."""
     # The library logs, and configures no handlers; the command line shows the messages.
-    handler = _ToStderr(logging.INFO if verbose else logging.WARNING)
+    handler = _ToStderr(logging.INFO if options.verbose else logging.WARNING)
     loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -443,7 +443,7 @@ def _diagnostics(verbose: bool) -> Iterator[None]:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_, **__: _complain(
-                f"warning: {message}",
+                f"warning: {in_flags(str(message), options)}",
             )
             yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def scorer_for(
         order = names if labels is None else read_class_names(Path(labels))
         return _folder_scorer(folder, names, order, labels, left_out)
     if folder is None:
-        return Scorer(_read(Path(labels), {}), None, None)
+        return Scorer(_read(Path(labels), {}), None, None, left_out)
     assert isinstance(data, partial)
     samples = _sample_names(folder)
     files = dict(zip(samples, image_files(folder), strict=True))
@@ -114,7 +115,11 @@ def _image_folder(data: CalibrationData | None) -> Path | None:
         return None
     if not isinstance(data.keywords.get("images"), ImageSpec):
         return None
-    return Path(data.args[0])
+    # Images in a data set have no files.
+    if not isinstance(data.args[0], str | PathLike):
+        return None
+    folder = Path(data.args[0])
+    return folder if image_files(folder) else None
 
 
 def _sample_names(folder: Path) -> list[str]:

@@ -44,6 +44,7 @@ class RunData:
         stream: the calibration samples, read once.
         length: number of all samples; None if unknown.
         labels: class of each row of the data, by its index as text, where labels come with it.
+        rows: indices of the rows of each sample, by the index of the sample.
         left_out: reasons why images were left out, by name.
         is_cut: batches and files may have been cut into rows.
     """
@@ -60,6 +61,7 @@ class RunData:
     stream: Iterable[Sample] = ()
     length: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[int, range] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     is_cut: bool = False
 
@@ -130,6 +132,7 @@ class RunData:
             stream=stream,
             length=reader.length,
             labels=reader.labels,
+            rows=reader.rows,
             left_out=reader.left_out,
             is_cut=reader.splits and not reader.random,
         )
@@ -168,23 +171,23 @@ class RunData:
 
     @property
     def held_out_labels(self) -> dict[str, int]:
-        """Return the classes of the samples in ``compared``, by their index there as text.
+        """Return the classes of the rows in ``compared``, by their index there as text.
 
-        Empty unless these are held out, and have one row each.
+        Empty unless these are held out.
         """
         if self.hold_out is None or not self.held_out:
             return {}
-        labels = dict[str, int]()
-        places = {id(sample): index for index, sample in enumerate(self.compared)}
-        for sample, position in zip(
-            self.hold_out.samples, self.hold_out.positions, strict=True
-        ):
-            sizes = {len(value) for value in sample.values() if np.ndim(value)}
-            if sizes != {1}:
-                return {}
-            if id(sample) in places and str(position) in self.labels:
-                labels[str(places[id(sample)])] = self.labels[str(position)]
-        return labels
+        positions = dict(
+            zip(map(id, self.hold_out.samples), self.hold_out.positions, strict=True)
+        )
+        rows = [
+            row for sample in self.compared for row in self.rows[positions[id(sample)]]
+        ]
+        return {
+            str(index): self.labels[str(row)]
+            for index, row in enumerate(rows)
+            if str(row) in self.labels
+        }
 
     @property
     def notes(self) -> list[str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from calibrators.json_file import Entry, read_document, read_json
 from calibrators.readers.encoded import encoded_size
+from calibrators.readers.samples import sample_name
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.common.wording import counted
@@ -189,7 +190,8 @@ def _shares(line: str, place: str) -> list[float]:
         raise DataError(
             f"{place}: {short(line)} has a text that is no number"
         ) from None
-    if kind != int(kind) or kind < 0 or len(numbers) % 2 or len(numbers) < 4:
+    # Neither NaN nor infinity is an integer.
+    if not kind.is_integer() or kind < 0 or len(numbers) % 2 or len(numbers) < 4:
         raise DataError(
             f"{place}: {short(line)} is not a class and four numbers: centre x, centre y, width,"
             " height"
@@ -448,6 +450,8 @@ class Scorer:
     def _name(self) -> str:
         """Return the name of the next sample; empty for more samples than names."""
         if self._names is None:
+            while sample_name(self._index) in self._left_out:
+                self._index += 1
             self._index += 1
             return str(self._index - 1)
         # A reader may be ahead: it has left out all that comes before the next sample, and more.
@@ -531,6 +535,8 @@ class Scorer:
     @property
     def count(self) -> int:
         """Return the number of labelled samples."""
+        if self._no_classes is not None:
+            return 0
         return len(self._found) or len(self._ranks)
 
     def scores(self) -> list[Score]:

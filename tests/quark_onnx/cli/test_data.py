@@ -75,6 +75,14 @@ MEAN = ("--mean", "1", "2", "3")
             ["--data", "data", "--limit", "0"],
             ["--limit", "'0' is not a whole number of at least 1"],
         ),
+        (
+            ["--data", "data", "--batch-axis", "7"],
+            ["--batch-axis 7: the inputs of the model have at most 4 axes"],
+        ),
+        (
+            ["--data", "data", *SIZE, "--batch-axis", "0"],
+            ["--batch-axis", "does not go with --image-size"],
+        ),
         (["--data", "nowhere"], ["nowhere does not exist"]),
         (["--data", ""], ["--data", "the path is empty"]),
     ],
@@ -153,6 +161,15 @@ def test_rows_of_a_file_are_samples_or_not(cli: Any, axis: str, samples: int) ->
     )
     document = finished.json
     assert document["samples"] + document["held_out"] == samples
+
+
+def test_files_of_several_lengths_are_a_warning(cli: Any) -> None:
+    """The warning has the options of the command line, as errors have."""
+    Path("lengths").mkdir()
+    for rows in (2, 3):
+        np.savez(f"lengths/{rows}.npz", image=normal(rows, 3, 8, 8))
+    finished = cli("quantize", "model.onnx", "-o", "out.onnx", "--data", "lengths")
+    assert "give --batch-axis none, and otherwise --batch-axis 0" in finished.err
 
 
 def test_nhwc_arrays_with_the_option(cli: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from calibrators.readers.images import ImageSpec
 from calibrators.readers.open import open_reader
 from quark_onnx import compare, quantize
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.measuring.held_out import is_held_out
 from quark_onnx.measuring.labelled import scorer_for
 from quark_onnx.report.verdict.labels import read_box_files
 from tests.models import parse
@@ -66,12 +68,41 @@ def test_labels_of_the_data_give_the_top_1_of_both_models(
     assert "top-1: float 100.00 %" in str(report)
 
 
+@pytest.mark.parametrize("sizes", [[8] * 5, [4, *[1] * 36], [1, 8, 3, 8, 8, 8, 4]])
+@pytest.mark.parametrize("declared", [True, False])
+def test_held_out_batches_have_the_labels_of_their_rows(
+    sizes: list[int], declared: bool
+) -> None:
+    """Samples are batches of any sizes, of a model whose batch or whole shape is open."""
+    model = parse(LARGEST, w=np.eye(3, dtype=np.float32))
+    if not declared:
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+    sizes = [*sizes, *[1] * 16]  # enough samples for some to be held out
+    rows = np.random.default_rng(1).normal(size=(sum(sizes), 3)).astype(np.float32)
+    labels = np.random.default_rng(2).integers(0, 3, len(rows))
+    right = rows.argmax(axis=1) == labels
+    ends = np.cumsum(sizes)
+    batches = [
+        np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)
+    ]
+    data = [(rows[batch], labels[batch]) for batch in batches]
+    found = compare(model, model, data)
+    assert found.labelled == len(rows)
+    assert found.scores[0].reference == right.mean()
+    report = quantize(model, data).report
+    held_out = [batch for index, batch in enumerate(batches) if is_held_out(index)]
+    expected = np.concatenate([right[batch] for batch in held_out])
+    assert report.labelled == len(expected)
+    assert report.scores[0].reference == expected.mean()
+
+
 def test_labels_of_another_task_are_no_classes(
     model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = compare(model, model, [(row, 7) for row in ROWS])
-    assert found.scores == []
+        labels = [1, *[7] * 39]
+        found = compare(model, model, list(zip(ROWS, labels, strict=True)))
+    assert (found.scores, found.labelled) == ([], 0)
     assert "7 is one, and the model has 3 classes" in caplog.text
 
 
@@ -132,6 +163,8 @@ def test_text_files_of_yolo(images: Path) -> None:
         ("0 0.5 0.5 0.2\n", "07.txt, line 1: .*four numbers"),
         ("0.5 0.5 0.5 0.2 0.1\n", "line 1: .*is not a class"),
         ("0 50 50 20 10\n", "outside of the image; numbers are shares"),
+        ("nan 0.5 0.5 0.2 0.1\n", "line 1: .*is not a class"),
+        ("inf 0.5 0.5 0.2 0.1\n", "line 1: .*is not a class"),
         ("cat 0.5 0.5 0.2 0.1\n", "'cat .* has a text that is no number"),
         ("", "no text file in it labels an image"),
     ],
@@ -178,6 +211,44 @@ def test_a_damaged_image_moves_no_label(images: Path) -> None:
     with pytest.warns(UserWarning, match="03.png is neither"):
         report = quantize(channels, data, labels=labels).report
     assert any("1 image is left out" in note for note in report.notes)
+
+
+@pytest.mark.images
+@pytest.mark.parametrize("kind", ["file", "Pillow"])
+@pytest.mark.parametrize("batch", ["N", "1"])
+def test_a_damaged_entry_of_a_data_set_moves_no_label(
+    images: Path, batch: str, kind: str
+) -> None:
+    """Labels of a file count all entries; those that come with the entries stay theirs."""
+    image_module = pytest.importorskip("PIL.Image")
+    entries: list[dict[str, Any]] = []
+    for index in range(40):
+        file = io.BytesIO()
+        color = np.zeros((64, 64, 3), np.uint8)
+        color[..., index % 3] = np.random.default_rng(index).integers(
+            200, 255, (64, 64)
+        )
+        image_module.fromarray(color).save(file, "PNG")
+        encoded = file.getvalue()[: 600 if index == 3 else None]
+        image = image_module.open(io.BytesIO(encoded)) if kind == "Pillow" else encoded
+        entries.append({"image": image, "label": index % 3})
+    labels = images / "labels.csv"
+    lines = [f"{index},{index % 3}" for index in range(40)]
+    labels.write_text("\n".join(["name,label", *lines, ""]), encoding="utf-8")
+    channels = parse(
+        f"""g (float[{batch},3,8,8] x) => (float[{batch},3] y) {{
+            m = GlobalAveragePool (x)
+            f = Flatten (m)
+            c = MatMul (f, w)
+            y = Softmax (c)
+        }}""",
+        w=np.eye(3, dtype=np.float32) * 9,
+    )
+    data = partial(open_reader, entries, images=ImageSpec((8, 8)))
+    for file_of_labels in (labels, None):
+        with pytest.warns(UserWarning, match="left out: sample 3: the image"):
+            found = compare(channels, channels, data, labels=file_of_labels)
+        assert found.labelled == 39 and found.scores[0].reference == 1.0
 
 
 def test_a_result_is_five_lines_and_a_page(model: Any) -> None:
