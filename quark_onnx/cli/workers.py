@@ -26,13 +26,13 @@ def add_workers_option(parser: Parser) -> None:
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=_workers,
+        type=parse_workers,
         default=1,
         help="calibration processes, or dask://HOST:PORT; the result is the same",
     )
 
 
-def _workers(text: str) -> int | str:
+def parse_workers(text: str) -> int | str:
     """Parse a number of processes, or the address of a Dask scheduler."""
     if not text.startswith(_DASK):
         return count(text)

@@ -128,6 +128,7 @@ class _Quantizer:
             else:
                 cache = Path(folder, "ranges.json")
                 ranges = self.tensors_range
+                assert ranges is not None  # checked above
                 # onnxruntime takes a dictionary of ranges, too.
                 if not isinstance(ranges, TensorsData):
                     ranges = TensorsData(CalibrationMethod.MinMax, dict(ranges))

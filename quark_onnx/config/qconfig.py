@@ -230,8 +230,8 @@ class QConfig:
             read activations without an upper bound, activations or weights with one scale have at
             most 8 bits, and ``optimizers`` has no rewrite of the float graph. Such a detector gets
             ``bias_correction``, too, without a target, a search, or another optimizer of layers.
-            Both are left out if held-out samples show too small a gain. False: leave out ``cle``,
-            which runs by default where the structure calls for it, and that ``bias_correction``.
+            Both are left out if held-out samples show too small a gain. False: leave out ``cle``
+            and ``bias_correction``, where the structure calls for them.
         search: number of samples on which activation scales are chosen by the error in the layers
             that read them, and biases by the mean error of rounded weights; 0 for none. As
             power-of-two scales move by octaves, the error of a tensor alone does not tell the best

@@ -76,7 +76,7 @@ class CalibraterBase:
         self.symmetric = symmetric
         self._model = load(model_path)
         self._grid = (spec or QuantizationSpec("int8")).grid
-        self._calibrator = calibrator or MinMax()
+        self._calibrator: Calibrator = calibrator or MinMax()
         self._tensors = _activations(self._model, op_types_to_calibrate)
         self._statistics: dict[str, Statistic] = {}
 

@@ -26,7 +26,7 @@ import reference
 #: Options of ``quantize`` that set no field of a configuration or of images.
 QUANTIZE = """
     --help --output --ranges --workers --resume --task --labels --html
-    --data --random-data --dim --limit --input-layout
+    --data --random-data --batch-axis --dim --limit --input-layout
     --preset --config --recipe --weights-only --dynamic --auto-exclude --auto-mixed
     --accuracy --budget --advice --time --no-time --threads --engine --provider
     --json --overwrite --no-isolation --custom-op-library --quiet --verbose

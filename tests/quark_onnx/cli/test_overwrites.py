@@ -17,8 +17,10 @@ import pytest
 from quark_onnx import calibrate, quantize, quantize_static
 from quark_onnx.analysis import quantize_to_accuracy
 from quark_onnx.cli import parsing
+from quark_onnx.cli.data import batch_axis
 from quark_onnx.cli.dispatch import build_parser
 from quark_onnx.cli.parsing import InputPath, OutputPath, Parser
+from quark_onnx.cli.workers import parse_workers
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.files import overwrites
 from quark_onnx.files.overwrites import Input, Output, refuse_overwrites
@@ -45,6 +47,7 @@ WORDS = {
     "FORMAT",
     "GLOB",
     "GLOB=SCHEME",
+    "KEY=VALUE",
     "LOSS%|DB",
     "NAME",
     "NAME[+NAME ...]",
@@ -62,7 +65,7 @@ WORDS = {
 #: Parsers of values that are no paths.
 PARSED = {
     *(parsing.count, parsing.number, parsing.duration, parsing.dimension),
-    *(parsing.shape, parsing.image_size, int),
+    *(parsing.shape, parsing.image_size, batch_axis, parse_workers, int),
 }
 
 

@@ -429,7 +429,7 @@ def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) ->
         note for note in document["notes"] if note.startswith("auto_mixed_precision: ")
     ][:2]
     assert "nodes float" in note and "missed" not in note
-    assert "on 4 samples that nothing was decided by" in note
+    assert "samples that nothing was decided by" in note
     assert "samples that decided between" in decided
     first, second = config_of("--auto-exclude", "30", "--optimize", "cle").optimizers
     assert (first, second.name) == (AutoMixedPrecision(target=30.0, to="float"), "cle")

@@ -80,6 +80,7 @@ def test_json(cli: Any) -> None:
         "judged",
         "pruned",
         "runtime",
+        "scatter",
         "pareto",
     ]
     assert [row["score"] for row in rows] == sorted(

@@ -271,9 +271,10 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
             ' "awq", ...}',
         )
     try:
-        return AlgoConfig.from_dict(entries)
+        algorithm: AlgoConfig = AlgoConfig.from_dict(entries)
     except ConfigError as error:
         raise ConfigError(f"{file_path}: {error}") from error
+    return algorithm
 
 
 def load_pre_optimization_config_from_file(file_path: Path | str) -> AlgoConfig:
