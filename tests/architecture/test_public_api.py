@@ -35,7 +35,7 @@ def test_torch_offers_its_own_names_apart_from_those_of_amd_quark() -> None:
     names = quark_onnx.torch
     assert names.__all__ == [*names.NATIVE, *names.AMD_QUARK]
     assert not set(names.NATIVE) & set(names.AMD_QUARK)
-    mirrors = ("export.", "quantization.", "utils.")
+    mirrors = ("export.", "pruning.", "quantization.", "utils.")
     assert all(home.startswith(mirrors) for home, _ in names.AMD_QUARK.values())
     assert not any(home.startswith(mirrors) for home, _ in names.NATIVE.values())
 
