@@ -22,7 +22,7 @@ from quark_onnx.fusions import FUSIONS, PORTABLE_FUSIONS
 from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import Graph, tensor_keys
 from quark_onnx.measuring.calibrate import Ranges, calibrate, missing
-from quark_onnx.measuring.calibration import Calibration, Keyed
+from quark_onnx.measuring.calibration import Calibration, GraphCalibration
 from quark_onnx.measuring.run_data import Planned, RunData
 from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult
@@ -133,7 +133,7 @@ class Assembler:
             plan,
             params,
             limits,
-            [*data.first, *data.deciding] if data.first else [],
+            [*data.first, *data.deciding_samples] if data.first else [],
             progress,
             corrected,
             # Outputs of a graph whose function was changed cannot be compared with the float model.
@@ -256,7 +256,7 @@ class Assembler:
         cost = f"{names}: cost both models one more run over {samples}, layer by layer"
         corrected = correct_biases(graph, plan, params, data.first)
         nearest = self._with_better_biases(planned, resolved, data, corrected)
-        before = self._sqnr(nearest, params, data.deciding)
+        before = self._sqnr(nearest, params, data.deciding_samples)
         least_gain = max(getattr(each, "least_gain", 0.0) for each in optimizers)
         # Nobody asked for optimizers with a least gain, and they take a run of both models.
         if least_gain and before is not None and before >= GOOD:
@@ -274,7 +274,7 @@ class Assembler:
         # The optimizers have changed the float biases, so their scales are computed again.
         plan = compute_bias_qparams(graph, plan, params)
         optimized = self._candidate(planned, graph, ResolvedPlan(plan, params), data)
-        after = self._sqnr(optimized, params, data.deciding)
+        after = self._sqnr(optimized, params, data.deciding_samples)
         # Without held-out samples there is no evidence against the optimizers.
         if before is None or after is None or after >= before + least_gain:
             notes = [cost, *refinement.notes, *optimized.notes]
@@ -299,7 +299,7 @@ class Assembler:
             return uncorrected
         # The corrections are approximations at padded borders and under saturation, so the outputs
         # of the model decide.
-        samples = [*data.deciding, *data.first][:_BIAS_SAMPLES]
+        samples = [*data.deciding_samples, *data.first][:_BIAS_SAMPLES]
         candidate = self._candidate(planned, corrected, resolved, data)
         before = self._sqnr(uncorrected, resolved.params, samples)
         after = self._sqnr(candidate, resolved.params, samples)
@@ -393,7 +393,7 @@ class RewriteTrials:
                 steps.
         """
         # Held out, since an optimizer fits its rewrite to the samples that it has seen.
-        samples = self.data.deciding
+        samples = self.data.deciding_samples
         if not samples:
             return None
         reference = self.assembler.reference
@@ -415,7 +415,9 @@ class RewriteTrials:
             if config.measures:
                 # Rewritten graphs have most tensors in common with each other and with the result:
                 # each range is measured once.
-                keyed = Keyed(self.statistics, tensor_keys(planned.graph), rich=False)
+                keyed = GraphCalibration(
+                    self.statistics, tensor_keys(planned.graph), rich=False
+                )
                 plan, ranges, _ = calibrate(
                     planned.graph,
                     plan,

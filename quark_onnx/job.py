@@ -42,7 +42,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.graph import describe_closed, tensor_keys
 from quark_onnx.graph.states import states
 from quark_onnx.measuring.calibrate import calibrate, known_ranges
-from quark_onnx.measuring.calibration import Calibration, Keyed
+from quark_onnx.measuring.calibration import Calibration, GraphCalibration
 from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.measuring.range_files import GivenRanges
@@ -360,9 +360,9 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
         calibration = Calibration("")
     keyed, partial = None, None
     if calibration is not None:
-        keyed = Keyed(calibration, tensor_keys(graph))
+        keyed = GraphCalibration(calibration, tensor_keys(graph))
     elif len(statistics):
-        partial = Keyed(statistics, tensor_keys(graph), rich=False)
+        partial = GraphCalibration(statistics, tensor_keys(graph), rich=False)
     if len(data.rereadable):  # no optimizer moves a bias without samples
         give_biases(graph, config)
     rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])

@@ -172,7 +172,7 @@ def _change(before: Figure | None, after: Figure | None) -> str:
 
 
 @dataclass(frozen=True)
-class Trying:
+class TrialSettings:
     """How changes are tried.
 
     Attributes:
@@ -268,9 +268,11 @@ def advise(  # noqa: PLR0913
     """
     check_budget(budget)
     require(timed in (True, False), "timed", timed, "True or False")
-    trying = Trying(task, budget, timed, progress, ranges, configure)
+    trial_settings = TrialSettings(task, budget, timed, progress, ranges, configure)
     with crash_errors(model), isolated(isolate):
-        return advise_report(model, result.model, data, result.report, config, trying)
+        return advise_report(
+            model, result.model, data, result.report, config, trial_settings
+        )
 
 
 def advise_report(  # noqa: PLR0913
@@ -279,7 +281,7 @@ def advise_report(  # noqa: PLR0913
     data: CalibrationData,
     report: Report,
     config: QConfig,
-    trying: Trying,
+    trial_settings: TrialSettings,
     further: Sequence[NextStep] = (),
 ) -> tuple[NextStep, ...]:
     """Return changes of a run that help, best first, then untried ones; see ``advise``.
@@ -290,7 +292,7 @@ def advise_report(  # noqa: PLR0913
         data: the data of the run; it is read again.
         report: the report of the run.
         config: the configuration of the run.
-        trying: how to try changes.
+        trial_settings: how to try changes.
         further: steps to try besides those that the settings of the run propose.
     """
     verdict = report.verdict
@@ -304,7 +306,7 @@ def advise_report(  # noqa: PLR0913
     steps = (*next_steps(float_model, settings, verdict.task, most=None), *further)
     performance = Performance.of(report.outputs, verdict)
     baseline = Baseline(float_model, quantized, config, performance, verdict.task)
-    return _try_on_data(baseline, steps, data, trying)
+    return _try_on_data(baseline, steps, data, trial_settings)
 
 
 def advise_refused(
@@ -312,7 +314,7 @@ def advise_refused(
     data: CalibrationData,
     error: AccuracyError,
     config: QConfig,
-    trying: Trying,
+    trial_settings: TrialSettings,
 ) -> tuple[NextStep, ...]:
     """Return changes of a run that missed its gate: tried ones that help, then untried ones.
 
@@ -321,7 +323,7 @@ def advise_refused(
         data: the data of the run; it is read again.
         error: the error of the run.
         config: the configuration of the run, with the gate as ``min_sqnr``.
-        trying: how to try changes.
+        trial_settings: how to try changes.
     """
     verdict = error.verdict
     # Without a verdict, nothing was measured, or the data looks wrong.
@@ -333,8 +335,8 @@ def advise_refused(
     kept = [step for step in error.next_steps if not step.options]
     performance = Performance.of(error.outputs, verdict)
     baseline = Baseline(float_model, None, config, performance, verdict.task)
-    trying = replace(trying, gate=config.min_sqnr)
-    return _try_on_data(baseline, (*kept, *steps), data, trying)
+    trial_settings = replace(trial_settings, gate=config.min_sqnr)
+    return _try_on_data(baseline, (*kept, *steps), data, trial_settings)
 
 
 def advise_file(  # noqa: PLR0913
@@ -342,7 +344,7 @@ def advise_file(  # noqa: PLR0913
     quantized: str | Path | ModelProto,
     data: CalibrationData | None,
     verdict: Verdict,
-    trying: Trying | None,
+    trial_settings: TrialSettings | None,
     further: Sequence[NextStep] = (),
     *,
     limit: int | None = SAMPLES,
@@ -357,7 +359,7 @@ def advise_file(  # noqa: PLR0913
         quantized: the quantized model; without the configuration in its metadata nothing is tried.
         data: the data; it is read again.
         verdict: the verdict on the quantized model.
-        trying: how to try changes; None to try nothing.
+        trial_settings: how to try changes; None to try nothing.
         further: steps to try besides those that the settings of the model propose.
         limit: maximum number of samples to quantize on; None for all.
     """
@@ -369,18 +371,18 @@ def advise_file(  # noqa: PLR0913
         rules = next_steps(float_model, settings, verdict.task, most=None)
         steps = (*rules, *steps)
     config = None if settings is None else settings.config
-    if config is None or trying is None:
+    if config is None or trial_settings is None:
         return steps[:MOST]
     baseline = Baseline(float_model, quantized_model, config, None, verdict.task)
     possible = tuple(step for step in steps if is_possible(config, step.options))
-    return _try_on_data(baseline, possible, data, trying, limit)
+    return _try_on_data(baseline, possible, data, trial_settings, limit)
 
 
 def _try_on_data(
     baseline: Baseline,
     steps: Sequence[NextStep],
     data: CalibrationData | None,
-    trying: Trying,
+    trial_settings: TrialSettings,
     limit: int | None = None,
 ) -> tuple[NextStep, ...]:
     """Read the data and try changes on it.
@@ -389,7 +391,7 @@ def _try_on_data(
         baseline: the run to improve.
         steps: changes to try, the most promising first.
         data: the data, which is read once.
-        trying: how to try them.
+        trial_settings: how to try them.
         limit: maximum number of samples; None for all.
     """
     if not any(step.expected for step in steps):
@@ -402,11 +404,14 @@ def _try_on_data(
         # Without held-out samples, trials and a model from a file cannot be judged.
         if baseline.performance is None and not _held_out(baseline.model, samples):
             return tuple(steps[:MOST])
-        return try_changes(baseline, steps, samples, trying)
+        return try_changes(baseline, steps, samples, trial_settings)
 
 
 def try_changes(
-    baseline: Baseline, steps: Sequence[NextStep], samples: Spool, trying: Trying
+    baseline: Baseline,
+    steps: Sequence[NextStep],
+    samples: Spool,
+    trial_settings: TrialSettings,
 ) -> tuple[NextStep, ...]:
     """Try changes; return those that help, best first, then the untried ones.
 
@@ -417,12 +422,12 @@ def try_changes(
         steps: changes to try, the most promising first; a step without an expected gain cannot be
             tried, and is kept.
         samples: the data, of which each trial holds samples out.
-        trying: how to try them.
+        trial_settings: how to try them.
     """
-    trials = _Trials(baseline, samples, trying)
+    trials = _Trials(baseline, samples, trial_settings)
     changes, untried = list[tuple[NextStep, QConfig]](), list[NextStep]()
     for step in steps:
-        config = baseline.with_change(step, trying.configure)
+        config = baseline.with_change(step, trial_settings.configure)
         if config is None:
             untried.append(step)
         # Two rules may propose the same change.
@@ -436,7 +441,9 @@ def try_changes(
         fits=lambda _, finished: trials.fits([outcome for _, outcome in finished]),
     )
     helpful = list[tuple[Performance, NextStep]]()
-    with Progress(trying.progress, len(changes), "trying", "change") as bar:
+    with Progress(
+        trial_settings.progress, len(changes), "trial_settings", "change"
+    ) as bar:
         for index, outcome in study.run(range(len(changes))):
             if outcome.found is not None:
                 performance, gain = outcome.found
@@ -447,7 +454,7 @@ def try_changes(
     best = [step for _, step in helpful[:MOST]]
     finished = len(study.finished())
     if finished and not best:
-        best = [_none_helps(finished, trying.gate)]
+        best = [_none_helps(finished, trial_settings.gate)]
     return (*best, *untried[: MOST - len(best)])
 
 
@@ -482,13 +489,23 @@ _Outcome: TypeAlias = Outcome[tuple[Performance, Gain] | None]
 class _Trials:
     """Runs with changes of one configuration, on the data of the run."""
 
-    def __init__(self, baseline: Baseline, samples: Spool, trying: Trying) -> None:
-        self._baseline, self._samples, self._trying = baseline, samples, trying
+    def __init__(
+        self, baseline: Baseline, samples: Spool, trial_settings: TrialSettings
+    ) -> None:
+        self._baseline, self._samples, self._trial_settings = (
+            baseline,
+            samples,
+            trial_settings,
+        )
         # The latency on a target is that of its engine alone.
         known = selected() is not None or not baseline.config.target
-        self._timed = trying.timed and known
+        self._timed = trial_settings.timed and known
         self._runs = Runs(
-            baseline.model, samples, trying.budget, trying.task, trying.ranges
+            baseline.model,
+            samples,
+            trial_settings.budget,
+            trial_settings.task,
+            trial_settings.ranges,
         )
         self._before: Performance | None = None
         self._paired: Paired | None = None
@@ -514,7 +531,7 @@ class _Trials:
         # To leave the whole model float is exact, and no advice.
         if performance is None or before is None or not result.report.quantized:
             return None
-        gate = self._trying.gate
+        gate = self._trial_settings.gate
         gain = before.gain(performance, gate)
         helps = before.is_worse_than(performance)
         if helps and before.verdict.band == "good":
@@ -535,7 +552,7 @@ class _Trials:
                 baseline.model,
                 load(baseline.quantized),
                 _held_out(baseline.model, self._samples, held_out),
-                task=self._trying.task,
+                task=self._trial_settings.task,
                 preprocessing=False,
             )
             before = Performance.of(judged.outputs, judged.verdict)
@@ -555,7 +572,7 @@ class _Trials:
                 load(baseline.quantized),
                 _held_out(baseline.model, self._samples, result.report.held_out),
                 baseline.task,
-                self._trying.task,
+                self._trial_settings.task,
             )
         return self._paired.is_clear_gain(result.model)
 

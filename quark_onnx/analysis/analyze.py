@@ -14,7 +14,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
-from quark_onnx.analysis.advise import SAMPLES, Trying, advise_file, fixes
+from quark_onnx.analysis.advise import SAMPLES, TrialSettings, advise_file, fixes
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
@@ -112,15 +112,15 @@ def analyze(  # noqa: PLR0913
             # Wrong inputs come first: no setting makes up for them.
             steps = tuple(finding.next_step for finding in judged.findings[:1])
             if not steps and found.verdict.band in ("risky", "poor"):
-                trying = None
+                trial_settings = None
                 if budget is not None:
-                    trying = Trying(task, budget, progress=progress)
+                    trial_settings = TrialSettings(task, budget, progress=progress)
                 steps = advise_file(
                     before,
                     after,
                     spool,
                     found.verdict,
-                    trying,
+                    trial_settings,
                     fixes(found),
                     limit=SAMPLES if limit is None else None,
                 )

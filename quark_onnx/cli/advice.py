@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from quark_onnx.analysis.advise import BUDGET, Trying, advise_refused
+from quark_onnx.analysis.advise import BUDGET, TrialSettings, advise_refused
 from quark_onnx.cli.next_command import changes_data, step_words
 from quark_onnx.cli.parsing import UsageError, duration, progress_of
 from quark_onnx.cli.settings import add_advice_option
@@ -20,7 +20,7 @@ from quark_onnx.report.verdict import NextStep, Verdict
 logger = logging.getLogger(__name__)
 
 #: A function that tries changes, and returns those to print.
-Attempt = Callable[[Trying], tuple[NextStep, ...]]
+Attempt = Callable[[TrialSettings], tuple[NextStep, ...]]
 #: A function from the options of a command to its configuration.
 Configuration = Callable[[Namespace], QConfig]
 
@@ -52,7 +52,7 @@ def check_advice_options(options: Namespace, purpose: str = "trying advice") -> 
 
 def trying_of(
     options: Namespace, seconds: float, configure: Configuration, again: Namespace
-) -> Trying:
+) -> TrialSettings:
     """Return how a command tries changes.
 
     Args:
@@ -62,7 +62,7 @@ def trying_of(
             configuration.
         again: the options that the change is made to, with their ``words`` and ``parser``.
     """
-    return Trying(
+    return TrialSettings(
         task=getattr(options, "task", "auto"),
         budget=options.budget or min(BUDGET, seconds),
         timed=getattr(options, "time", True),
@@ -85,14 +85,17 @@ def _config_of_step(
 
 
 def advised(
-    verdict: Verdict, options: Namespace, trying: Trying, attempt: Attempt
+    verdict: Verdict,
+    options: Namespace,
+    trial_settings: TrialSettings,
+    attempt: Attempt,
 ) -> tuple[NextStep, ...]:
     """Return the advice that --advice asks for after a verdict.
 
     Args:
         verdict: the verdict, with changes that were not tried.
         options: the options of the command.
-        trying: how to try changes.
+        trial_settings: how to try changes.
         attempt: tries them.
     """
     if options.advice == "none":
@@ -106,11 +109,15 @@ def advised(
     )
     if not is_wanted or not is_useful:
         return verdict.next_steps
-    return _uninterrupted(trying, attempt, verdict.next_steps)
+    return _uninterrupted(trial_settings, attempt, verdict.next_steps)
 
 
 def refused(
-    error: AccuracyError, options: Namespace, data: Any, config: QConfig, trying: Trying
+    error: AccuracyError,
+    options: Namespace,
+    data: Any,
+    config: QConfig,
+    trial_settings: TrialSettings,
 ) -> AccuracyError:
     """Return the error of a missed gate with the advice that --advice asks for.
 
@@ -119,7 +126,7 @@ def refused(
         options: the options of the command.
         data: the calibration data; None for none.
         config: the configuration, with the gate.
-        trying: how to try changes.
+        trial_settings: how to try changes.
     """
     steps = error.next_steps
     if options.advice == "none":
@@ -127,16 +134,16 @@ def refused(
     elif options.advice != "list" and options.data is not None:
         model = options.model if error.model is None else error.model
         attempt = partial(advise_refused, model, data, error, config)
-        steps = _uninterrupted(trying, attempt, steps)
+        steps = _uninterrupted(trial_settings, attempt, steps)
     return AccuracyError(error.reason, steps)
 
 
 def _uninterrupted(
-    trying: Trying, attempt: Attempt, untried: tuple[NextStep, ...]
+    trial_settings: TrialSettings, attempt: Attempt, untried: tuple[NextStep, ...]
 ) -> tuple[NextStep, ...]:
     """Return tried changes; after an interrupt, the untried ones."""
     try:
-        return attempt(trying)
+        return attempt(trial_settings)
     # The result is there: an end of the trials must not take its report away.
     except KeyboardInterrupt:
         logger.warning("interrupted: the changes below were not tried to the end")

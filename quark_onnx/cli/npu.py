@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx import npu
-from quark_onnx.analysis.advise import Trying, advise_report
+from quark_onnx.analysis.advise import TrialSettings, advise_report
 from quark_onnx.cli.advice import (
     add_advice_options,
     advised,
@@ -303,8 +303,8 @@ def _deploy(options: Namespace) -> Answer:
             xclbin=options.xclbin,
         )
     except AccuracyError as error:
-        trying = _trying(options, perf_counter() - start)
-        return Answer([], {}, refused(error, options, data, config, trying))
+        trial_settings = _trial_settings(options, perf_counter() - start)
+        return Answer([], {}, refused(error, options, data, config, trial_settings))
     seconds = perf_counter() - start
     bundle = _advised(bundle, options, data, config, seconds)
     if bundle.report is not None:
@@ -357,7 +357,7 @@ def _deployed(options: Namespace) -> tuple[npu.Choice | None, QConfig]:
     return None, config_of(options, recipe.config_for(options.target))
 
 
-def _trying(options: Namespace, seconds: float) -> Trying:
+def _trial_settings(options: Namespace, seconds: float) -> TrialSettings:
     """Return how to try changes after a deployment of so many seconds."""
     return trying_of(options, seconds, lambda again: _deployed(again)[1], options)
 
@@ -380,12 +380,12 @@ def _advised(
     # Another format is tried for the accuracy; a forecast needs no trial.
     formats = [step for step in bundle.next_steps if step.expected]
 
-    def attempt(trying: Trying) -> tuple[NextStep, ...]:
+    def attempt(trial_settings: TrialSettings) -> tuple[NextStep, ...]:
         file = bundle.folder / "model.onnx"
-        return advise_report(legal, file, data, report, config, trying, formats)
+        return advise_report(legal, file, data, report, config, trial_settings, formats)
 
     verdict, others = report.verdict, bundle.next_steps
-    steps = advised(verdict, options, _trying(options, seconds), attempt)
+    steps = advised(verdict, options, _trial_settings(options, seconds), attempt)
     # A format that was tried is among the steps if it helps.
     if steps != verdict.next_steps:
         others = tuple(step for step in others if step not in formats)

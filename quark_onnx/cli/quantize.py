@@ -9,7 +9,7 @@ from typing import Any
 
 from quark_onnx import api
 from quark_onnx.analysis import Comparison, Latency, compare
-from quark_onnx.analysis.advise import Trying, advise_report
+from quark_onnx.analysis.advise import TrialSettings, advise_report
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.advice import (
     advised,
@@ -136,8 +136,8 @@ def run(options: Namespace) -> Answer:
                 labels=options.labels,
             )
     except AccuracyError as error:
-        trying = _trying(options, perf_counter() - start)
-        failure = refused(error, options, data, config, trying)
+        trial_settings = _trial_settings(options, perf_counter() - start)
+        failure = refused(error, options, data, config, trial_settings)
         return Answer([], {"command": NAME}, failure)
     seconds = perf_counter() - start
     report = _advised(options, data, result, config, seconds)
@@ -184,7 +184,7 @@ def _write_page(options: Namespace, report: Report, latency: Latency | None) -> 
     write_blocks(options.html, f"{names}: quantization", page)
 
 
-def _trying(options: Namespace, seconds: float) -> Trying:
+def _trial_settings(options: Namespace, seconds: float) -> TrialSettings:
     """Return how to try changes after a run of so many seconds."""
     return trying_of(options, seconds, lambda again: configured(again)[1], options)
 
@@ -202,11 +202,13 @@ def _advised(
     if report.verdict is None:
         return report
 
-    def attempt(trying: Trying) -> tuple[NextStep, ...]:
-        return advise_report(options.model, result.model, data, report, config, trying)
+    def attempt(trial_settings: TrialSettings) -> tuple[NextStep, ...]:
+        return advise_report(
+            options.model, result.model, data, report, config, trial_settings
+        )
 
-    trying = _trying(options, seconds)
-    steps = advised(report.verdict, options, trying, attempt)
+    trial_settings = _trial_settings(options, seconds)
+    steps = advised(report.verdict, options, trial_settings, attempt)
     return replace(report, verdict=replace(report.verdict, next_steps=steps))
 
 

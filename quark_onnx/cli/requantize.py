@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.analysis.advise import SAMPLES, Trying, advise_file
+from quark_onnx.analysis.advise import SAMPLES, TrialSettings, advise_file
 from quark_onnx.cli.advice import advised, trying_of
 from quark_onnx.cli.data import add_data_options
 from quark_onnx.cli.engine import add_engine_options, engine_words
@@ -134,22 +134,22 @@ def advised_on_file(  # noqa: PLR0913  a verdict, and the run that a trial repea
         gate: minimum SQNR in dB that the model misses; None without one.
     """
 
-    def attempt(trying: Trying) -> tuple[NextStep, ...]:
+    def attempt(trial_settings: TrialSettings) -> tuple[NextStep, ...]:
         return advise_file(
             options.reference,
             options.other,
             data,
             verdict,
             # Without a command there is nothing to try.
-            None if again is None else trying,
+            None if again is None else trial_settings,
             further,
             limit=SAMPLES if options.limit is None else None,
         )
 
-    trying = trying_of(
+    trial_settings = trying_of(
         options, seconds, lambda run: configured(run)[1], again or options
     )
-    return advised(verdict, options, replace(trying, gate=gate), attempt)
+    return advised(verdict, options, replace(trial_settings, gate=gate), attempt)
 
 
 def _quantize_steps(

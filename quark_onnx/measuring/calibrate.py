@@ -21,7 +21,7 @@ from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, DataError, data_errors
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph
-from quark_onnx.measuring.calibration import Keyed
+from quark_onnx.measuring.calibration import GraphCalibration
 from quark_onnx.plan import Plan, PlanBuilder, Quantize, Use
 from quark_onnx.planning import bounded
 from quark_onnx.planning.subgraph_plans import SubgraphPlan, controls, shapeless
@@ -56,13 +56,13 @@ def calibrate(  # noqa: PLR0913
     samples: Iterable[Sample],
     body_plans: Sequence[SubgraphPlan] = (),
     *,
-    keyed: Keyed | None = None,
+    keyed: GraphCalibration | None = None,
     others: Sequence[Plan] = (),
     executor: Executor | None = None,
     progress: Progress | None = None,
     receive: Receive | None = None,
     extended: Graph | None = None,
-    partial: Keyed | None = None,
+    partial: GraphCalibration | None = None,
 ) -> Calibrated:
     """Run the float graph over the samples once, and measure ranges.
 
@@ -229,7 +229,7 @@ def calibrate_each(
     samples: Iterable[Sample],
     progress: Progress | None = None,
     *,
-    keyed: Keyed | None = None,
+    keyed: GraphCalibration | None = None,
 ) -> list[Calibrated]:
     """Return the ranges of several plans of one graph, from one pass over the samples.
 
@@ -276,7 +276,10 @@ def calibrate_each(
 
 
 def known_ranges(
-    graph: Graph, plan: Plan, body_plans: list[SubgraphPlan], keyed: Keyed | None
+    graph: Graph,
+    plan: Plan,
+    body_plans: list[SubgraphPlan],
+    keyed: GraphCalibration | None,
 ) -> Calibrated:
     """Return the ranges that are known without data.
 
@@ -317,7 +320,7 @@ def known_ranges(
     )
 
 
-def missing(graph: Graph, plan: Plan, keyed: Keyed) -> list[Observation]:
+def missing(graph: Graph, plan: Plan, keyed: GraphCalibration) -> list[Observation]:
     """Return the required observations missing from ``keyed``."""
     wanted = _wanted(graph, plan)
     return _watched(graph, wanted, keyed.known(wanted))

@@ -235,7 +235,7 @@ class Everything:
         return Range(statistic.lo, statistic.hi)
 
 
-class Keyed:
+class GraphCalibration:
     """A calibration with the tensor keys of a graph.
 
     Args:

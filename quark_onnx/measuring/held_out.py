@@ -196,7 +196,7 @@ class HoldOut:
         self.count = 0
 
     @property
-    def deciding(self) -> list[Any]:
+    def deciding_samples(self) -> list[Any]:
         """Return the held-out samples that decisions between settings are made on.
 
         They are few, because each decision runs models on them: four from all of the data, or the

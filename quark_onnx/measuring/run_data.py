@@ -18,7 +18,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import states
 from quark_onnx.measuring.calibrate import Calibrated, Ranges
-from quark_onnx.measuring.calibration import Calibration, Keyed
+from quark_onnx.measuring.calibration import Calibration, GraphCalibration
 from quark_onnx.measuring.held_out import HoldOut, consecutive_positions
 from quark_onnx.measuring.open_data import first_sample, left_out_lines, reader_for
 from quark_onnx.optimizers import Samples
@@ -218,14 +218,14 @@ class RunData:
         return self.hold_out.first if self.hold_out else []
 
     @property
-    def deciding(self) -> list[Sample]:
+    def deciding_samples(self) -> list[Sample]:
         """Return a few of the held-out samples, for decisions between settings."""
-        return self.hold_out.deciding if self.hold_out else []
+        return self.hold_out.deciding_samples if self.hold_out else []
 
     @property
     def untouched(self) -> list[Sample]:
         """Return the held-out samples that no decision between settings is made on either."""
-        deciding = set(map(id, self.deciding))
+        deciding = set(map(id, self.deciding_samples))
         return [sample for sample in self.held_out if id(sample) not in deciding]
 
     @property
@@ -265,8 +265,8 @@ class Prepared:
 
     graph: Graph
     notes: list[str]
-    keyed: Keyed | None
-    partial: Keyed | None
+    keyed: GraphCalibration | None
+    partial: GraphCalibration | None
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,8 @@ class Planned:
     body_plans: list[SubgraphPlan]
     notes: list[str]
     earlier_notes: list[str]
-    keyed: Keyed | None = None
-    partial: Keyed | None = None
+    keyed: GraphCalibration | None = None
+    partial: GraphCalibration | None = None
 
     def measured(self, calibrated: Calibrated, data: RunData) -> MeasuredPlan:
         """Return the plan with ranges; tensors whose values are unfit for a scale are float.

@@ -114,7 +114,7 @@ def absorbing_layer(graph: Graph, node: Node) -> Node | None:
 
 
 def _is_followed(graph: Graph, node: Node) -> bool:
-    """Return whether a layer absorbs the activation function behind it."""
+    """Return whether a layer absorbs the activation function after it."""
     if node.kind not in LAYERS:
         return False
     reader = only_reader(graph, node.outputs[0])

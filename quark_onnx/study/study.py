@@ -179,7 +179,7 @@ class Study(Generic[C, R]):
         finally:
             self._records.drop()
 
-    def record(self, candidate: C) -> R:
+    def record_of(self, candidate: C) -> R:
         """Return the record of a candidate, and try the candidate if there is none.
 
         Args:

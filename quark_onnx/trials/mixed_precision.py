@@ -425,7 +425,7 @@ class _Search:
         """
         # The bisections show no progress, which would end them with the time.
         check_time()
-        return self._study.record(tuple(names))
+        return self._study.record_of(tuple(names))
 
     def _trial(self, names: Sequence[str]) -> Trial:
         """Return the model with changed nodes."""

@@ -1,11 +1,11 @@
 """Errors of scales on their own tensors, from the histograms of calibration.
 
-The error in the layers behind a tensor (``local``) decides between scales, and needs a run of these
+The error in the layers after a tensor (``local``) decides between scales, and needs a run of these
 layers. The error of the tensor itself costs no run, and shows most scales to be hopeless:
 
 - If a larger scale multiplies the error as rounding alone would (by 4 for a doubled scale), no
-  clipped value is gained. The same holds in the layers behind.
-- Where a smaller scale clips so much that the error of the tensor grows many times, layers behind
+  clipped value is gained. The same holds in the layers after it.
+- Where a smaller scale clips so much that the error of the tensor grows many times, layers after it
   are not better, as clipping accumulates in them and rounding averages out.
 
 Both hold for layers that sum products, not for functions that compare values (Hardmax).
@@ -50,7 +50,7 @@ class TensorErrors:
     def is_hopeless(
         self, use: Use, before: NDArray[np.float32], after: NDArray[np.float32]
     ) -> bool:
-        """Return whether a move of a scale cannot reduce the error of the layers behind.
+        """Return whether a move of a scale cannot reduce the error of the layers after the tensor.
 
         Args:
             use: the use of the tensor.

@@ -21,7 +21,7 @@ from quark_onnx import Override, QConfig
 from quark_onnx.common.errors import DataError
 from quark_onnx.graph import Graph, tensor_keys
 from quark_onnx.measuring.calibrate import calibrate
-from quark_onnx.measuring.calibration import Calibration, Keyed
+from quark_onnx.measuring.calibration import Calibration, GraphCalibration
 from quark_onnx.measuring.held_out import HoldOut, held_out_of
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.planning.make_plan import make_plan
@@ -183,7 +183,7 @@ def test_first_samples_with_known_statistics_are_not_run_again(
 ) -> None:
     graph, data = Graph.of(model), samples(model, total)
     plan = make_plan(graph, TENSOR.with_(calibrator=Percentile()))
-    partial = Keyed(Calibration(""), tensor_keys(graph), rich=False)
+    partial = GraphCalibration(Calibration(""), tensor_keys(graph), rich=False)
     calibrate(graph, plan, data[:3], keyed=partial)
     received = list[int]()
     counts = list[int]()
@@ -207,7 +207,7 @@ def test_first_samples_with_known_statistics_are_not_run_again(
 def test_all_samples_are_run_where_a_statistic_of_the_first_is_missing() -> None:
     model = residual()
     graph, data = Graph.of(model), samples(model, 4)
-    partial = Keyed(Calibration(""), tensor_keys(graph), rich=False)
+    partial = GraphCalibration(Calibration(""), tensor_keys(graph), rich=False)
     calibrate(graph, make_plan(graph, TENSOR), data[:3], keyed=partial)
     moving = TENSOR.with_(calibrator=MinMax(moving_average=True))
     received = list[int]()
@@ -252,8 +252,8 @@ def test_held_out_samples_come_from_all_of_the_data() -> None:
     list(held)
     shares = np.histogram(held.samples, 10, (0, 1000))[0]
     assert list(shares) == [20, *[10] * 9]
-    assert held.deciding == [10, 175, 445, 715]
-    assert set(held.deciding) <= set(held.samples)
+    assert held.deciding_samples == [10, 175, 445, 715]
+    assert set(held.deciding_samples) <= set(held.samples)
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 20), (7, 7), (0, 4)])

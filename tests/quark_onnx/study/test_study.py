@@ -38,8 +38,8 @@ def test_candidates_are_tried_in_their_order_and_equal_ones_once() -> None:
     again = Number("another name", 2)
     assert list(study.run([THREE, TWO, again, ONE])) == [(THREE, 9), (TWO, 4), (ONE, 1)]
     assert list(study.run([TWO, THREE])) == []
-    assert study.record(again) == 4
-    assert study.record(Number("new", 5)) == 25
+    assert study.record_of(again) == 4
+    assert study.record_of(Number("new", 5)) == 25
     assert tried == [3, 2, 1, 5]
     assert study.untried == [] and not study.is_reached()
 
@@ -123,7 +123,7 @@ def test_a_warning_of_several_trials_is_logged_once(
 
     study = Study[Number, int](measure)
     assert len(list(study.run([ONE, TWO]))) == 2
-    assert study.record(THREE) == 3
+    assert study.record_of(THREE) == 3
     messages = caplog.messages
     assert messages.count("the scales are not searched") == 1
     assert [text for text in messages if "number" in text] == [
