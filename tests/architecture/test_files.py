@@ -1,4 +1,4 @@
-"""Each file has a name that says what it holds, and a docstring that says what it is for.
+"""The name of a file says what it holds, and its docstring what it is for.
 
 Limits on length and complexity are those of ruff (pyproject.toml).
 """

@@ -34,7 +34,7 @@ with written(folder / "kept.npz") as file:
 
 @contextmanager
 def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that is amid its work there."""
+    """A process that works in the folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)],
         stdin=subprocess.PIPE,

@@ -211,7 +211,7 @@ def quantized(how: str, preset: str) -> Result:
 
 @cache
 def plain(how: str, preset: str) -> tuple[Result, NDArray[Any]]:
-    """What becomes of the usual spelling, and what that computes."""
+    """The model that the usual notation gives, and its outputs."""
     result = quantized(how, preset)
     return result, computed(result.model, how)
 

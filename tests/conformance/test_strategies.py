@@ -276,7 +276,7 @@ PLAIN = {
     scope="module", params=[case for case in EVERY if case.changes], ids=str
 )
 def case(request: pytest.FixtureRequest) -> Case:
-    """A case whose form makes a difference; all tests of one follow each other."""
+    """A case whose form makes a difference; all tests of a case run in a row."""
     return request.param  # type: ignore[no-any-return]
 
 

@@ -184,7 +184,7 @@ def buckets() -> ModelProto:
 
 @dataclass(frozen=True)
 class Sample:
-    """A model, data for it, and what it computes on all of them."""
+    """A model, data for it, and its outputs on all samples."""
 
     model: ModelProto
     data: list[Feeds]

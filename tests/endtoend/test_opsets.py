@@ -250,7 +250,7 @@ SHAPES = {network: (4, 8, 8), hardmax: (6, 8), upsample: (4, 8, 8)}
 
 @dataclass(frozen=True)
 class Float:
-    """A model, samples for it, and what it computes on all of them."""
+    """A model, samples for it, and its outputs on all samples."""
 
     model: ModelProto
     data: list[Feeds]

@@ -150,7 +150,7 @@ def _settings(folder: Path) -> Any:
 
 @cache  # applications call for each image
 def _on_cpu(folder: Path, name: str, missing: str) -> Any:
-    """A session for what stands in front of the model, or behind it."""
+    """A session for the part before the model, or after it."""
     import onnxruntime as ort
 
     settings = _settings(folder)

@@ -50,7 +50,7 @@ CommandLine = Callable[..., Finished]
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this one makes of 8-bit products is not said here."""
+    """The note on 8-bit products of this processor is left out."""
     monkeypatch.setattr(
         sys.modules["quark_onnx.writing.finish"], "saturates", lambda: False
     )

@@ -110,7 +110,7 @@ def test_derivatives(name: str) -> None:
 def rounded(
     given: dict[str, Any], activation: Activation, device: Device, levels: Any = ()
 ) -> list[np.ndarray]:
-    """What both learn, on one device."""
+    """Rounding that both implementations learn, on one device."""
     part = part_of(given, activation, device)
     weight, bias, put = given["weight"], device.put(given["bias"]), device.put
     scale = np.full_like(weight, 0.25)

@@ -511,7 +511,7 @@ def test_the_report_names_the_estimated_price_of_each_raised_node() -> None:
 
 
 def test_a_layer_with_more_multiply_adds_costs_more_to_raise() -> None:
-    """Two branches with the same values, one of them with many more multiply-adds behind it."""
+    """Two branches with the same values; many more multiply-adds follow one of them."""
     spread = np.ones(8, np.float32)
     spread[3] = 1000
     wide = np.zeros((8, 256), np.float32)

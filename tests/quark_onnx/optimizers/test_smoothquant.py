@@ -307,7 +307,7 @@ def test_wrong_settings(settings: str, message: str) -> None:
 
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_the_search_comes_near_to_the_best_alpha(per_channel: bool) -> None:
-    """What makes one output's weights large costs that output alone, or all of them.
+    """A factor that makes the weights of one output large costs that output alone, or all outputs.
 
     Every alpha is tried beside.
     """

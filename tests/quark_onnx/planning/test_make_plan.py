@@ -87,7 +87,7 @@ def model_of(nodes: list[onnx.NodeProto]) -> ModelProto:
 
 
 def decisions(nodes: list[onnx.NodeProto], config: QConfig) -> dict[str, str]:
-    """What becomes of each tensor as each node reads it, at its root."""
+    """The format of each tensor as each node reads it, by its root."""
     plan = make_plan(Graph.of(model_of(nodes)), config)
     return {
         f"{tensor} in {node.name}": str(plan.entry(plan.use(tensor, node)))

@@ -156,7 +156,7 @@ def test_values_that_shrink_from_step_to_step_keep_codes(decay: float) -> None:
 
 
 def test_blocks_that_share_a_rotation_are_no_time_steps() -> None:
-    """Each block has a weight of its own beside the common one."""
+    """Each block has a weight of its own and the common weight."""
     lines, tensor = list[str](), "x"
     for index in range(6):
         lines += [

@@ -23,7 +23,7 @@ ONE, TWO, THREE = (Number(f"number {key}", key) for key in (1, 2, 3))
 
 
 def squared(tried: list[int]) -> Study[Number, int]:
-    """A study that notes what it measures."""
+    """A study that lists the candidates that it measures."""
 
     def measure(number: Number) -> int:
         tried.append(number.key)

@@ -1,4 +1,4 @@
-"""Embeddings that are quantized, those among them that multiply what they look up.
+"""Quantized embeddings, with and without a factor for the rows that they look up.
 
 And what cannot be.
 """

@@ -35,7 +35,7 @@ BOTH = LayerSpec(INT8, INT8)
 
 
 class Kinds(nn.Module):
-    """All kinds of layers, one of them called twice."""
+    """All kinds of layers; one layer is called twice."""
 
     def __init__(self) -> None:
         super().__init__()

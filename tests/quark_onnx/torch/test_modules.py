@@ -93,7 +93,7 @@ def test_scales_are_right_where_blocks_do_not_follow_each_other(model: Any) -> N
 
 
 class Handing(nn.Module):
-    """Blocks that hand on what the first of them has computed for this sample, as those of T5 do."""  # noqa: E501
+    """Blocks that pass on a value that the first block computes for a sample, as in T5."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

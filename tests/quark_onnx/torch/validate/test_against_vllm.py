@@ -569,7 +569,7 @@ _LISTS = [
 
 
 def _ours(parts: list[str], is_out: Callable[[str], bool]) -> bool | None:
-    """Whether all parts of a layer are excluded, or none; None for some of them."""
+    """True if all parts of a layer are excluded, False if none is; None if some are."""
     found = set(map(is_out, parts))
     return found.pop() if len(found) == 1 else None
 

@@ -158,7 +158,7 @@ def test_exclusions(patterns: list[str], name: str) -> None:
 
 @given(entries, names)
 def test_exclusions_of_experts(patterns: list[str], name: str) -> None:
-    """A single expert that is excluded excludes them all."""
+    """An exclusion of a single expert excludes all experts."""
     experts = f"{name}.experts"
     module = Module(f"{experts}.3.up_proj", {})
     patterns = [*patterns, *(f"{pattern}.experts.0" for pattern in patterns)]

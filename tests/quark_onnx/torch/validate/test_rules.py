@@ -1,4 +1,4 @@
-"""Each rule: a checkpoint that breaks it and no other, and the whole one that breaks none."""
+"""Each rule has a checkpoint that breaks this rule alone; the complete checkpoint breaks none."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ CACHE = drafts.compressed_kv().quantization["kv_cache_scheme"]
 
 
 def more_groups(**entries: object) -> Change:
-    """One group more, in front of the others."""
+    """A further group, before the others."""
 
     def change(draft: Draft) -> None:
         groups = draft.quantization["config_groups"]
