@@ -265,7 +265,8 @@ class QConfig:
         bodies: quantize the bodies of If, Loop and Scan, too.
         all_pairs: place pairs wherever onnxruntime's quantizer does. Results of MatMul and Gemm get
             one, which by default are rounded only if a reader is quantized; so do the operands of
-            ArgMax, TopK and Pad, and, with the scale 1, what was zero throughout calibration.
+            ArgMax, TopK and Pad, the activations of layers whose weights are stored as codes, and,
+            with the scale 1, what was zero throughout calibration.
         portable: write no operators beside those that converters of quantized models know. An Add
             before a LayerNormalization stays Add; Mul and Add scale the sums of a ConvInteger, in
             place of BatchNormalization; no Max and Min clip activations of 7 bits, which then

@@ -132,7 +132,7 @@ class FloatModel:
         # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
         narrowing.coded = coded_constants(graph)
-        if config.keep_existing and config.activation is not None:
+        if config.all_pairs and config.keep_existing and config.activation is not None:
             narrowing.coded |= take_dequantized_weights(graph, WEIGHTED)
         notes = [*user.notes]
         if config.target and config.fix_sizes:
