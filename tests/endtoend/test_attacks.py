@@ -450,13 +450,19 @@ def test_what_the_guard_keeps_float_keeps_its_constants_float() -> None:
     assert {"grid", "stride"} <= floats
 
 
-@pytest.mark.parametrize("name", ["data.npz", "config.yaml", "notes"])
-def test_a_file_that_is_no_model_is_not_replaced(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("data.npz", "is named like another format; the result is an ONNX model"),
+        ("config.yaml", "is named like another format; the result is an ONNX model"),
+        ("notes", "exists and is not named .onnx; it is not replaced by a model"),
+    ],
+)
+def test_a_file_that_is_no_model_is_not_replaced(
+    tmp_path: Path, name: str, message: str
+) -> None:
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(
-        ConfigError,
-        match=r"exists and is not named .onnx; it is not replaced by a model",
-    ):
+    with pytest.raises(ConfigError, match=message):
         quantize_static(DENSE, list(samples()), "A8W8", tmp_path / name)
     assert contents(tmp_path) == {name: b"mine"}
 
