@@ -53,9 +53,9 @@ def test_weights_are_not_serialized_for_each_session(
     serialized = list[int]()
     native = session.native_session
 
-    def counted(source: Any, options: Any) -> Any:
+    def counted(source: Any, *arguments: Any) -> Any:
         serialized.append(len(source) if isinstance(source, bytes) else 0)
-        return native(source, options)
+        return native(source, *arguments)
 
     monkeypatch.setattr(session, "native_session", counted)
     data = samples(convolutions(), count=8)
