@@ -441,9 +441,7 @@ def try_changes(
         fits=lambda _, finished: trials.fits([outcome for _, outcome in finished]),
     )
     helpful = list[tuple[Performance, NextStep]]()
-    with Progress(
-        trial_settings.progress, len(changes), "trial_settings", "change"
-    ) as bar:
+    with Progress(trial_settings.progress, len(changes), "trying", "change") as bar:
         for index, outcome in study.run(range(len(changes))):
             if outcome.found is not None:
                 performance, gain = outcome.found
@@ -492,11 +490,8 @@ class _Trials:
     def __init__(
         self, baseline: Baseline, samples: Spool, trial_settings: TrialSettings
     ) -> None:
-        self._baseline, self._samples, self._trial_settings = (
-            baseline,
-            samples,
-            trial_settings,
-        )
+        self._baseline, self._samples = baseline, samples
+        self._trial_settings = trial_settings
         # The latency on a target is that of its engine alone.
         known = selected() is not None or not baseline.config.target
         self._timed = trial_settings.timed and known
