@@ -547,12 +547,16 @@ class Graph:
         self.replace_uses(result, source)
         return True
 
-    def drop_unused(self) -> None:
-        """Remove unused nodes, then unused initializers."""
+    def unused(self) -> list[Node]:
+        """Return the nodes that no output depends on."""
         # Nodes that only bodies read stay: ``leaders`` follows the captures of a node.
         producers = [self.producer(output.name) for output in self.outputs]
         alive = reach([node for node in producers if node is not None], self.leaders)
-        self.remove([node for node in self.nodes if node not in alive])
+        return [node for node in self.nodes if node not in alive]
+
+    def drop_unused(self) -> None:
+        """Remove unused nodes, then unused initializers."""
+        self.remove(self.unused())
         # An initializer may be an output itself, or the default value of an input.
         open_names = self._output_names | self._input_names
         self.initializers = {

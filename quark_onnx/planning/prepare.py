@@ -34,16 +34,22 @@ def prepare(
 ) -> tuple[Graph, list[str]]:
     """Return the cleaned graph, and notes on rewrites and rolled-back passes.
 
+    Nodes that no output depends on are dropped without a note: the written file never has them,
+    and no later stage plans, measures or optimizes them.
+
     Args:
         graph: the float graph; not changed.
         config: the settings, with the target and the choice of ``prepare``.
         reference: the float model.
         sample: a sample for the verification; without it, verification is impossible and the
-            graph is returned unchanged.
+            graph keeps its form.
 
     Raises:
         ModelError: the float model does not run on the sample.
     """
+    if graph.unused():
+        graph = graph.copy()
+        graph.drop_unused()
     if sample is None:
         return graph, [
             (

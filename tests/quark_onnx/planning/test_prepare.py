@@ -13,6 +13,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import ModelError
+from quark_onnx.common.registry import OPTIMIZERS
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, fold_batch_norm
 from quark_onnx.planning.prepare import prepare
@@ -24,6 +25,7 @@ from tests.models import (
     hidden_weight,
     interface,
     kinds,
+    normal,
     parse,
     run,
     samples,
@@ -156,3 +158,21 @@ def test_agreement_is_relative_and_mindful_of_what_is_no_number() -> None:
     assert agree(np.int64([3]), np.int64([3])) and not agree(
         np.int64([3]), np.int64([4])
     )
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+def test_a_layer_that_no_output_depends_on_changes_nothing(
+    optimizer: str, preset: str
+) -> None:
+    """Stages work on what will be written, so none of them meets a node that will not be."""
+    config = QConfig.of({"preset": preset, "optimizers": [optimizer]})
+    graphs = []
+    for dead in ("", "dead = Gemm(x, v)"):
+        model = parse(
+            "net (float[N, 12] x) => (float[N, 8] y) {" + dead + " y = MatMul(x, w) }",
+            w=normal(12, 8),
+            v=normal(12, 16),
+        )
+        graphs.append(quantize(model, samples(model, 20), config).model.graph)
+    assert graphs[0] == graphs[1]
