@@ -201,6 +201,7 @@ class SearchResult(Reported):
             "total": self.total,
             "reached": self.reached,
             "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
+            "actions": plain([asdict(each) for each in self._judgement().actions]),
             "candidates": [
                 # The name comes first, and the settings after it.
                 {"name": each.name, "config": None}

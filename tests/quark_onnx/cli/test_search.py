@@ -67,6 +67,7 @@ def test_json(cli: Any) -> None:
         "total",
         "reached",
         "verdict",
+        "actions",
         "candidates",
     ]
     rows = document["candidates"]
@@ -147,6 +148,9 @@ def test_a_budget_leaves_some_out(cli: Any) -> None:
     assert line.endswith(" and 4 more: did not fit into --budget")
     complete = cli(*SHORT, "--budget", "1/1000000", "--verbose").out
     assert complete.count(": did not fit into --budget") == 7
+    document = cli(*SHORT, "--budget", "1/1000000", "--json").json
+    proposed = [action["text"] for action in document["actions"]]
+    assert proposed and all(text in finished.out for text in proposed)
     assert cli(*SHORT, "--budget", "2h").code == 0
 
 
