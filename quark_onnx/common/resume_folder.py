@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,14 @@ T = TypeVar("T")
 _SCRATCH = "resume"
 #: File that identifies the run to which a folder belongs.
 _STATE = "state.json"
+#: Ending of the file beside a result that has the result's checksum.
+_SUM = ".crc32"
+#: Bytes that are read at once for a checksum.
+_CHUNK = 1 << 20
 
 
 class ResumeFolder:
-    """A folder of results, each a file that is written atomically.
+    """A folder of results, each a file that is written atomically, with a checksum beside it.
 
     Args:
         folder: the folder; None to store nothing.
@@ -93,7 +98,12 @@ class ResumeFolder:
             if not path.name.startswith(f".{_SCRATCH}.")
         ]
         # A mistyped folder must not lose its files.
-        foreign = [path.name for path in files if not names.fullmatch(path.name)]
+        foreign = [
+            path.name
+            for path in files
+            if not names.fullmatch(path.name.removesuffix(_SUM))
+            and path.name != _STATE + _SUM
+        ]
         if foreign:
             raise ConfigError(
                 f"{self._folder} holds other files, as {foreign[0]}; name an empty"
@@ -124,7 +134,10 @@ class ResumeFolder:
             return None
         path = self.path(name)
         try:
-            return load(path)
+            result = load(path)
+            if _checksum(path) not in self._checksums(name):
+                raise ValueError("its content does not have its checksum")
+            return result
         except FileNotFoundError:
             return None
         # zipfile, numpy, json and safetensors raise many types on damaged bytes.
@@ -177,12 +190,34 @@ class ResumeFolder:
             # only files that are open for writing.
             with temporary.open("r+b") as file:
                 os.fsync(file.fileno())
+            # A run may be killed between the two files: both the earlier result and this one have
+            # a checksum then.
+            files = [path for path in (self.path(name), temporary) if path.exists()]
+            beside = scratch / (name + _SUM)
+            checksums = "\n".join(map(_checksum, files))
+            beside.write_text(checksums, encoding="ascii")
+            beside.replace(self._folder / beside.name)
             temporary.replace(self._folder / name)
+
+    def _checksums(self, name: str) -> list[str]:
+        """Return the checksums of which a result has one; empty if none is stored."""
+        path = self.path(name + _SUM)
+        return path.read_text(encoding="ascii").split() if path.exists() else []
 
     def remove(self, name: str) -> None:
         """Remove a result, if it is stored."""
         if self._folder is not None:
-            (self._folder / name).unlink(missing_ok=True)
+            for file in (name, name + _SUM):
+                (self._folder / file).unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> str:
+    """Return the CRC-32 of a file in hexadecimal digits."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            checksum = zlib.crc32(chunk, checksum)
+    return f"{checksum:08x}"
 
 
 @contextmanager

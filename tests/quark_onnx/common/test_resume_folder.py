@@ -35,10 +35,10 @@ def test_a_result_is_read_again(tmp_path: Path) -> None:
     assert opened(path).keep("part-1.txt", lambda file: file.write_text("one"))
     folder = opened(path)
     assert folder.read("part-1.txt", content) == "one"
-    assert folder.names("part-*") == ["part-1.txt"] == [x.name for x in path.iterdir()]
+    assert folder.names("*.txt") == ["part-1.txt"]
     folder.remove("part-1.txt")
     folder.remove("part-1.txt")
-    assert folder.read("part-1.txt", content) is None
+    assert folder.read("part-1.txt", content) is None and not list(path.iterdir())
 
 
 def test_without_a_folder_nothing_is_stored() -> None:
@@ -65,9 +65,8 @@ def test_an_error_amid_a_write_leaves_the_earlier_result(
     assert tries == ["part-1.txt"], "after an error nothing more is stored"
     assert caplog.text.count("part-1.txt could not be kept") == 1
     assert "No space left on device; this run keeps no further results" in caplog.text
-    assert {path.name: content(path) for path in tmp_path.iterdir()} == {
-        "part-1.txt": "one"
-    }
+    assert opened(tmp_path).read("part-1.txt", content) == "one"
+    assert not (tmp_path / "part-2.txt").exists()
     assert opened(tmp_path).keep("part-2.txt", lambda file: file.write_text("two"))
 
 
@@ -81,6 +80,38 @@ def test_damage_is_logged_and_computed_anew(
         for name in ("part-1.txt", "part-2.txt"):
             assert folder.read(name, content) is None
             assert f"{name} is damaged" in caplog.text
+
+
+def test_a_single_flipped_bit_is_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Formats of files notice damage in their headers alone."""
+    folder = opened(tmp_path)
+    for text in ("one", "two"):  # each write replaces the file and its checksum
+        folder.keep("part-1.txt", lambda file, text=text: file.write_text(text))
+        assert folder.read("part-1.txt", content) == text
+    (tmp_path / "part-1.txt").write_text("twn")
+    assert folder.read("part-1.txt", content) is None
+    assert "its content does not have its checksum" in caplog.text
+
+
+def test_a_run_that_is_killed_between_checksum_and_result_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+    folder.keep("part-1.txt", lambda file: file.write_text("one"))
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == "part-1.txt":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    for _ in range(3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "replace", killed)
+            folder.keep("part-1.txt", lambda file: file.write_text("two"))
+        assert opened(tmp_path).read("part-1.txt", content) == "one"
 
 
 def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
