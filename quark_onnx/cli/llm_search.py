@@ -112,9 +112,6 @@ def _figures(trial: Any) -> str:
 def _answer(options: Namespace, result: Any, source: Any, flow: Any) -> Answer:
     """Return the answer of ``llm search``, and write the best checkpoint."""
     facts = {"page": [str(options.journal / "search.html")]}
-    if result.untried:
-        untried = counted(len(result.untried), "candidate was", "candidates were")
-        facts["untried"] = [f"{untried} not tried; the same command goes on"]
     document = {
         "model": options.model,
         "output": options.output,

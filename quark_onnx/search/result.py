@@ -86,7 +86,7 @@ class SearchResult(Reported):
         """Return the verdict, the candidates and the settings of the best as blocks."""
         best = self.best
         seconds = sum(candidate.seconds for candidate in self.candidates)
-        score, of = "SQNR", "of the worst output"
+        score, of = "SQNR", "of the worst output, or part of one"
         # No sample judges for a metric of the user's.
         if not self.judged:
             score, of = "Score", "by the metric"

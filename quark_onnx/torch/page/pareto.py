@@ -105,4 +105,16 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
                 r=5,
             )
         )
+    middle = (_LEFT + width - _RIGHT) / 2
+    for point in front:
+        # Labels stay inside of the frame, and above a front that descends.
+        is_right = x(point.bits) > middle
+        label = tag(
+            "text",
+            escape(point.name.partition(" (")[0]),  # a layout has no place on phones
+            x=x(point.bits) + (-9 if is_right else 9),
+            y=y(point.divergence) + (18 if is_right else -8),
+            text_anchor="end" if is_right else "start",
+        )
+        parts.append(label)
     return drawing(width, height, "Size against divergence", parts, class_)

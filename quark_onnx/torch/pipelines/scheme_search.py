@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.common.version import __version__
 from quark_onnx.common.wording import counted
-from quark_onnx.page.blocks import Block, Facts, Grid, Reasons
+from quark_onnx.page.blocks import Action, Block, Facts, Grid, Judgement, Reasons
 from quark_onnx.page.reported import Reported
+from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.search.keys import document_key
 from quark_onnx.study.journal import StudyJournal
 from quark_onnx.study.record import Record, pareto_front
@@ -36,7 +37,7 @@ from quark_onnx.torch.page.pareto import Point, size_against_divergence
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
-from quark_onnx.torch.pipelines.verdict import file_size, weights_of
+from quark_onnx.torch.pipelines.verdict import file_size, loss_text, weights_of
 from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime.devices import device_named
 
@@ -151,8 +152,30 @@ class SchemeSearchResult(Reported):
         on_front = [each for each in self.trials if each.record in front]
         return sorted(on_front, key=lambda each: each.bits)
 
+    def judgement(self) -> Judgement:
+        """Return the verdict on the best candidate, and what to do next."""
+        actions = list[Action]()
+        if self.untried:
+            left = counted(len(self.untried), "candidate was", "candidates were")
+            actions.append(
+                Action(f"run the same command again: {left} not tried within --budget")
+            )
+        best = next((each for each in self.trials if each.candidate == self.best), None)
+        if best is None or best.divergence is None:
+            return Judgement("poor", "no candidate fits the budget", tuple(actions))
+        band = THRESHOLDS["language"][0].band(best.divergence)
+        if band != "good":
+            actions.append(Action("raise --bits: larger checkpoints lose less"))
+        return Judgement(
+            band,
+            f"the best is {best.name}: {best.bits:.2f} bits per weight of all layers;"
+            f" {loss_text(best.divergence)}",
+            tuple(actions),
+            "the text by which it was chosen",
+        )
+
     def blocks(self) -> list[Block]:
-        """Return the best candidate, the front and the trials as blocks."""
+        """Return the verdict, the best candidate, the front and the trials as blocks."""
         best = self.best.name if self.best else "none"
         tried = counted(len(self.trials), "candidate")
         facts = [
@@ -190,6 +213,7 @@ class SchemeSearchResult(Reported):
         }
         left = {each.name: "did not fit into --budget" for each in self.untried}
         return [
+            self.judgement(),
             Facts(facts, {"tried": [tried], "front": front, "best": [best]}),
             size_against_divergence(points),
             Grid("Trials", header, rows),
@@ -199,6 +223,7 @@ class SchemeSearchResult(Reported):
     def to_dict(self) -> dict[str, Any]:
         """Return the search as plain values."""
         return {
+            "verdict": asdict(self.judgement()),
             "best": None if self.best is None else self.best.name,
             "pareto": [trial.name for trial in self.front],
             "trials": [trial.to_dict() for trial in self.trials],

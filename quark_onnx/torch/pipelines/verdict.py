@@ -126,7 +126,7 @@ class CheckpointVerdict(Reported):
         )
         if self.divergence is None:
             return sizes
-        return f"{sizes}; {_loss(self.divergence)}"
+        return f"{sizes}; {loss_text(self.divergence)}"
 
     @property
     def band(self) -> str:
@@ -651,12 +651,12 @@ def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
     return "a scale for each block of 32 weights", options
 
 
-def _loss(divergence: float) -> str:
+def loss_text(divergence: float) -> str:
     """Describe the size of a divergence in words.
 
-    >>> _loss(0.002), _loss(0.2)
+    >>> loss_text(0.002), loss_text(0.2)
     ('next to nothing is lost (divergence 0.0020 nats a token)', 'much is lost (divergence 0.2000 nats a token)')
-    >>> _loss(0.01004)
+    >>> loss_text(0.01004)
     'little is lost (divergence 0.01004 nats a token)'
     """  # noqa: E501
     if not isfinite(divergence):

@@ -362,6 +362,15 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     document = json.loads(capsys.readouterr().out)
     check_described(document)
     assert document["best"] in document["pareto"]
+    verdict = document["verdict"]
+    (best,) = (t for t in document["trials"] if t["candidate"] == document["best"])
+    lost = best["divergence"]
+    band = "good" if lost <= 0.05 else "risky" if lost <= 0.20 else "poor"
+    assert verdict["band"] == band and best["candidate"] in verdict["sentence"]
+    proposed = [action["text"] for action in verdict["actions"]]
+    assert any("run the same command again" in text for text in proposed) == bool(
+        document["untried"]
+    )
     page = tmp_path / "kept" / "search.html"
     check_alone(page.read_text(encoding="utf-8"))
     for width in (1280, 390):
