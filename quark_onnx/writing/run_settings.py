@@ -51,7 +51,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         weight.dtype.bits if weight is not None else None,
         weight is None or weight.per_channel,
         frozenset(optimizer.name for optimizer in config.optimizers),
-        config.target or None,
+        config.npu or None,
         samples,
         max(GOAL, config.min_sqnr or 0.0),
         calibrator,
