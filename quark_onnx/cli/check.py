@@ -42,7 +42,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     found = check(options.model, options.target)
-    return answer_of(found, {"model": options.model, **found.to_dict()})
+    document = {"command": NAME, "model": options.model, **found.to_dict()}
+    return answer_of(found, document)
 
 
 def answer_of(

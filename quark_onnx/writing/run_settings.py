@@ -16,6 +16,7 @@ from quark_onnx.common.registry import PRESETS
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
 from quark_onnx.graph import scopes_of
 from quark_onnx.report.verdict import Settings
+from quark_onnx.targets.target import npu_names
 from quark_onnx.writing.provenance import PRODUCER
 
 #: Minimum SQNR of every output that advice aims at, in dB.
@@ -91,7 +92,8 @@ def settings_of_model(model: ModelProto) -> Settings | None:
         return None
     texts = _provenance(model)
     optimizers = texts.get("optimizers", "").split()
-    target = texts.get("target") or None
+    named = texts.get("target")
+    target = named if named in npu_names() else None
     powers_of_two = bool(pairs.scales) and all(map(_is_power_of_two, pairs.scales))
     # Models of other tools have no target in their metadata, but scales of an NPU are powers of
     # two.
