@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
         "--target",
         metavar="NAME",
         required=True,
-        help=f"processor or engine: {', '.join(TARGETS)}",
+        help="processor or engine; see 'quark-onnx list targets'",
     )
     complete(target, TARGETS)
     add_common_options(parser)
