@@ -114,6 +114,8 @@ class Ours:
         granularity = (
             {} if setting.per_channel is None else {"per_channel": setting.per_channel}
         )
+        # The files are measured in onnxruntime on the CPU.
+        changes["target"] = "cpu"
         return QConfig.of(setting.preset).with_(**changes, **granularity)
 
     def canonical(self, setting: Setting) -> Setting:

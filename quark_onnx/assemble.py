@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.common.errors import QuarkError
+from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes
@@ -46,6 +47,7 @@ from quark_onnx.trials.scale_search import search
 from quark_onnx.trials.trial import Trial
 from quark_onnx.writing.dynamic import quantized_before, read_floats
 from quark_onnx.writing.fuse import fuse
+from quark_onnx.writing.fusion_barriers import describe_barriers
 from quark_onnx.writing.insert import insert
 from quark_onnx.writing.insert_subgraphs import quantize_bodies
 from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
@@ -216,6 +218,8 @@ class Assembler:
             notes += [*fusion_notes, *read_floats(with_pairs, before)]
         notes += [*body_notes, *tie_transposed_weights(with_pairs)]
         notes += map(ResultNote, unfuse_sums(with_pairs, config))
+        if not config.target or TARGETS[config.target].keeps_barriers:
+            notes += map(ResultNote, describe_barriers(with_pairs))
         self.narrowing.store_constants(with_pairs)
         quantized = bool(body_notes) or any(
             isinstance(entry, Quantize) for entry in plan.entries.values()

@@ -257,7 +257,10 @@ class Job:
     @property
     def keeps_rules(self) -> bool:
         """Whether the result must keep every rule of a target."""
-        return bool(self.config.target) and self.config.fix_sizes
+        config = self.config
+        return bool(config.target) and (
+            config.fix_sizes or not TARGETS[config.target].is_static
+        )
 
     def with_note(self, note: str) -> Job:
         """Return the job with a further note for the report."""
@@ -292,14 +295,14 @@ def _target_notes(config: QConfig) -> list[str]:
     if not config.target:
         return []
     refused = unfit(TARGETS[config.target], config)
-    if config.fix_sizes:
+    if config.fix_sizes or not TARGETS[config.target].is_static:
         if refused:
             raise ConfigError(refused)
         return []
     # Without fixed sizes the model is not final, and the rules of the target are advice.
     notes = [
         f"fix_sizes is false: the rules of {config.target} were not checked;"
-        " 'quark-onnx npu check' lists what is broken",
+        f" 'quark-onnx check --target {config.target}' lists what is broken",
     ]
     if refused:
         logger.warning("%s", refused)
@@ -341,7 +344,7 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     config, reference, sample = job.config, job.model.reference, data.sample
     # The order matters: rewrites first, then the opset of the target, then optimizers.
     graph, cleaned = prepare(job.model.graph, config, reference, sample)
-    graph, lowered = lower_opset(graph, config.target, reference, sample)
+    graph, lowered = lower_opset(graph, config.npu, reference, sample)
     if job.keeps_rules:
         # Broken rules are reported before optimizers and calibration, which may take long.
         checked = check_structure(graph.to_model(), config.target, format_of(config))
@@ -515,7 +518,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
     config, data = measured.planned.config, measured.data
     plans = [assembled.plan, *all_plans(measured.planned.body_plans)]
     # Without quantization the user's own file is the result, not a rewritten one.
-    if not assembled.quantized and not config.target:
+    if not assembled.quantized and not config.npu:
         return _float_model_as_result(job, plans, assembled.notes, assembled, data)
     notes = [*assembled.notes]
     notes += [
@@ -525,7 +528,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
     if not assembled.quantized:
         notes.append(
             "nothing was quantized: the result is the float model, prepared for"
-            f" {config.target}",
+            f" {config.npu}",
         )
     write_provenance(assembled.graph, job.config)
     reference = job.model.reference

@@ -10,6 +10,9 @@ from calibrators.errors import CalibrationError
 
 #: The end of the full name of every provider.
 _SUFFIX = "ExecutionProvider"
+#: Providers that run no operator of a model, so that all of it would run on the CPU: builds for
+#: the CPU list Azure's, which calls a remote endpoint from operators of its own.
+_WITHOUT_OPERATORS = frozenset({"AzureExecutionProvider"})
 
 _current: ContextVar[str] = ContextVar("provider", default="")
 
@@ -46,19 +49,31 @@ def find_provider(name: str) -> str:
         name: the name in any case, with or without the ending "ExecutionProvider", such as CUDA.
 
     Raises:
-        CalibrationError: the provider is not installed; the message lists those that are.
+        CalibrationError: the provider is not installed, or runs no model; the message lists those
+            that do.
     """
     import onnxruntime as ort
 
-    installed = ort.get_available_providers()
+    listed = ort.get_available_providers()
+    installed = [each for each in listed if each not in _WITHOUT_OPERATORS]
+    for full_name in _WITHOUT_OPERATORS.intersection(listed):
+        if _is_called(full_name, name):
+            raise CalibrationError(
+                f"provider {short_name(full_name)} calls a remote endpoint and runs no operator"
+                f" of a model; name one of {', '.join(map(short_name, installed))}"
+            )
     for full_name in installed:
-        if name.lower() in (full_name.lower(), short_name(full_name).lower()):
+        if _is_called(full_name, name):
             return str(full_name)
     names = ", ".join(map(short_name, installed))
     raise CalibrationError(
         f"the installed onnxruntime {ort.__version__} has no provider {name!r}; it has"
         f" {names}. Name one of these, or install a build of onnxruntime with it"
     )
+
+
+def _is_called(full_name: str, name: str) -> bool:
+    return name.lower() in (full_name.lower(), short_name(full_name).lower())
 
 
 def short_name(full_name: str) -> str:

@@ -56,6 +56,7 @@ from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import Outcome, Runs
 from quark_onnx.search.space import relative_cost
 from quark_onnx.study.study import Study
+from quark_onnx.targets.target import is_timed
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
@@ -493,7 +494,7 @@ class _Trials:
         self._baseline, self._samples = baseline, samples
         self._trial_settings = trial_settings
         # The latency on a target is that of its engine alone.
-        known = selected() is not None or not baseline.config.target
+        known = selected() is not None or is_timed(baseline.config.target)
         self._timed = trial_settings.timed and known
         self._runs = Runs(
             baseline.model,

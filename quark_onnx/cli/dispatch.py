@@ -36,6 +36,7 @@ from quark_onnx import __version__, custom_op_libraries, on_engine
 from quark_onnx.cli import (
     analyze,
     calibrate,
+    check,
     compare,
     convert,
     explain,
@@ -83,6 +84,7 @@ COMMANDS = (
     compare,
     analyze,
     convert,
+    check,
     npu,
     llm,
     listing,

@@ -17,6 +17,7 @@ from quark_onnx.cli.advice import (
     refused,
     trying_of,
 )
+from quark_onnx.cli.check import answer_of
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.next_command import report_with_commands, with_commands
 from quark_onnx.cli.output import Answer
@@ -34,16 +35,16 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.cli.subcommands import Subcommand, add_subcommands
-from quark_onnx.common.errors import AccuracyError, ConstraintError
-from quark_onnx.common.registry import NPU_RECIPES, TARGETS
-from quark_onnx.common.wording import counted
+from quark_onnx.common.errors import AccuracyError
+from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.config import QConfig
 from quark_onnx.files.io import load
 from quark_onnx.npu.page import heading, write_bundle_page
 from quark_onnx.npu.support import KINDS, RELEASE
-from quark_onnx.page.blocks import Facts, Notes
+from quark_onnx.page.blocks import Facts
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.report.verdict import NextStep
+from quark_onnx.targets.target import npu_names
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -89,7 +90,7 @@ def _add_target(parser: Parser) -> None:
         "--target",
         metavar="NAME",
         default="npu",
-        help=f"device: {', '.join(TARGETS)}; see 'quark-onnx list targets'",
+        help=f"device: {', '.join(npu_names())}; see 'quark-onnx list targets'",
     )
 
 
@@ -113,14 +114,7 @@ def _check(options: Namespace) -> Answer:
     result = npu.check(model, options.target)
     # "mended" is a key of the JSON document, which programs read.
     document = {**result.to_dict(), "mended": list(notes)}
-    # Warnings do not fail a check; the command has an exit code for scripts.
-    failure = None
-    if result.errors:
-        failure = ConstraintError(
-            f"the model breaks {counted(result.errors, 'rule')} of {result.target.name}"
-        )
-    repaired = Notes("Repaired", notes, "repaired")
-    return Answer([repaired, *result.blocks()], document, failure)
+    return answer_of(result, document, notes)
 
 
 def _legalize_options(parser: Parser) -> None:

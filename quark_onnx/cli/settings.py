@@ -164,8 +164,7 @@ def add_config_file_option(group: argparse._ActionsContainer) -> None:
 
 
 def add_target_option(group: argparse._ActionsContainer) -> None:
-    # The registry fills while the package is imported.
-    OPTIONS["--target"].add(group, note=f": {', '.join(TARGETS)}")
+    OPTIONS["--target"].add(group, note=": see 'quark-onnx list targets'")
 
 
 def add_mixing_options(parser: Parser) -> None:

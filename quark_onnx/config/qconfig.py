@@ -236,9 +236,10 @@ class QConfig:
             that read them, and biases by the mean error of rounded weights; 0 for none. As
             power-of-two scales move by octaves, the error of a tensor alone does not tell the best
             one for the model.
-        target: NPU whose rules the result meets. A number format that the device does not take, and
-            a model that breaks a rule, are errors. Empty for none.
-        fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler requires
+        target: NPU or engine whose rules the result meets. A number format that it does not take,
+            and a model that breaks a rule, are errors. Empty for none: the result runs in
+            onnxruntime, and has no form that serves its kernels alone.
+        fix_sizes: with a target, a symbolic batch becomes 1, if the target's compiler requires
             static sizes. False: with ``target``, keep a dynamic batch; broken rules are then no
             errors. They are notes, for a model that is made final later.
         keep_existing: accept a partly quantized model and keep its Q/DQ pairs. The other parts are
@@ -393,7 +394,7 @@ class QConfig:
         # The registry fills when quantization is imported; the plan looks the name up again.
         if self.target and len(TARGETS):
             TARGETS[self.target]
-        if self.target and self.keep_initializer_inputs:
+        if self.keep_initializer_inputs and len(TARGETS) and self.npu:
             raise ConfigError(
                 f"keep_initializer_inputs is true, but the target {self.target} takes"
                 " no initializers as inputs; leave out one of the two",
@@ -411,6 +412,20 @@ class QConfig:
                 )
             if self.vendor_computes:
                 _check_vendor_exponents(change)
+
+    @property
+    def npu(self) -> str:
+        """Name of the NPU whose rules the result meets; empty for an engine, and for none.
+
+        >>> [QConfig(target=name).npu for name in ("stx", "openvino")]
+        ['stx', '']
+        """
+        return self.target if self.target and TARGETS[self.target].is_npu else ""
+
+    @property
+    def fixes_sizes(self) -> bool:
+        """Whether a symbolic batch becomes 1."""
+        return self.fix_sizes and bool(self.target) and TARGETS[self.target].is_static
 
     @property
     def vendor_computes(self) -> bool:

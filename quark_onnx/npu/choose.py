@@ -6,9 +6,10 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from quark_onnx.common.registry import NPU_RECIPES, TARGETS
+from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.recipes.choose import Choice, structure
 from quark_onnx.recipes.kind import kind_of
+from quark_onnx.targets.target import npu_of
 
 #: Closest recipes for kinds of models without a recipe of the vendor.
 _NEAREST = {"speech": "classifier", "superres": "classifier"}
@@ -33,7 +34,7 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     >>> str(choose(parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')))
     'recipe classifier: 1 convolution, 0 of them depthwise'
     """
-    row = TARGETS[target]
+    row = npu_of(target)
     kind, reason = kind_of(structure(model))
     recipe = NPU_RECIPES[_NEAREST.get(kind, kind)]
     config = recipe.config_for(target)

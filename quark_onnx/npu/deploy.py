@@ -29,7 +29,6 @@ from quark_onnx.common.errors import (
     data_errors,
     system_reason,
 )
-from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load, staged
@@ -69,6 +68,7 @@ from quark_onnx.targets import (
     refusal,
     require_rules,
 )
+from quark_onnx.targets.target import npu_of
 
 #: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
@@ -210,7 +210,7 @@ def deploy(  # noqa: PLR0913
         AccuracyError: an output has a lower signal-to-noise ratio than the minimum.
         QuarkError: the model or the data is wrong. No file is written then.
     """
-    row = TARGETS[target]
+    row = npu_of(target)
     extra = dict(ep_options or {})
     overlay = _overlay(xclbin, row)
     settings = QConfig.of(config).with_(target=target)

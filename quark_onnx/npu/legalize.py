@@ -13,7 +13,6 @@ from calibrators.onnx_runtime.tensors import loaded
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ModelError
-from quark_onnx.common.registry import TARGETS
 from quark_onnx.config.checks import require
 from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, channels_last
@@ -27,6 +26,7 @@ from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, f
 from quark_onnx.planning.opsets import lower_opset
 from quark_onnx.planning.prepare import passes_for, settled
 from quark_onnx.running.run import Reference, Sample, agree, run
+from quark_onnx.targets.target import npu_of
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
@@ -93,7 +93,7 @@ def legalize(  # noqa: PLR0913
               mean_to_pool: 1
     """
     # An unknown target raises ConfigError before any work.
-    row = TARGETS[target]
+    row = npu_of(target)
     require(kind in ("", *KINDS), "kind", kind, f"one of: {', '.join(KINDS)}")
     path = destination(model, output)
     original = load(model)

@@ -49,6 +49,7 @@ from quark_onnx.report import percentage
 from quark_onnx.targets import Target
 from quark_onnx.targets.check import kind_of
 from quark_onnx.targets.pairs import Pairs
+from quark_onnx.targets.target import npu_of
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 
@@ -294,7 +295,7 @@ def preflight(
         ConfigError: the device, number format or release is unknown.
         ModelError: the model cannot be read.
     """
-    row = TARGETS[target]
+    row = npu_of(target)
     require(kind in ("", *KINDS), "kind", kind, f"one of: {', '.join(KINDS)}")
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")

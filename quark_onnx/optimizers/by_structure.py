@@ -71,7 +71,7 @@ def with_equalization(
     has_biases = bool(config.search) or any(
         optimizer.stage == "layer" for optimizer in config.optimizers
     )
-    if kind != "detector" or config.target or has_biases:
+    if kind != "detector" or config.npu or has_biases:
         optimizers = (cle, *config.optimizers)
         return config.with_(optimizers=optimizers), f"cle: {consequence}"
     if fine:

@@ -78,6 +78,8 @@ class Asked:
         all_pairs: quantize tensors, too, that need no pair, as onnxruntime's quantizer does.
         saturates: write a Max and a Min where a part of the codes is used, as with 7 of 8 bits, and
             before the pair of a Softmax of unknown size.
+        makes_gemms: the engine makes a Gemm of a MatMul and the Add of its bias, as onnxruntime
+            does: the bias is stored as that of a Gemm.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)
@@ -86,6 +88,7 @@ class Asked:
     following: tuple[str, ...] = ()
     all_pairs: bool = False
     saturates: bool = True
+    makes_gemms: bool = True
 
 
 class Plan:

@@ -135,7 +135,7 @@ class FloatModel:
         if config.all_pairs and config.keep_existing and config.activation is not None:
             narrowing.coded |= take_dequantized_weights(graph, WEIGHTED)
         notes = [*user.notes]
-        if config.target and config.fix_sizes:
+        if config.fixes_sizes:
             graph, sized = fixed(graph)
             notes += sized
         return cls(

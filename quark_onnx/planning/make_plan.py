@@ -13,7 +13,7 @@ import numpy as np
 
 import quark_onnx.rules  # noqa: F401
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
-from quark_onnx.common.registry import RULES, TARGETS
+from quark_onnx.common.registry import DTYPES, RULES, TARGETS
 from quark_onnx.config import QConfig, TensorOverrides
 from quark_onnx.dtypes import INT16
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable, reach
@@ -23,6 +23,7 @@ from quark_onnx.plan import (
     Asked,
     BiasOf,
     Keep,
+    NodeSpec,
     Plan,
     PlanBuilder,
     Quantize,
@@ -39,7 +40,10 @@ from quark_onnx.planning.spare_decisions import spare_decisions
 from quark_onnx.planning.states import spare_states
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.targets.target import Takes
 
+#: The bias types of an engine that takes no biases in codes.
+_FLOAT = ("float",)
 _NO_RULE = "no quantization rule for this operator"
 
 
@@ -65,12 +69,14 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
         measured: activations can be measured; otherwise those that need a range stay float.
     """
     # The engine pools on codes, so that the scale of a pool's result is that of its input.
-    aligns = bool(config.target) and TARGETS[config.target].integer_engine
+    target = TARGETS[config.target] if config.target else None
+    aligns = target is not None and target.integer_engine
+    takes = target.takes if target is not None and target.takes is not None else Takes()
     weight = config.weight
     if aligns and weight is not None and weight.pow2:
         # amd-quark 0.13 writes weights of the engine in the codes -127..127.
         config = config.with_(weight=weight.with_(narrow=True))
-    specs = select(graph, config, strict=strict, measured=measured)
+    specs = _suited(select(graph, config, strict=strict, measured=measured), takes)
     plan = PlanBuilder(
         graph,
         specs,
@@ -83,15 +89,16 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
             config.float_results,
             config.clipping,
             config.follow_inputs,
-            config.all_pairs,
+            config.all_pairs or takes.paired,
             not config.portable,
+            target is None or target.keeps_barriers,
         ),
     )
     # A caller may replace the value of such an initializer, which calibration has not seen.
     for name in overridable(graph):
         plan.keep(name, OVERRIDABLE)
     # An engine without float arithmetic gains nothing from float tensors between integer operators.
-    if config.safe and not config.target:
+    if config.safe and not (config.npu or takes.paired):
         spare_states(plan, states(graph) if recurrent is None else recurrent)
         spare_long_sums(plan)
         spare_composites(plan)
@@ -107,7 +114,7 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
     _spare_tied(plan)
     _hand_on(plan)
     _read_floats(plan)
-    _store_biases(plan, config.bias)
+    _store_biases(plan, config.bias if takes.biases != _FLOAT else False)
     _lift(plan)
     _spare_float_readers(plan)
     _spare_shapes(plan)
@@ -150,6 +157,19 @@ def _float_reason(plan: PlanBuilder, node: Node) -> str:
     if RULES.get(node.kind) is None:
         return _NO_RULE
     return plan.shapes.computed_by(node)
+
+
+def _suited(specs: dict[Node, NodeSpec], takes: Takes) -> dict[Node, NodeSpec]:
+    """Return the settings with one scale for weights that an engine takes with one scale alone."""
+    if not takes.channels:
+        return specs
+    dtype = DTYPES[takes.one_scale]
+    suited = dict(specs)
+    for node, spec in specs.items():
+        if spec.weight is not None and node.kind not in takes.channels:
+            weight = spec.weight.with_(per_channel=False, dtype=dtype)
+            suited[node] = replace(spec, weight=weight)
+    return suited
 
 
 def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:

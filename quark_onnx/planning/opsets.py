@@ -159,9 +159,9 @@ def raise_opset_for(  # noqa: PLR0913
     if wanted:
         needed = max(opsets)
     before, limit = graph.opset, config.max_opset or needed
-    if config.target and not config.max_opset and all(map(_is_at_every_opset, wanted)):
+    if config.npu and not config.max_opset and all(map(_is_at_every_opset, wanted)):
         # The com.microsoft domain has these formats at every opset: the advice of the target wins.
-        limit = min(needed, max(before, TARGETS[config.target].opset))
+        limit = min(needed, max(before, TARGETS[config.npu].opset))
     if needed > limit:
         _check_allowed(wanted, limit)
         # The greatest requirement within the limit; operators beyond it are those of com.microsoft.

@@ -60,13 +60,14 @@ def prepare(
     if not config.prepare:
         reference.outputs(sample)  # fail early if the float model does not run
         return graph, []
-    if config.target:
-        passes = passes_for(TARGETS[config.target], format_of(config), LEGALIZING)
+    if config.npu:
+        passes = passes_for(TARGETS[config.npu], format_of(config), LEGALIZING)
         graph, notes = settled(graph, passes, reference, sample)
-        # Sizes that have become constants determine those of the outputs.
-        graph, sized = fixed(graph) if config.fix_sizes else (graph, [])
-        return graph, [*notes, *sized]
-    return rewritten(graph, CLEANING, reference, sample)
+    else:
+        graph, notes = rewritten(graph, CLEANING, reference, sample)
+    # Sizes that have become constants determine those of the outputs.
+    graph, sized = fixed(graph) if config.fixes_sizes else (graph, [])
+    return graph, [*notes, *sized]
 
 
 def passes_for(target: Target, kind: str, passes: Sequence[Pass]) -> tuple[Pass, ...]:
@@ -98,11 +99,9 @@ def prepare_again(
     Returns:
         The graph, the same one where nothing was to be rewritten, and notes.
     """
-    if sample is None or not config.target or not config.prepare:
+    if sample is None or not config.npu or not config.prepare:
         return graph, []
-    passes = passes_for(
-        TARGETS[config.target], format_of(config), (*LOWER, *CANONICALIZE)
-    )
+    passes = passes_for(TARGETS[config.npu], format_of(config), (*LOWER, *CANONICALIZE))
     if not clean(graph, passes)[1]:
         return graph, []
     # Optimizers may have changed the outputs, which the passes must keep as they are now.

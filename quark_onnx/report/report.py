@@ -208,7 +208,7 @@ def make_report(  # noqa: PLR0913
     operators, kept_nodes, kept_tensors = summarize(*plans)
     lines = [*describe_blocks(plans), *map(str, notes)]
     # The kernel concerns onnxruntime on the CPU, not a processor that is targeted.
-    if not config.target and (slow := describe_slow_depthwise(after)):
+    if not config.npu and (slow := describe_slow_depthwise(after)):
         lines.append(slow)
     bytes_before, bytes_after = model_bytes(before), model_bytes(after)
     if bytes_after > bytes_before and any(count for count, _ in operators.values()):

@@ -72,7 +72,7 @@ def _gemm_bias(node: Node, plan: PlanBuilder) -> None:
     if plan.quantized(match["product"]):
         return
     # The kernel takes 8-bit codes, and fusions to operators have one with a float bias.
-    if plan.fuses:
+    if plan.fuses or not plan.asked.makes_gemms:
         return
     source, weight = product.inputs
     if _has_bytes(plan, product, source) and _has_bytes(plan, product, weight):

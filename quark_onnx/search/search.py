@@ -51,6 +51,7 @@ from quark_onnx.search.sqnr_score import SqnrScorer
 from quark_onnx.study.journal import WARM_SAMPLES, StudyJournal
 from quark_onnx.study.record import Record
 from quark_onnx.study.study import Study
+from quark_onnx.targets.target import is_timed
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.destination import destination, keeps_weights_beside
@@ -450,7 +451,7 @@ class Search:
     def _latency(self, model: ModelProto) -> Latency | None:
         """Return the latency of a model and of the float model; None if unknown."""
         # The latency on a target is not that on this processor, but that of its engine.
-        if self._space.target and selected() is None:
+        if selected() is None and not is_timed(self._space.target):
             return None
         try:
             sample = self._samples.calibration[0]

@@ -1,4 +1,4 @@
-"""check: the rules of a Ryzen AI processor that a model of any tool breaks."""
+"""check: the rules of a Ryzen AI processor or an engine that a model of any tool breaks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.page.blocks import Block, Judgement, Problem, Problems
 from quark_onnx.page.reported import Reported
+from quark_onnx.targets.engine_rules import engine_findings, engine_structure
 from quark_onnx.targets.finding import RULES, Finding
 from quark_onnx.targets.pairs import Pairs
 from quark_onnx.targets.scales import alignment_findings, scale_findings
@@ -102,7 +103,8 @@ def check(
 
     Args:
         model: a path or a model, float or with Q/DQ pairs of any tool.
-        target: name of the target: npu, phx, hpt, stx or krk.
+        target: name of a processor (npu, phx, hpt, stx, krk) or an engine (cpu, openvino,
+            tensorrt, qnn, web).
         kind: number format whose rules apply, "XINT8" or "integer"; empty to infer the format from
             the scales. A target that supports XINT8 alone applies the XINT8 rules to every
             quantized model.
@@ -125,14 +127,25 @@ def check(
     gather_constants(graph, keep_inputs=True)
     pairs = Pairs(graph)
     kind = kind or kind_of(pairs, row)
-    findings = [*structure_findings(loaded, graph, row)]
+    if row.takes is not None:
+        findings = [*engine_findings(graph, pairs, row, row.takes)]
+    else:
+        findings = _npu_findings(loaded, graph, pairs, row, kind)
+    # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.
+    findings.sort(key=lambda finding: finding.severity)
+    return Check(row, kind, tuple(findings))
+
+
+def _npu_findings(
+    model: ModelProto, graph: Graph, pairs: Pairs, row: Target, kind: str
+) -> list[Finding]:
+    """Return the rules of a Ryzen AI processor that a model breaks."""
+    findings = [*structure_findings(model, graph, row)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs), *convolution_findings(graph, row)]
     elif kind == "integer":
         findings += alignment_findings(pairs)
-    # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.
-    findings.sort(key=lambda finding: finding.severity)
-    return Check(row, kind, tuple(findings))
+    return findings
 
 
 def check_structure(model: ModelProto, target: str, kind: str) -> Check:
@@ -144,6 +157,8 @@ def check_structure(model: ModelProto, target: str, kind: str) -> Check:
         kind: number format that the model will get.
     """
     row, graph = TARGETS[target], Graph.of(model)
+    if row.takes is not None:
+        return Check(row, kind, tuple(engine_structure(graph, row, row.takes)))
     findings = [*structure_findings(model, graph, row)]
     if kind == "XINT8":
         findings += [*convolution_findings(graph, row)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quark_onnx.config import Override, QConfig
 from quark_onnx.config.spec import QuantizationSpec, is_dynamic
 from quark_onnx.dtypes import Integer
-from quark_onnx.targets.target import Target
+from quark_onnx.targets.target import Takes, Target
 
 _CUSTOMARY = {"bfloat16": "BF16", "float16": "FP16"}
 #: Advice for the formats that the BF16 compiler derives from a float model.
@@ -74,6 +74,8 @@ def unfit(target: Target, config: QConfig) -> str:
 
 def refusal(target: Target, config: QConfig) -> str:
     """Return the reason to refuse a configuration, with advice; empty if accepted."""
+    if target.takes is not None:
+        return _beyond_engine(target, target.takes, config)
     # amd-quark's flow for the engine writes biases of 8 bits, or of 32 bits on request.
     if config.bias == "int16" and target.integer_engine:
         return f"{target.name} does not take biases of 16 bits; leave out bias"
@@ -124,4 +126,78 @@ def _beside_xint8(target: Target, config: QConfig) -> str:
             )
         if spec.per_channel:
             return f"{engine} takes one scale per tensor; per_channel is true: leave it out"
+    return ""
+
+
+def _beyond_engine(target: Target, takes: Takes, config: QConfig) -> str:
+    """Return what a configuration has that an engine does not take; empty if nothing."""
+    engine = f"{target.name} ({target.summary})"
+    if why := _beyond_settings(takes, config):
+        return f"{engine} takes {why}"
+    if why := _beyond_types(takes, config):
+        return f"{engine} takes {why}; take --preset {target.presets[0]}"
+    return ""
+
+
+def _beyond_settings(takes: Takes, config: QConfig) -> str:
+    """Return a setting that an engine does not take, with what to do; empty if there is none."""
+    if not takes.codes and config.form == "vendor":
+        return "ONNX's own Q/DQ pairs, and form is vendor: leave it out"
+    if not takes.codes and config.contrib:
+        return "ONNX's own Q/DQ pairs, and contrib is true: leave it out"
+    if config.bias == "int16" and takes.biases:
+        return f"biases of {' or '.join(takes.biases)}, and bias is int16: leave it out"
+    for optimizer in config.optimizers:
+        if optimizer.name == "auto_mixed_precision" and takes.activations:
+            types = " or ".join(takes.activations)
+            if optimizer.to != "float":
+                return (
+                    f"activations of {types}, and auto_mixed_precision mixes in"
+                    f" {optimizer.to}: take to=float"
+                )
+    return ""
+
+
+def _beyond_types(takes: Takes, config: QConfig) -> str:
+    """Return a number format that an engine does not take; empty if there is none."""
+    if not takes.codes and (why := _beyond_pairs(config)):
+        return why
+    changes: list[QConfig | Override] = [config, *config.overrides]
+    for change in changes:
+        why = _beyond_activation(takes, change.activation) or _beyond_weight(
+            takes, change.weight
+        )
+        if why:
+            return why
+    return ""
+
+
+def _beyond_pairs(config: QConfig) -> str:
+    """Return what a configuration writes besides pairs with constant scales."""
+    if config.activation is None or config.weight is None:
+        return f"activations and weights in codes, and config is {format_of(config)}"
+    if is_dynamic(config.activation):
+        return "constant scales, and config has dynamic ones"
+    if config.form == "operators":
+        return "Q/DQ pairs, and form is operators"
+    return ""
+
+
+def _beyond_activation(takes: Takes, spec: QuantizationSpec | None) -> str:
+    if spec is None or not takes.activations:
+        return ""
+    if spec.dtype.name not in takes.activations:
+        return f"activations of {' or '.join(takes.activations)}, not {spec.dtype.name}"
+    if not takes.zero_points and not spec.symmetric:
+        return "no zero points, and activations are not symmetric"
+    return ""
+
+
+def _beyond_weight(takes: Takes, spec: QuantizationSpec | None) -> str:
+    if spec is None or not takes.weights:
+        return ""
+    if spec.dtype.name not in takes.weights:
+        return f"weights of {' or '.join(takes.weights)}, not {spec.dtype.name}"
+    if spec.block_size or not spec.symmetric:
+        return f"symmetric weights without blocks, not {spec}"
     return ""

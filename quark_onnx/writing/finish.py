@@ -20,6 +20,7 @@ from calibrators.onnx_runtime.tensors import estimate_bytes, loaded
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
+from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.engines import EngineRun, Selected, selected
 from quark_onnx.files.half_precision import OriginalDtypes
@@ -49,6 +50,7 @@ from quark_onnx.report.verdict import (
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.targets import check as check_target
 from quark_onnx.targets import require_rules
+from quark_onnx.writing.fusion_barriers import drop_barriers
 from quark_onnx.writing.unsigned_codes import in_unsigned_codes
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,10 @@ _WORSE, _OTHER = 1.0, 0.01
 #: Differences between two models with so many dB more than their error do not show in the error:
 #: they change it by 0.04 dB.
 _FAR_LESS = 20.0
+
+
+#: The error of every output, and notes on this processor's arithmetic.
+Measured = tuple[list[OutputError], list[str]]
 
 
 class Finished(NamedTuple):
@@ -141,12 +147,12 @@ def finish(  # noqa: PLR0913
         faster=None if lean else _faster(graph),
         frugal=frugal,
     )
-    measured: tuple[list[OutputError], list[str]] | None = None
+    measured, model = _for_target(graph, model, gate, target)
     bare = bool(model.functions) and not functions
     runs = not bare and not reference.unknown_operator
     # The model under test has float32 inputs and all functions; the written one has not, or is no
     # file.
-    if narrowing or bare or output is None:
+    if measured is None and (narrowing or bare or output is None):
         measured = gate.passed(model)
     if narrowing:
         model = narrowing.restore_interface(model)
@@ -173,6 +179,32 @@ def finish(  # noqa: PLR0913
     return _finished(model, measured, traced, opened)
 
 
+def _for_target(
+    graph: Graph, model: ModelProto, gate: Gate, target: str
+) -> tuple[Measured | None, ModelProto]:
+    """Return the model without the barriers that its target does not need.
+
+    onnxruntime needs them, and measures the model before they are removed.
+
+    Args:
+        graph: the quantized graph, which is changed.
+        model: the model of the graph.
+        gate: measures the model.
+        target: name of the target; empty for none.
+
+    Returns:
+        The measurements, None if the model keeps its barriers; and the model.
+    """
+    if not target or TARGETS[target].keeps_barriers:
+        return None, model
+    measured = gate.passed(model)
+    if drop_barriers(graph):
+        model = graph.to_model()
+        drop_traces(model)
+        open_invented_sizes(model.graph)
+    return measured, model
+
+
 def _faster(graph: Graph) -> ModelProto | None:
     """Return an equivalent model that onnxruntime computes faster; None if there is none."""
     unsigned = in_unsigned_codes(graph)
@@ -185,7 +217,7 @@ def _faster(graph: Graph) -> ModelProto | None:
 
 def _finished(
     model: ModelProto,
-    measured: tuple[list[OutputError], list[str]] | None,
+    measured: Measured | None,
     traced: int,
     opened: Sequence[str],
 ) -> Finished:

@@ -7,13 +7,17 @@ experiment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from calibrators import QParams
+from quark_onnx.common.wording import counted
 from quark_onnx.dtypes import INT32, Float4, Integer, Minifloat, Scaled
 from quark_onnx.fusions.pointwise import softmax_fails
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.node import kinds_of
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, kinds_of
 from quark_onnx.kernels.nbits import BLOCK_SIZES
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.rules import WEIGHTED
@@ -124,3 +128,64 @@ def _reads_integers(plan: Plan, node: Node) -> bool:
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Integer):
             return True
     return False
+
+
+def drop_barriers(graph: Graph) -> int:
+    """Remove each Min beside a Q/DQ pair whose bound no code exceeds; return their number.
+
+    Such a Min has no effect but in onnxruntime, whose fusions it prevents.
+
+    Args:
+        graph: the quantized graph, which is changed.
+    """
+    dropped = sum(graph.bypass(node) for node in _barriers(graph))
+    if dropped:
+        graph.drop_unused()
+    return dropped
+
+
+def describe_barriers(graph: Graph) -> list[str]:
+    """Return a note on the Min operators that stand beside pairs for onnxruntime alone."""
+    count = len(_barriers(graph))
+    if not count:
+        return []
+    verb = "is" if count == 1 else "are"
+    return [
+        f"{counted(count, 'Min')} without effect {verb} written beside Q/DQ pairs that"
+        " onnxruntime would fuse to operators with wrong results"
+    ]
+
+
+def _barriers(graph: Graph) -> list[Node]:
+    return [
+        node
+        for node in graph.nodes_of({"Min"})
+        if len(node.inputs) == 2 and _is_barrier(graph, node)
+    ]
+
+
+def _is_barrier(graph: Graph, node: Node) -> bool:
+    """Return whether a Min has a bound that no code of the pair beside it exceeds."""
+    bound = graph.constant(node.inputs[1])
+    if bound is None or bound.size != 1:
+        return False
+    readers = graph.consumers(node.outputs[0])
+    producer = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
+    pairs: Iterable[Node] = readers if producer is None else [producer]
+    greatest = [_greatest(graph, pair) for pair in pairs]
+    return bool(greatest) and all(value <= bound.item() for value in greatest)
+
+
+def _greatest(graph: Graph, node: Node) -> float:
+    """Return the greatest value of the codes of a Q or DQ node; infinity if it is unknown."""
+    if node.op_type not in QUANTIZE | DEQUANTIZE:
+        return np.inf
+    scale, zero_point = graph.constant(node.input(1)), graph.constant(node.input(2))
+    kind = graph.elem_type(node.input(2))
+    if scale is None or zero_point is None or not kind:
+        return np.inf
+    dtype = np.dtype(tensor_dtype_to_np_dtype(kind))
+    if not np.issubdtype(dtype, np.integer):
+        return np.inf
+    steps = np.iinfo(dtype).max - zero_point.astype(np.float32)
+    return float((scale.astype(np.float32) * steps).max())

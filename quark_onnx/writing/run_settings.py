@@ -16,6 +16,7 @@ from quark_onnx.common.registry import PRESETS
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
 from quark_onnx.graph import scopes_of
 from quark_onnx.report.verdict import Settings
+from quark_onnx.targets.target import npu_names
 from quark_onnx.writing.provenance import PRODUCER
 
 #: Minimum SQNR of every output that advice aims at, in dB.
@@ -51,7 +52,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         weight.dtype.bits if weight is not None else None,
         weight is None or weight.per_channel,
         frozenset(optimizer.name for optimizer in config.optimizers),
-        config.target or None,
+        config.npu or None,
         samples,
         max(GOAL, config.min_sqnr or 0.0),
         calibrator,
@@ -91,7 +92,8 @@ def settings_of_model(model: ModelProto) -> Settings | None:
         return None
     texts = _provenance(model)
     optimizers = texts.get("optimizers", "").split()
-    target = texts.get("target") or None
+    named = texts.get("target")
+    target = named if named in npu_names() else None
     powers_of_two = bool(pairs.scales) and all(map(_is_power_of_two, pairs.scales))
     # Models of other tools have no target in their metadata, but scales of an NPU are powers of
     # two.

@@ -8,6 +8,7 @@ values and is left as it is.
 
 from __future__ import annotations
 
+from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.dtypes import Integer
@@ -25,8 +26,8 @@ _BIAS_AXES = 2
 def unfuse_sums(graph: Graph, config: QConfig) -> list[str]:
     """Write each float Add that only a LayerNormalization reads as Sum, in place.
 
-    Models for an accelerator keep Add, as its compiler may not know Sum. ``passes.sum_to_add`` is
-    the reverse, for models that are quantized again.
+    Without the target ``cpu`` the result is portable, and keeps Add: a note says what the target
+    would change. ``passes.sum_to_add`` is the reverse, for models that are quantized again.
 
     Args:
         graph: the quantized graph, without the bodies of its nodes.
@@ -35,17 +36,22 @@ def unfuse_sums(graph: Graph, config: QConfig) -> list[str]:
     Returns:
         Notes for the report.
     """
+    takes = TARGETS[config.target].takes if config.target else None
     if graph.opset < _SUM_OPSET or not _is_for_onnxruntime(config):
         return []
-    count = 0
-    for norm in norms(graph):
-        addition = _summed(graph, norm)
-        if addition is not None:
-            addition.rename("Sum")
-            count += 1
-    if not count:
+    found = (_summed(graph, norm) for norm in norms(graph))
+    additions = [addition for addition in found if addition is not None]
+    if not additions:
         return []
-    sums = counted(count, "Add is", "Adds are")
+    if takes is None:
+        sums = counted(len(additions), "Add", "Adds")
+        return [
+            f"{sums} before a LayerNormalization: onnxruntime on the CPU fuses Add to a"
+            " slower operator; --target cpu writes Sum instead"
+        ]
+    for addition in additions:
+        addition.rename("Sum")
+    sums = counted(len(additions), "Add is", "Adds are")
     return [
         f"{sums} written as Sum before a LayerNormalization: onnxruntime fuses Add to a"
         " slower operator"
@@ -53,8 +59,9 @@ def unfuse_sums(graph: Graph, config: QConfig) -> list[str]:
 
 
 def _is_for_onnxruntime(config: QConfig) -> bool:
-    """Return whether the result is for onnxruntime alone, and its kernels have the activations."""
-    if config.target or config.portable:
+    """Return whether the result is for onnxruntime's CPU, whose kernels have the activations."""
+    takes = TARGETS[config.target].takes if config.target else None
+    if config.portable or (config.target and (takes is None or not takes.sums)):
         return False
     spec = config.activation
     return spec is None or (isinstance(spec.dtype, Integer) and not spec.pow2)

@@ -134,7 +134,8 @@ def test_a_sum_in_another_notation_is_found_by_name_and_by_structure() -> None:
         u=weight(8, 8, seed=1),
         scale=np.ones(8, np.float32),
     )
-    quantized = quantize_static(model, samples(model, 3), "A8W8")
+    on_cpu = QConfig.of("A8W8").with_(target="cpu")
+    quantized = quantize_static(model, samples(model, 3), on_cpu)
     assert "Sum" in {node.op_type for node in quantized.graph.node}
     for other in (quantized, renamed(quantized)):
         assert {"h", "s", "n"} <= matched(model, other).pairs.keys()

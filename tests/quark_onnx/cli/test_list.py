@@ -26,6 +26,7 @@ from quark_onnx.common.registry import (
 from quark_onnx.config import from_dict
 from quark_onnx.npu import Recipe
 from quark_onnx.targets import Target
+from quark_onnx.targets.target import npu_names
 from quark_onnx.torch.config.schemes import SCHEMES
 
 TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
@@ -133,9 +134,9 @@ def test_json(cli: Any) -> None:
         assert from_dict(row["config"]) == PRESETS[row["name"]]
     taken = {row["name"]: row["targets"] for row in document["presets"]}
     assert (taken["XINT8"], taken["BF16"], taken["INT4"]) == (
-        list(TARGETS),
-        ["stx", "krk"],
-        [],
+        [*npu_names(), "cpu", "tensorrt"],
+        ["stx", "krk", "cpu"],
+        ["cpu", "web"],
     )
     conv = next(row for row in document["operators"] if row["name"] == "Conv")
     assert conv["rule"] == "quark_onnx.rules.conv"

@@ -26,6 +26,7 @@ COMMANDS = {
     "analyze model.onnx q.onnx --data data": QUANTIZE,
     "convert model.onnx -o c.onnx --to float16": "",
     "list": "",
+    "check model.onnx --target openvino": "",
     "npu check model.onnx": "",
     "npu legalize model.onnx -o legal.onnx": "",
     "npu preflight model.onnx": "",

@@ -119,6 +119,7 @@ def test_a_crash_of_an_engine_is_an_error() -> None:
         ("openvin", "", ConfigError, r"unknown engine 'openvin'.*openvino"),
         ("missing", "", MissingDependency, "pip install a_package"),
         ("", "CUDAA", ConfigError, r"no provider 'CUDAA'; it has .*CPU"),
+        ("", "azure", ConfigError, r"Azure .* runs no operator of a model; name .*CPU"),
         ("openvino", "CPU", ConfigError, "provider CPU is one of onnxruntime"),
     ],
 )

@@ -65,6 +65,10 @@ def block(text: str, opset: int = 17) -> ModelProto:
     return model
 
 
+def on_cpu(preset: str) -> QConfig:
+    return QConfig.of(preset).with_(target="cpu")
+
+
 @pytest.mark.parametrize("preset", COMMON)
 @pytest.mark.parametrize(("name", "opset"), CASES)
 def test_onnxruntime_does_not_fuse_the_sum(
@@ -72,7 +76,7 @@ def test_onnxruntime_does_not_fuse_the_sum(
 ) -> None:
     model = block(FUSED[name], opset)
     data = samples(model) if QConfig.of(preset).measures else None
-    result = quantize(model, data, preset)
+    result = quantize(model, data, on_cpu(preset))
     found = optimized_kinds(result.model, tmp_path)
     assert "SkipLayerNormalization" not in found
     assert "LayerNormalization" in found
@@ -89,7 +93,7 @@ def test_the_float_model_is_fused(name: str, opset: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", KEPT)
 def test_other_sums_stay(name: str) -> None:
     model = block(KEPT[name])
-    result = quantize(model, samples(model), "A8W8").model
+    result = quantize(model, samples(model), on_cpu("A8W8")).model
     assert "Sum" not in {node.op_type for node in result.graph.node}
 
 
@@ -98,9 +102,20 @@ def test_formats_of_accelerators_keep_the_operator(preset: str) -> None:
     assert not unfuse_sums(Graph(block(FUSED["operator"])), QConfig.of(preset))
 
 
-def test_a_target_keeps_the_operator() -> None:
+@pytest.mark.parametrize("target", ["npu", "openvino", "qnn", "web"])
+def test_another_target_keeps_the_operator(target: str) -> None:
     graph = Graph(block(FUSED["operator"]))
-    assert not unfuse_sums(graph, QConfig.of("A8W8").with_(target="npu"))
+    assert not unfuse_sums(graph, QConfig.of("A8W8").with_(target=target))
+
+
+@pytest.mark.parametrize("preset", COMMON)
+def test_a_file_without_a_target_is_portable(preset: str) -> None:
+    """The note names the target that would write the faster form."""
+    model = block(FUSED["operator"])
+    data = samples(model) if QConfig.of(preset).measures else None
+    result = quantize(model, data, preset)
+    assert "Sum" not in {node.op_type for node in result.model.graph.node}
+    assert any("--target cpu writes Sum" in note for note in result.report.notes)
 
 
 def wide(model: ModelProto) -> list[dict[str, np.ndarray]]:
@@ -131,9 +146,9 @@ def sums_read_floats(model: ModelProto) -> bool:
 def test_a_second_run_keeps_the_residual_stream_float(first: str) -> None:
     model = block(FUSED["operator"])
     once = quantize(
-        model, wide(model) if first == "A8W8" else None, portable(QConfig.of(first))
+        model, wide(model) if first == "A8W8" else None, portable(on_cpu(first))
     ).model
-    again = QConfig.of("A8W8").with_(keep_existing=True)
+    again = on_cpu("A8W8").with_(keep_existing=True)
     twice = quantize(once, wide(model), again).model
     assert sums_read_floats(twice)
     assert sqnr(model, twice) > sqnr(model, quantize(model, wide(model)).model) - 0.5
@@ -141,7 +156,7 @@ def test_a_second_run_keeps_the_residual_stream_float(first: str) -> None:
 
 def test_a_residual_sum_of_an_exporter_stays_float() -> None:
     found = {
-        kind: quantize(model, wide(model), "A8W8").model
+        kind: quantize(model, wide(model), on_cpu("A8W8")).model
         for kind in ("Add", "Sum")
         for model in [block(FUSED["operator"].replace("Add", kind))]
     }
@@ -152,7 +167,7 @@ def test_a_residual_sum_of_an_exporter_stays_float() -> None:
 
 def test_the_users_own_model_is_returned_without_a_note() -> None:
     model = block(FUSED["operator"])
-    config = QConfig.of("A8W8").with_(exclude=("*",))
+    config = on_cpu("A8W8").with_(exclude=("*",))
     result = quantize(model, samples(model), config)
     assert [node.op_type for node in result.model.graph.node] == [
         node.op_type for node in model.graph.node
@@ -163,7 +178,7 @@ def test_the_users_own_model_is_returned_without_a_note() -> None:
 def test_values_are_the_same() -> None:
     model = block(FUSED["operator"])
     graph = Graph(block(FUSED["operator"]))  # takes the nodes of the model
-    assert unfuse_sums(graph, QConfig.of("A8W8"))
+    assert unfuse_sums(graph, on_cpu("A8W8"))
     for feeds in samples(model):
         for expected, found in zip(
             run(model, feeds), run(graph.to_model(), feeds), strict=True
