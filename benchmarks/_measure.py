@@ -8,6 +8,7 @@ included.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -31,13 +32,22 @@ class Measurement:
     error: str = ""
 
 
+#: The checkout of this file.
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
 @dataclass(frozen=True)
 class Method:
-    """A tool ('float' stands for plain inference) at a setting."""
+    """A tool ('float' stands for plain inference) at a setting.
+
+    `checkout` is the folder that quark_onnx is imported from. Of another checkout only the packages
+    are used, by this file's public calls, so that both are measured alike.
+    """
 
     tool: str
     setting: Setting
     amd_quark_python: Path | None = None
+    checkout: Path = CHECKOUT
 
     def __str__(self) -> str:
         if self.tool == "float":
@@ -68,7 +78,8 @@ class Method:
             str(samples),
             str(count),
         ]
-        done = subprocess.run(command, text=True, capture_output=True)
+        environment = os.environ | {"PYTHONPATH": str(self.checkout)}
+        done = subprocess.run(command, text=True, capture_output=True, env=environment)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             return Measurement(

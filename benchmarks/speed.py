@@ -3,7 +3,7 @@ peers.
 
     QUARK_ONNX_DATA=DIR python benchmarks/speed.py [--models resnet50 squeezenet mobilenetv2]
         [--samples 64] [--repeats 3] [--methods 'ours*' 'onnxruntime minmax'] [--amd-quark-python
-        VENV/bin/python]
+        VENV/bin/python] [--against CHECKOUT]
 
 Ours is measured with every calibrator at A8W8, and at every preset; presets with blocks, whose
 formats onnxruntime simulates node by node, on small models alone. Every measurement is a process
@@ -12,18 +12,25 @@ inference in a default onnxruntime session. `ratio` is a method's whole time ove
 `net ratio` leaves out the constant, which is what one sample takes: (T(n) - T(1)) / (floor(n) -
 floor(1)). onnxruntime is timed without its pre-processing, which it leaves to the caller. The exit
 code is 1 when a mark is missed.
+
+With `--against`, the chosen methods of ours are measured in turns with those of another checkout
+of this repository (its folder, as of `git worktree add`), and nothing else is. The table has the
+ratio of this one's time to the other's, the median over the turns, and the scatter: the standard
+deviation of that ratio over the turns. The exit code is 1 when, by `--clock`, a ratio is above 1 by
+more than its scatter.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from tempfile import TemporaryDirectory
 
 from _data import Samples, load
@@ -182,6 +189,74 @@ def measure(
     }
 
 
+def compare(
+    model: Path, samples: Path, pair: tuple[Method, Method], count: int, repeats: int
+) -> dict[str, tuple[float, float]]:
+    """Return the median and the scatter, by clock, of the first method's time over the second's.
+
+    The two run in turns, and each turn starts with the other one.
+    """
+    ratios: dict[str, list[float]] = {"cpu": [], "wall": []}
+    for repeat in range(repeats):
+        order = pair if repeat % 2 == 0 else pair[::-1]
+        runs = {method: method.measure(model, samples, count) for method in order}
+        ours, other = (runs[method] for method in pair)
+        for method, run in runs.items():
+            if run.error:
+                sys.exit(f"{method} of {method.checkout} failed: {run.error}")
+        ratios["cpu"].append(ours.cpu_seconds / other.cpu_seconds)
+        ratios["wall"].append(ours.seconds / other.seconds)
+        print(
+            f"{repeat + 1}/{repeats} {pair[0]!s:24} CPU {ours.cpu_seconds:.2f} s"
+            f" against {other.cpu_seconds:.2f} s, wall {ours.seconds:.2f} s"
+            f" against {other.seconds:.2f} s",
+            file=sys.stderr,
+        )
+    return {
+        clock: (median(turns), stdev(turns) if repeats > 1 else 0.0)
+        for clock, turns in ratios.items()
+    }
+
+
+def against(arguments: argparse.Namespace) -> int:
+    """Print how the chosen methods' times compare with another checkout's; return the exit code."""
+    checkout = arguments.against.resolve()
+    if not (checkout / "quark_onnx" / "__init__.py").is_file():
+        sys.exit(
+            f"--against {checkout}: it has no quark_onnx package; name the folder of a checkout"
+        )
+    chosen = [
+        method
+        for method in methods(None)
+        if method.tool == "ours"
+        and any(fnmatch(str(method), pattern) for pattern in arguments.methods)
+    ]
+    if not chosen:
+        sys.exit(f"--methods {arguments.methods}: no method of ours has such a name")
+    rows: list[list[object]] = []
+    with TemporaryDirectory() as folder:
+        for name in arguments.models:
+            model, samples = prepare(name, Path(folder), arguments.samples)
+            for method in chosen:
+                if simulated(method) and name not in SIMULATED:
+                    continue
+                pair = (method, replace(method, checkout=checkout))
+                clocks = compare(
+                    model, samples, pair, arguments.samples, arguments.repeats
+                )
+                ratio, scatter = clocks[arguments.clock]
+                verdict = "SLOWER" if ratio > 1 + scatter else "met"
+                times = itertools.chain(*clocks.values())
+                rows.append([name, method, *times, verdict])
+    print(
+        f"{arguments.samples} images, {arguments.repeats} turns against {checkout},"
+        f" judged by the {arguments.clock} clock\n"
+    )
+    header = ("model", "method", "CPU ratio", "scatter", "wall ratio", "scatter")
+    print(table((*header, "verdict"), rows))
+    return 1 if any(row[-1] == "SLOWER" for row in rows) else 0
+
+
 def beside(
     name: str, results: Mapping[str, Result], clock: str
 ) -> Iterator[list[object]]:
@@ -220,8 +295,16 @@ def main() -> int:
         default="wall",
         help="cpu: less noise on a busy machine",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="compare the time of ours with that of another checkout",
+    )
     add_arguments(parser, "amd-quark-python", "out")
     arguments = parser.parse_args()
+    if arguments.against:
+        return against(arguments)
 
     asked = (FLOOR, *methods(arguments.amd_quark_python))
     chosen = [
