@@ -365,7 +365,7 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     if calibration is not None:
         keyed = GraphCalibration(calibration, tensor_keys(graph))
     elif len(statistics):
-        partial = GraphCalibration(statistics, tensor_keys(graph), rich=False)
+        partial = statistics
     if len(data.rereadable):  # no optimizer moves a bias without samples
         give_biases(graph, config)
     rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])
@@ -379,6 +379,11 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     config = keep_codes(job.config, prepared.graph, model.narrowing.coded)
     planned = plan_at_opset(prepared.graph, config, model.reference, data.sample)
     notes = planned.notes
+    partial = None
+    if prepared.partial is not None:
+        # Operators of a higher opset have other keys, and optimizers have measured at that opset.
+        keys = tensor_keys(planned.graph)
+        partial = GraphCalibration(prepared.partial, keys, rich=False)
     if planned.graph.store is not None:
         large = (
             "a large model: it is verified without onnxruntime's graph"
@@ -393,7 +398,7 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
         notes,
         prepared.notes,
         prepared.keyed,
-        prepared.partial,
+        partial,
     )
 
 

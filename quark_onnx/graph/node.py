@@ -26,6 +26,8 @@ QUANTIZE = frozenset(
 DEQUANTIZE = frozenset(
     {"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"},
 )
+#: Types of attributes that hold graphs.
+_GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})
 #: Prefix of the doc_string of a node that a rewrite has created for float arithmetic.
 _STAYS_FLOAT = "stays float: "
 
@@ -81,9 +83,12 @@ class Node:
     @property
     def kind(self) -> str:
         """Type of the operator, with a non-standard domain: the key of the rules."""
-        if self.domain:
-            return f"{self.domain}::{self.op_type}"
-        return self.op_type
+        # Without the other properties, since every step reads this for every node.
+        proto = self._proto
+        domain, op_type = proto.domain, proto.op_type
+        if domain in STANDARD_DOMAINS:
+            return op_type
+        return f"{domain}::{op_type}"
 
     @property
     def operands(self) -> list[str]:
@@ -156,10 +161,7 @@ class Node:
     @property
     def has_subgraph(self) -> bool:
         """Whether an attribute holds a graph."""
-        return any(
-            attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-            for attribute in self._proto.attribute
-        )
+        return any(attribute.type in _GRAPHS for attribute in self._proto.attribute)
 
     def input(self, index: int) -> str:
         """Return the name of an input, empty if omitted."""

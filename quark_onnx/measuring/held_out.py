@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from calibrators.readers.spool import Spool
@@ -78,7 +78,8 @@ def samples_for(held_out: int) -> int:
     >>> samples_for(1), samples_for(16)
     (11, 63)
     """
-    return next(length for length in count(1) if held_out_of(length) >= held_out)
+    positions = filter(is_held_out, count())
+    return next(islice(positions, held_out - 1, None)) + 1
 
 
 class _Reservoir:

@@ -260,13 +260,13 @@ class Prepared:
         graph: the graph.
         notes: notes on the model and on rewrites of its graph.
         keyed: earlier statistics with the keys of the graph's tensors; None without any.
-        partial: statistics of the first samples alone, with the same keys; None without any.
+        partial: statistics of the first samples alone; None without any.
     """
 
     graph: Graph
     notes: list[str]
     keyed: GraphCalibration | None
-    partial: GraphCalibration | None
+    partial: Calibration | None
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,8 @@ class Planned:
         notes: notes on the plan.
         earlier_notes: notes of the stages before.
         keyed: as for ``Prepared``.
-        partial: as for ``Prepared``.
+        partial: statistics of the first samples alone, with the keys of the graph's tensors; None
+            without any.
     """
 
     config: QConfig

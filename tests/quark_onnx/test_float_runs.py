@@ -13,12 +13,13 @@ import onnxruntime
 import pytest
 
 from quark_onnx import QConfig, quantize
+from quark_onnx.optimizers import CLE
 from tests.models import parse, weight
 
 SAMPLES = 24
 
 
-def classifier() -> onnx.ModelProto:
+def classifier(opset: int = 17) -> onnx.ModelProto:
     """A classifier of ten classes, which has a verdict beyond SQNR."""
     return parse(
         """g (float[N, 3, 16, 16] x) => (float[N, 10] y) {
@@ -32,6 +33,7 @@ def classifier() -> onnx.ModelProto:
         w=weight(8, 3, 3, 3),
         b=np.linspace(-1, 1, 8, dtype=np.float32),
         v=weight(8, 10, seed=1),
+        opset=opset,
     )
 
 
@@ -104,6 +106,21 @@ def test_a_job_runs_the_float_model_once_on_each_sample(
     first = float_runs.pop(0)
     assert dict(float_runs) == dict.fromkeys(range(1, SAMPLES), 1)
     assert first <= 3, "as given, as rewritten, and with its tensors exposed"
+
+
+@pytest.mark.parametrize("opset", [17, 11])
+def test_an_optimizer_that_is_tried_adds_no_runs(
+    float_runs: Counter[int], opset: int
+) -> None:
+    """A trial measures the ranges of the run, also of a Softmax that a higher opset has changed."""
+    config = QConfig.of("A8W8").with_(optimizers=(CLE(least_gain=1.0),))
+    report = quantize(classifier(opset), numbered(SAMPLES), config).report
+    assert any(note.startswith("cle") for note in report.notes)
+    # The trial verifies a higher opset on its first sample, and clipped values are counted last.
+    higher = 1 if opset == 11 else 0
+    assert float_runs.pop(0) <= 3 + higher
+    deciding = {10: 2 + 2 * higher, 20: 2}
+    assert dict(float_runs) == dict.fromkeys(range(1, SAMPLES), 1) | deciding
 
 
 def test_the_search_of_scales_adds_a_few_runs_on_few_samples(

@@ -476,18 +476,38 @@ def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
     # Stable: of equal scores, the first anchor comes first, in both models.
     order = np.argsort(-scores[keep], kind="stable")[:_CANDIDATES]
     rows = np.column_stack([boxes, scores, classes])[keep][order]
+    # By columns, and without the boxes that are suppressed already: this is most of the time of a
+    # detector's outputs.
+    indices = np.arange(len(rows))
+    x1, y1, x2, y2, _, labels = np.ascontiguousarray(rows.T)
+    columns = np.stack([x1, y1, x2, y2, _areas(x1, y1, x2, y2), labels])
     selected: list[int] = []
-    alive = np.ones(len(rows), bool)
-    for index in range(len(rows)):
-        if not alive[index]:
-            continue
-        selected.append(index)
-        if len(selected) == MOST_BOXES:
-            break
-        same = rows[:, 5] == rows[index, 5]
-        # The selected box overlaps itself, and is dropped with the others.
-        alive &= ~(same & (overlaps(rows[index, :4], rows[:, :4]) > NMS_OVERLAP))
+    while len(indices) and len(selected) < MOST_BOXES:
+        selected.append(int(indices[0]))
+        x1, y1, x2, y2, areas, labels = columns
+        shared = _areas(
+            np.maximum(x1, x1[0]),
+            np.maximum(y1, y1[0]),
+            np.minimum(x2, x2[0]),
+            np.minimum(y2, y2[0]),
+        )
+        overlap = _over_union(shared, areas[0], areas)
+        alive = (labels != labels[0]) | ~(overlap > NMS_OVERLAP)
+        # A degenerate box does not overlap itself.
+        alive[0] = False
+        indices, columns = indices[alive], columns[:, alive]
     return np.asarray(rows[selected])
+
+
+def _areas(x1: Floats, y1: Floats, x2: Floats, y2: Floats) -> Floats:
+    """Return the areas of boxes by their corners; a negative extent counts as 0."""
+    return np.maximum(x2 - x1, 0) * np.maximum(y2 - y1, 0)
+
+
+def _over_union(shared: Floats, area: Floats, areas: Floats) -> Floats:
+    """Return intersection over union from the shared areas of a box with others."""
+    # Two degenerate boxes have an empty union.
+    return np.asarray(shared / np.maximum(area + areas - shared, 1e-12))
 
 
 def overlaps(box: Floats, boxes: Floats) -> Floats:
@@ -498,12 +518,9 @@ def overlaps(box: Floats, boxes: Floats) -> Floats:
     """
     low = np.maximum(box[:2], boxes[:, :2])
     high = np.minimum(box[2:], boxes[:, 2:])
-    # Disjoint boxes have a negative extent, which counts as 0.
-    shared = np.prod(np.clip(high - low, 0, None), axis=1)
-    areas = np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0, None), axis=1)
-    area = np.prod(np.clip(box[2:] - box[:2], 0, None))
-    # Two degenerate boxes have an empty union.
-    return np.asarray(shared / np.maximum(area + areas - shared, 1e-12))
+    # Disjoint boxes have a negative extent.
+    shared = _areas(*low.T, *high.T)
+    return _over_union(shared, _areas(*box), _areas(*boxes.T))
 
 
 def matched(
