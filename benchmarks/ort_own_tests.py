@@ -101,7 +101,7 @@ _READERS = (
     "each reader of a converted tensor has a pair of its own, under the reader's name, and scales"
     " of float16 models are float32"
 )
-_NO_READER = "a conversion of a result that no node reads is not written, which would round it twice"
+_NO_READER = "a conversion of a result that no node reads would round it twice, and is not written"
 _PLACE = "initializers stand in another order, by which the test finds one"
 _BODY = (
     "bodies are quantized in both forms, and every calibrator runs on a model with"
