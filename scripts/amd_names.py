@@ -53,7 +53,6 @@ MODULES = [
     "quark.torch.quantization.observer",
     "quark.torch.quantization.observer.observer",
     "quark.torch.quantization.tensor_quantize",
-    "quark.torch.utils.llm",
 ]
 
 

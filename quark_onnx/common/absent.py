@@ -60,12 +60,6 @@ WAYS = {
         "get_per_tensor_observer"
     ),
     "give a list of two QTensorConfig": "TwoStageSpec",
-    "quark-onnx llm ptq loads a block at a time, and moves it to --device": (
-        "get_per_block_calib_batch_size move_model_to_device_if_it_fits"
-    ),
-    "Distillation trains on calibration data, which get_calib_dataloader gives": (
-        "get_trainer_dataset"
-    ),
     "models are not encrypted; encrypt the files": (
         "decrypt_data encrypt_data onnx_load_model_with_decryption"
         " onnx_save_model_with_encryption update_crypto_mode"
