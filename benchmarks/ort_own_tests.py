@@ -179,6 +179,13 @@ LESS_ACCURATE: dict[str, str] = {
         " real tasks that both were measured on it is more accurate here"
         " (`benchmarks/results/accuracy.md`)"
     ),
+    "TestQDQMixedPrecision.test_16bit_subgraph": (
+        "the known ranges of Sigmoid and Tanh leave room for data beyond the calibrated range. On"
+        " other data within it two of three outputs lose 0.8 dB by that, over four draws"
+    ),
+    "TestTensorQuantOverridesOption.test_qdq_default": (
+        "0.2 dB, for the same reason; with scales per channel the same model gains 6.7 dB"
+    ),
     "TestQDQPrequantWeights.test_quantize_with_prequantized_input": (
         "one draw of a fixed generator, as a float16 model; of four other draws three are more"
         " accurate here, and one is 0.4 dB less"
