@@ -44,7 +44,6 @@ import json
 import os
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -54,6 +53,8 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
+from _environments import NotInstalled
+from _environments import environment as made
 from _results import Row, Store, add_arguments, table
 
 from quark_onnx.torch.config.client_releases import pinned
@@ -155,10 +156,6 @@ class Refused(Exception):
     """The package or a client refuses a scheme."""
 
 
-class NotInstalled(Exception):
-    """A client cannot be installed."""
-
-
 def environment(name: str, folder: Path) -> str:
     """Return the Python of a client's environment; make the environment if it does not exist.
 
@@ -168,28 +165,12 @@ def environment(name: str, folder: Path) -> str:
     client = CLIENTS[name]
     if not client.packages:
         return sys.executable
-    place = folder / name.replace(" ", "-")
-    ready = place / "installed"
-    python = str(
-        place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    return made(
+        folder / name.replace(" ", "-"),
+        client.packages,
+        without_dependencies=client.without_dependencies,
+        unwanted=client.unwanted,
     )
-    if not ready.exists():
-        venv.create(place, with_pip=True)
-        install = [python, "-m", "pip", "install", "-q"]
-        _install([*install, *client.packages])
-        if client.without_dependencies:
-            _install([*install, "--no-deps", client.without_dependencies])
-        if client.unwanted:
-            _install([*install[:3], "uninstall", "-q", "-y", *client.unwanted])
-        ready.touch()
-    return python
-
-
-def _install(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
-        raise NotInstalled(lines[-1][:300] if lines else "pip ends with an error")
 
 
 class Worker:

@@ -46,8 +46,13 @@ MODULES = [
     "quark.torch.pruning.api",
     "quark.torch.quantization",
     "quark.torch.quantization.api",
+    "quark.torch.quantization.config.config",
+    "quark.torch.quantization.config.template",
+    "quark.torch.quantization.file2file_quantization",
+    "quark.torch.quantization.nn.modules",
     "quark.torch.quantization.observer",
     "quark.torch.quantization.observer.observer",
+    "quark.torch.quantization.tensor_quantize",
 ]
 
 

@@ -292,6 +292,25 @@ def engines() -> str:
     return table(("model, file", *head), rows)
 
 
+def consumers() -> str:
+    """Return SQNR in programs that load ONNX files, beside that in onnxruntime."""
+    rows = []
+    for name, row in stored("consumers").items():
+        if "error" in row:
+            rows.append((name, "", "fails", "", ""))
+            continue
+        rows.append(
+            (
+                name,
+                row["version"],
+                row["note"],
+                f"{row['consumer dB']:.1f}",
+                f"{row['own dB']:.1f}",
+            )
+        )
+    return table(("program", "version", "what ran", "dB there", "dB here"), rows)
+
+
 def architectures() -> str:
     """Return SQNR and runtime on architectures with random weights, beside onnxruntime's."""
     rows = []
@@ -575,6 +594,7 @@ def note(name: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "accuracy-short": accuracy_short,
+    "consumers": consumers,
     "engines": engines,
     "large": large,
     "llm-algorithms": llm_algorithms,

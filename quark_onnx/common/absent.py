@@ -27,6 +27,39 @@ WAYS = {
     "no loader reads blocks of two axes; use PerGroupMinMaxObserver": (
         "PerBlock2DMinMaxObserver"
     ),
+    "a scheme is a name; quark-onnx list schemes, LLMTemplate.register_scheme adds one": (
+        "AmdFP4GlobalScaleScheme AmdFP4Scheme BFP16Scheme"
+        " FP4Block16ScaleE4M3Scheme FP8Scheme INT4_FP8Scheme"
+        " Int4WeightAndActivationScheme Int4WeightOnlyPerChannelScheme"
+        " Int4WeightOnlyScheme Int8Scheme MX6Scheme MX9Scheme MXFP4Scheme"
+        " MXFP4WeightOnlyScheme MXFP4_FP8Scheme MXFP4_MXFP6E2M3Scheme"
+        " MXFP6E2M3Scheme MXFP6E3M2Scheme PTPCFP8Scheme QuantizationScheme"
+        " QuantizationSchemeCollection Uint4WeightOnlyPerChannelScheme"
+        " Uint4WeightOnlyScheme"
+    ),
+    "modules are quantized in place by ModelQuantizer(config).quantize_model(model)": (
+        "QuantAdaptiveAvgPool2d QuantAvgPool2d QuantConv2d"
+        " QuantConvTranspose2d QuantConvTransposeBatchNorm2d"
+        " QuantEmbedding QuantEmbeddingBag QuantLeakyReLU QuantLinear"
+        " QuantizedConvBatchNorm2d"
+    ),
+    "quantize_model rounds inside; observers of quark_onnx.torch.quantization.observer": (
+        "BufferReusePool DynamicScaledFakeQuantize FakeQuantizeBase"
+        " FrozenScaledFakeQuantize NonScaledFakeQuantize"
+        " ScaledFakeQuantize SequentialQuantize StaticScaledFakeQuantize"
+        " dispatch_scaled_fake_quantize enable_or_disable_quantizer"
+    ),
+    "quark-onnx llm ptq FOLDER quantizes file to file; in Python quantize_checkpoint": (
+        "quantize_model_per_safetensor"
+    ),
+    "low-rank error correction is not done; AWQConfig or GPTQConfig": "SVDQuantConfig",
+    "give QTensorConfig the members of ScaleType, RoundType and ZeroPointType": (
+        "get_round_method get_scale_type get_zero_point_type"
+    ),
+    "name the class of the observer: PerTensorMinMaxObserver, PerTensorMSEObserver": (
+        "get_per_tensor_observer"
+    ),
+    "give a list of two QTensorConfig": "TwoStageSpec",
     "models are not encrypted; encrypt the files": (
         "decrypt_data encrypt_data onnx_load_model_with_decryption"
         " onnx_save_model_with_encryption update_crypto_mode"

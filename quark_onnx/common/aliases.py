@@ -192,6 +192,26 @@ ALIASES: dict[str, dict[str, str]] = {
     "quark_onnx.torch.pruning.config": {
         "quark_onnx.common.absent": "LayerImportancePruneConfig OSSCARConfig PConfig",
     },
+    "quark_onnx.torch.quantization.file2file_quantization": {
+        "quark_onnx.common.absent": ("quantize_model_per_safetensor"),
+    },
+    "quark_onnx.torch.quantization.nn": {},
+    "quark_onnx.torch.quantization.nn.modules": {
+        "quark_onnx.common.absent": (
+            "QuantAdaptiveAvgPool2d QuantAvgPool2d QuantConv2d"
+            " QuantConvTranspose2d QuantConvTransposeBatchNorm2d"
+            " QuantEmbedding QuantEmbeddingBag QuantLeakyReLU QuantLinear"
+            " QuantizedConvBatchNorm2d"
+        ),
+    },
+    "quark_onnx.torch.quantization.tensor_quantize": {
+        "quark_onnx.common.absent": (
+            "BufferReusePool DynamicScaledFakeQuantize FakeQuantizeBase"
+            " FrozenScaledFakeQuantize NonScaledFakeQuantize"
+            " ScaledFakeQuantize SequentialQuantize StaticScaledFakeQuantize"
+            " dispatch_scaled_fake_quantize enable_or_disable_quantizer"
+        ),
+    },
     f"{_MIRROR}.base_quantizer": {},
     f"{_MIRROR}.calibrate": {},
     f"{_MIRROR}.cuda_quantizer": {},

@@ -2,6 +2,7 @@
 
 from quark_onnx.fusions.base import Fusion
 from quark_onnx.fusions.dynamic import (
+    attention_integer,
     conv_integer,
     lstm_integer,
     matmul_integer,
@@ -29,6 +30,7 @@ from quark_onnx.fusions.qlinear import (
     qlinear_conv,
     qlinear_matmul,
 )
+from quark_onnx.patterns.quantized_attention import ATTENTION
 
 #: Fusions to try for each operator type, in order.
 FUSIONS: dict[str, tuple[Fusion, ...]] = {
@@ -44,6 +46,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
     "Conv": (conv_integer, qlinear_conv),
     "LSTM": (lstm_integer,),
+    ATTENTION: (attention_integer,),
     "Gather": (move_codes, gather_codes),
     "Concat": (move_codes, qlinear_concat),
     "Where": (move_codes, qlinear_where),

@@ -1,6 +1,7 @@
 """Write products with dynamic scales: MatMulInteger or ConvInteger, Cast and two Muls.
 
-An LSTM becomes a DynamicQuantizeLSTM, which also quantizes its hidden state in each step.
+An LSTM becomes a DynamicQuantizeLSTM, which also quantizes its hidden state in each step, and an
+Attention of com.microsoft a QAttention.
 onnxruntime recognizes the pattern MatMulInteger, Cast, Mul, Mul and runs it as one operator. After
 a ConvInteger it runs each one alone, so that scale and bias of the channels are applied at once, by
 BatchNormalization, unless the result is to be portable.
@@ -29,6 +30,7 @@ from quark_onnx.fusions.base import (
 )
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
+from quark_onnx.patterns.quantized_attention import has_quantized_form
 
 #: Zero point of int8 codes that are stored as uint8.
 _MIDDLE = 128
@@ -149,6 +151,36 @@ def lstm_integer(graph: Graph, node: Node) -> bool:
     written = graph.add(
         "DynamicQuantizeLSTM", inputs, outputs, domain=CONTRIB, **settings
     )
+    # Named after ``add``, which would make the name of the removed node unique once more.
+    written.name = node.name
+    return True
+
+
+def attention_integer(graph: Graph, node: Node) -> bool:
+    """Replace com.microsoft Attention by QAttention, whose projection multiplies codes.
+
+    The weight (inputs, outputs) has a scale per tensor or per output.
+    """
+    operands = _operands(graph, node)
+    if operands is None or not has_quantized_form(node):
+        return False
+    x, w = operands
+    scale, zeros = value(graph, w.scale), zero_points(graph, w)
+    if scale.ndim and w.axis % 2 != 1:
+        return False
+    # One zero point for all outputs: onnxruntime reads no others.
+    if (zeros != zeros.flat[0]).any():
+        return False
+    weight_zero = graph.add_constant(
+        f"{w.codes}_one_zero_point",
+        zeros.reshape(-1)[0].astype(value(graph, w.codes).dtype),
+    )
+    inputs = [x.codes, w.codes, node.input(2), x.scale, w.scale, node.input(3)]
+    inputs += [x.zero_point, weight_zero, node.input(4)]
+    outputs, settings = list(node.outputs), attributes(node)
+    graph.remove([node])
+    graph.import_domain(CONTRIB)
+    written = graph.add("QAttention", inputs, outputs, domain=CONTRIB, **settings)
     # Named after ``add``, which would make the name of the removed node unique once more.
     written.name = node.name
     return True

@@ -65,7 +65,15 @@ _PAIRED_ONLY = (
 #: Operators with dynamic quantization of activations, or with lookups in a table of codes:
 #: IntegerOpsRegistry of ``onnxruntime.quantization.registry`` 1.32, and Gemm, which onnxruntime
 #: turns into MatMul and Add before it selects.
-_DYNAMIC = ("MatMul", "Gemm", "Conv", "Gather", "LSTM", "EmbedLayerNormalization")
+_DYNAMIC = (
+    "Attention",
+    "MatMul",
+    "Gemm",
+    "Conv",
+    "Gather",
+    "LSTM",
+    "EmbedLayerNormalization",
+)
 
 
 def choose(request: Request) -> None:

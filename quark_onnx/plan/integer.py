@@ -6,6 +6,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
+from quark_onnx.patterns.quantized_attention import ATTENTION, has_quantized_form
 
 
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:
@@ -27,6 +28,8 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
     if node.kind == "LSTM":
         # DynamicQuantizeLSTM has no attribute layout.
         return graph.is_constant(node.input(2)) and not node.attribute("layout", 0)
+    if node.kind == ATTENTION:
+        return has_quantized_form(node)
     if node.kind == "Conv":
         bias = node.input(2)
         # After a ConvInteger, BatchNormalization applies the scale and the bias of each channel.
@@ -35,16 +38,16 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
 
 
 def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpec:
-    """Return the weight's spec with a zero point that ConvInteger and DynamicQuantizeLSTM support.
+    """Return the weight's spec with a zero point that the integer operator supports.
 
-    Both read a single zero point in onnxruntime 1.32, so that a weight with per-channel scales must
-    be symmetric.
+    ConvInteger, DynamicQuantizeLSTM and QAttention read a single zero point in onnxruntime 1.32, so
+    that a weight with per-channel scales must be symmetric.
 
     Args:
-        node: the layer; specs of other operators than Conv and LSTM are returned unchanged.
+        node: the layer; specs of operators without this limit are returned unchanged.
         weight: quantization of its weight.
     """
-    if node.kind not in ("Conv", "LSTM") or not _bytes(weight):
+    if node.kind not in ("Conv", "LSTM", ATTENTION) or not _bytes(weight):
         return weight
     # Codes of a symmetric kernel have the same zero point in every channel.
     if weight.per_channel and not weight.symmetric:

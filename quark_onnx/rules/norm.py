@@ -1,4 +1,7 @@
-"""Plan the tensors of normalizations; their few parameters stay float at no cost."""
+"""Plan the tensors of normalizations.
+
+Their few parameters stay float at no cost, unless all pairs of onnxruntime are asked for.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,16 @@ def normalization(node: Node, plan: PlanBuilder) -> None:
         plan.keep_node(node, RESIDUAL)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
+        if node.kind == "InstanceNormalization" and plan.asked.all_pairs:
+            _parameters(node, plan)
+
+
+def _parameters(node: Node, plan: PlanBuilder) -> None:
+    """Quantize scale and bias as onnxruntime does; engines without float need them in codes."""
+    x, scale, bias = node.inputs[:3]
+    if plan.graph.is_constant(scale) and plan.graph.is_constant(bias):
+        plan.weight(node, scale, axis=0)
+        plan.bias(node, bias, x, scale)
 
 
 @rule("LpNormalization")

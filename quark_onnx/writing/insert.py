@@ -159,12 +159,18 @@ class _Writer:
             producer = self.graph.producer(source)
             if producer is None or not self._is_fused(node) or self._read_float(result):
                 continue
-            if self._saturates(node, Use(result)):
+            if self._saturates(node, Use(result)) and not self._keeps_symmetric(result):
                 self.graph.remove([node])
                 # The name of the clip's result stays, to which the plan's entries refer.
                 self.graph.set_output(producer, producer.outputs.index(source), result)
             elif self._rounds_before(producer, Use(result)):
                 self._clipped_codes.append((node, Use(result)))
+
+    def _keeps_symmetric(self, result: str) -> bool:
+        """Return whether onnxruntime's placement keeps a clip to symmetric codes."""
+        entry = self.plan.entry(Use(result))
+        is_symmetric = isinstance(entry, Quantize) and entry.spec.symmetric
+        return self.plan.asked.all_pairs and is_symmetric
 
     def _is_fused(self, clip: Node) -> bool:
         """Return whether the next rounding takes over a clip, which alone reads its input."""

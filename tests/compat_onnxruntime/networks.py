@@ -157,6 +157,62 @@ def words() -> ModelProto:
     return _model(nodes, ("N", 7), ("N", 7, 16), weights, kind=TensorProto.INT64)
 
 
+def fused_attention() -> ModelProto:
+    """Attention of com.microsoft and a product, as onnxruntime's optimizer leaves a transformer."""
+    node = helper.make_node
+    nodes = [
+        node(
+            "Attention",
+            ["x", "wqkv", "bqkv"],
+            ["a"],
+            "attention",
+            domain="com.microsoft",
+            num_heads=4,
+        ),
+        node("MatMul", ["a", "wo"], ["y"], "out"),
+    ]
+    weights = {
+        "wqkv": _normal(32, 96, seed=1, scale=0.18),
+        "bqkv": _normal(96, seed=2, scale=0.1),
+        "wo": _normal(32, 16, seed=3, scale=0.18),
+    }
+    return _model(nodes, ("N", 6, 32), ("N", 6, 16), weights)
+
+
+def styled() -> ModelProto:
+    """Conv, InstanceNormalization, Conv: the part of a network that transfers styles."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
+        node("InstanceNormalization", ["c", "gain", "shift"], ["n"], "norm"),
+        node("Conv", ["n", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
+    ]
+    weights = {
+        "w1": _normal(8, 3, 3, 3, seed=1, scale=0.3),
+        "gain": np.abs(_normal(8, seed=2)) + np.float32(0.5),
+        "shift": _normal(8, seed=3, scale=0.3),
+        "w2": _normal(4, 8, 3, 3, seed=4, scale=0.2),
+    }
+    return _model(nodes, ("N", 3, 12, 12), ("N", 4, 12, 12), weights)
+
+
+def bounded() -> ModelProto:
+    """MatMul, Clip from -1 to 1, MatMul."""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w1"], ["h"], "up"),
+        node("Clip", ["h", "low", "high"], ["c"], "clip"),
+        node("MatMul", ["c", "w2"], ["y"], "down"),
+    ]
+    weights = {
+        "w1": _normal(16, 64, seed=1, scale=0.3),
+        "low": np.float32(-1),
+        "high": np.float32(1),
+        "w2": _normal(64, 16, seed=2, scale=0.13),
+    }
+    return _model(nodes, ("N", 16), ("N", 16), weights)
+
+
 def branches() -> ModelProto:
     """Two Add and a Softmax, and an If one of whose branches multiplies."""
     node, w = helper.make_node, _normal(16, 16, seed=9, scale=0.25)

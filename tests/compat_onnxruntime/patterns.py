@@ -453,6 +453,26 @@ def dynamic_config(q: Any, folder: Path, data: list[Feeds]) -> None:
     q.quantize(*paths(folder), settings)
 
 
+@pattern(networks.fused_attention)
+def dynamic_attention(q: Any, folder: Path, data: list[Feeds]) -> None:
+    q.quantize_dynamic(*paths(folder), op_types_to_quantize=["MatMul", "Attention"])
+
+
+@pattern(networks.fused_attention)
+def dynamic_attention_per_channel(q: Any, folder: Path, data: list[Feeds]) -> None:
+    q.quantize_dynamic(*paths(folder), per_channel=True)
+
+
+@pattern(networks.styled)
+def instance_normalization(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, activation_type=q.QuantType.QUInt8)
+
+
+@pattern(networks.bounded)
+def symmetric_clip(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, extra_options={"ActivationSymmetric": True})
+
+
 def _blocks(q: Any, folder: Path, data: list[Feeds], **keywords: Any) -> None:
     nbits = module(q, "matmul_nbits_quantizer")
     quantizer = nbits.MatMulNBitsQuantizer(onnx.load(folder / "float.onnx"), **keywords)

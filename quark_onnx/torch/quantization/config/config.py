@@ -14,6 +14,12 @@ from typing import Any, ClassVar
 
 from calibrators import MinMax
 from quark_onnx.common.absent import OCP_MXFP4DiffsSpec as OCP_MXFP4DiffsSpec
+from quark_onnx.common.absent import SVDQuantConfig as SVDQuantConfig
+from quark_onnx.common.absent import TwoStageSpec as TwoStageSpec
+from quark_onnx.common.absent import get_per_tensor_observer as get_per_tensor_observer
+from quark_onnx.common.absent import get_round_method as get_round_method
+from quark_onnx.common.absent import get_scale_type as get_scale_type
+from quark_onnx.common.absent import get_zero_point_type as get_zero_point_type
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec

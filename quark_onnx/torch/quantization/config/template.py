@@ -6,6 +6,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from quark_onnx.common.absent import (
+    AmdFP4GlobalScaleScheme as AmdFP4GlobalScaleScheme,
+)
+from quark_onnx.common.absent import (
+    AmdFP4Scheme as AmdFP4Scheme,
+)
+from quark_onnx.common.absent import (
+    BFP16Scheme as BFP16Scheme,
+)
+from quark_onnx.common.absent import (
+    FP4Block16ScaleE4M3Scheme as FP4Block16ScaleE4M3Scheme,
+)
+from quark_onnx.common.absent import (
+    FP8Scheme as FP8Scheme,
+)
+from quark_onnx.common.absent import (
+    INT4_FP8Scheme as INT4_FP8Scheme,
+)
+from quark_onnx.common.absent import (
+    Int4WeightAndActivationScheme as Int4WeightAndActivationScheme,
+)
+from quark_onnx.common.absent import (
+    Int4WeightOnlyPerChannelScheme as Int4WeightOnlyPerChannelScheme,
+)
+from quark_onnx.common.absent import (
+    Int4WeightOnlyScheme as Int4WeightOnlyScheme,
+)
+from quark_onnx.common.absent import (
+    Int8Scheme as Int8Scheme,
+)
+from quark_onnx.common.absent import (
+    MX6Scheme as MX6Scheme,
+)
+from quark_onnx.common.absent import (
+    MX9Scheme as MX9Scheme,
+)
+from quark_onnx.common.absent import (
+    MXFP4_FP8Scheme as MXFP4_FP8Scheme,
+)
+from quark_onnx.common.absent import (
+    MXFP4_MXFP6E2M3Scheme as MXFP4_MXFP6E2M3Scheme,
+)
+from quark_onnx.common.absent import (
+    MXFP4Scheme as MXFP4Scheme,
+)
+from quark_onnx.common.absent import (
+    MXFP4WeightOnlyScheme as MXFP4WeightOnlyScheme,
+)
+from quark_onnx.common.absent import (
+    MXFP6E2M3Scheme as MXFP6E2M3Scheme,
+)
+from quark_onnx.common.absent import (
+    MXFP6E3M2Scheme as MXFP6E3M2Scheme,
+)
+from quark_onnx.common.absent import (
+    PTPCFP8Scheme as PTPCFP8Scheme,
+)
+from quark_onnx.common.absent import (
+    QuantizationScheme as QuantizationScheme,
+)
+from quark_onnx.common.absent import (
+    QuantizationSchemeCollection as QuantizationSchemeCollection,
+)
+from quark_onnx.common.absent import (
+    Uint4WeightOnlyPerChannelScheme as Uint4WeightOnlyPerChannelScheme,
+)
+from quark_onnx.common.absent import (
+    Uint4WeightOnlyScheme as Uint4WeightOnlyScheme,
+)
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require_known
 from quark_onnx.torch.config.schemes import SCHEMES, scheme

@@ -1,0 +1,24 @@
+"""Find the attentions that onnxruntime's QAttention can compute."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+
+ATTENTION = "com.microsoft::Attention"
+
+#: Attributes that QAttention has, and computes as Attention does (onnxruntime,
+#: ContribOperators.md).
+ATTRIBUTES = ("num_heads", "unidirectional", "scale", "mask_filter_value")
+#: Inputs of Attention up to the past; QAttention has none of the later ones.
+_INPUTS = 5
+
+
+def has_quantized_form(node: Node) -> bool:
+    """Return whether a com.microsoft Attention has a QAttention, which needs a bias."""
+    given = {attribute.name for attribute in node.to_proto().attribute}
+    return (
+        node.kind == ATTENTION
+        and bool(node.input(2))
+        and given.issubset(ATTRIBUTES)
+        and not any(node.inputs[_INPUTS:])
+    )

@@ -1,0 +1,1 @@
+from quark_onnx.common.absent import quantize_model_per_safetensor as quantize_model_per_safetensor

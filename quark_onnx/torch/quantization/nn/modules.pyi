@@ -1,0 +1,10 @@
+from quark_onnx.common.absent import QuantAdaptiveAvgPool2d as QuantAdaptiveAvgPool2d
+from quark_onnx.common.absent import QuantAvgPool2d as QuantAvgPool2d
+from quark_onnx.common.absent import QuantConv2d as QuantConv2d
+from quark_onnx.common.absent import QuantConvTranspose2d as QuantConvTranspose2d
+from quark_onnx.common.absent import QuantConvTransposeBatchNorm2d as QuantConvTransposeBatchNorm2d
+from quark_onnx.common.absent import QuantEmbedding as QuantEmbedding
+from quark_onnx.common.absent import QuantEmbeddingBag as QuantEmbeddingBag
+from quark_onnx.common.absent import QuantLeakyReLU as QuantLeakyReLU
+from quark_onnx.common.absent import QuantLinear as QuantLinear
+from quark_onnx.common.absent import QuantizedConvBatchNorm2d as QuantizedConvBatchNorm2d

@@ -1,0 +1,10 @@
+from quark_onnx.common.absent import BufferReusePool as BufferReusePool
+from quark_onnx.common.absent import DynamicScaledFakeQuantize as DynamicScaledFakeQuantize
+from quark_onnx.common.absent import FakeQuantizeBase as FakeQuantizeBase
+from quark_onnx.common.absent import FrozenScaledFakeQuantize as FrozenScaledFakeQuantize
+from quark_onnx.common.absent import NonScaledFakeQuantize as NonScaledFakeQuantize
+from quark_onnx.common.absent import ScaledFakeQuantize as ScaledFakeQuantize
+from quark_onnx.common.absent import SequentialQuantize as SequentialQuantize
+from quark_onnx.common.absent import StaticScaledFakeQuantize as StaticScaledFakeQuantize
+from quark_onnx.common.absent import dispatch_scaled_fake_quantize as dispatch_scaled_fake_quantize
+from quark_onnx.common.absent import enable_or_disable_quantizer as enable_or_disable_quantizer
