@@ -364,7 +364,7 @@ def sizes(name: str) -> Iterator[Size]:
             if other.swapped:
                 continue
             gap = octaves(given) - octaves(ratios(other.feeds(0, 4)))
-            if gap >= min(OCTAVES) and check.tells(session, other):
+            if gap >= min(OCTAVES) and check.tells(session, other, given):
                 gaps.append(gap)
         is_right = variant == "right" or (variant in SMALL) == (right in SMALL)
         yield Size(is_right, np.array(gaps))

@@ -63,8 +63,6 @@ _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
 _TELLING_ROWS = 12
 #: Octaves by which a scaling may be farther from the biases than the nearest one of its size.
 _OF_A_SIZE = 1.5
-#: Minimum share of the spread of outputs over samples that remains after rescaling.
-_KEPT = 0.5
 #: Changes of predictions with a shift, compared with those as given: at most, as 12 rows leave to
 #: chance, and at most for inputs that are larger by a factor.
 _AS_STEADY, _STEADIER, _LARGER = 1.1, 0.95, 1.2
@@ -390,7 +388,9 @@ class PreprocessingCheck:
                 distances.append((alternative, octaves(other)))
         nearest = min((distance for _, distance in distances), default=0.0)
         for alternative, distance in distances:
-            if distance > nearest + _OF_A_SIZE or not self.tells(session, alternative):
+            if distance > nearest + _OF_A_SIZE:
+                continue
+            if not self.tells(session, alternative, ratios):
                 continue
             size = "far above" if min(ratios) > 1 else "far below"
             return Finding(
@@ -403,24 +403,24 @@ class PreprocessingCheck:
             )
         return None
 
-    def tells(self, session: Any, alternative: Alternative) -> bool:
-        """Return whether the outputs with an alternative tell as much as with the given inputs.
+    def tells(
+        self, session: Any, alternative: Alternative, ratios: Sequence[float]
+    ) -> bool:
+        """Return whether the outputs may be believed to be as good with an alternative.
 
-        Biases that no BatchNormalization was folded into are small, and seem to call for small
-        inputs, with which outputs are few classes, no boxes, or alike for all samples.
+        Biases that no BatchNormalization was folded into may be as small as they like, and seem to
+        call for small inputs, with which a classifier tells less, and a detector finds less. No
+        training leaves first layers that hardly look at their inputs.
 
         Args:
             session: session on the float model.
             alternative: another preprocessing of the samples that were added.
+            ratios: ratios of responses to biases with the given inputs.
         """
         count = self._count(_TELLING_ROWS)
         given = self._given
         if given is None or self._given_rows[count] < FIRST:
-            before = _spread(_run(session, feeds) for feeds in self._feeds[:count])
-            after = _spread(
-                _run(session, feeds) for feeds in alternative.feeds(0, count)
-            )
-            return after > 0 and after >= _KEPT * before
+            return max(ratios) < 1
         evidence = self._fresh()
         for feeds in alternative.feeds(0, count):
             evidence.add(_run(session, feeds))
@@ -592,27 +592,6 @@ def _batch_norm_finding(
     if not distance.is_far:
         return None
     return Finding("scaling", evidence, "look at scale, mean and standard deviation")
-
-
-def _spread(outputs: Iterable[Mapping[str, NDArray[Any]]]) -> float:
-    """Return the deviation of a model's outputs from their mean over samples, relative to them.
-
-    Returns:
-        The mean over the outputs of floats; 0 without any, or if their shapes differ.
-    """
-    samples = list(outputs)
-    spreads = []
-    for name, first in samples[0].items():
-        values = [sample[name] for sample in samples]
-        if first.dtype.kind != "f" or any(
-            value.shape != first.shape for value in values
-        ):
-            continue
-        stacked = np.stack(values).astype(np.float64)
-        energy = float(np.square(stacked).mean())
-        if energy:
-            spreads.append(float(stacked.var(axis=0).mean()) / energy)
-    return float(np.mean(spreads)) if spreads else 0.0
 
 
 def _rows_of(feed: Feeds, output: NDArray[Any] | None) -> int:

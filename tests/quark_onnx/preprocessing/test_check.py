@@ -313,25 +313,28 @@ def folded(right: Scaling, *, written_out: bool = False) -> ModelProto:
 
 @pytest.mark.parametrize("written_out", [False, True], ids=["bias", "added"])
 @pytest.mark.parametrize("right", SCALINGS, ids=lambda each: each.name)
-def test_biases_tell_the_size_of_the_inputs(right: Scaling, written_out: bool) -> None:
-    """Also where no output tells what is right: quantities have no confidence."""
+def test_biases_tell_inputs_that_are_too_small(
+    right: Scaling, written_out: bool
+) -> None:
+    """Also where no output tells what is right: quantities have no confidence.
+
+    Inputs that are too large may be right for a model whose biases were small from the beginning.
+    """
     model = folded(right, written_out=written_out)
     for given in SCALINGS:
         found = findings(model, [given.of_pixels(each) for each in pictures(16)])
-        if (given.scale == 1) == (right.scale == 1):
-            assert not found, "factors of 2 to 4 and other means may be other data"
+        if given.scale == 1 or right.scale < 1:
+            assert not found
             continue
         # With tiny inputs negative biases make the outputs constant, which is said, too.
         finding = found[-1]
         assert finding.cause == "scaling" and "biases" in finding.evidence
-        named = next(
-            each for each in SCALINGS if each.name in finding.advice + finding.evidence
-        )
-        assert finding.options and named is not given
+        named = next(each for each in SCALINGS if each.options == finding.options)
+        assert named.scale == right.scale
 
 
 def test_small_biases_do_not_call_for_small_inputs() -> None:
-    """Biases of a model without BatchNormalization are small, and outputs then nearly constant."""
+    """Biases of a model without BatchNormalization may be as small as they like."""
     model = parse(
         """g (float[N, 3, H, W] x) => (float[N, 4] pose) {
             b = Conv (x, w, bias)
@@ -340,14 +343,12 @@ def test_small_biases_do_not_call_for_small_inputs() -> None:
             e = Relu (d)
             f = GlobalAveragePool (e)
             h = Flatten (f)
-            i = Gemm (h, u, other)
-            pose = Tanh (i)
+            pose = Gemm (h, u)
         }""",
         w=weight(8, 3, 3, 3),
         v=0.2 * weight(8, 8, 3, 3),
         bias=0.3 * normal(8, seed=3),
-        u=0.01 * weight(8, 4),
-        other=normal(4, seed=5),
+        u=weight(8, 4),
     )
     assert findings(model, pictures(16)) == []
 
