@@ -63,9 +63,9 @@ _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
 _TELLING_ROWS = 12
 #: Octaves by which a scaling may be farther from the biases than the nearest one of its size.
 _OF_A_SIZE = 1.5
-#: Changes of predictions with a shift, compared with those as given: at most, as 12 rows leave to
-#: chance, and at most for inputs that are larger by a factor.
-_AS_STEADY, _STEADIER, _LARGER = 1.1, 0.95, 1.2
+#: Factor by which inputs are of another size, and maximum changes of a classifier's predictions
+#: with a shift then, compared with those as given.
+_MUCH_LARGER, _STEADIER = 8.0, 0.95
 
 
 class PreprocessingCheck:
@@ -426,17 +426,18 @@ class PreprocessingCheck:
             evidence.add(_run(session, feeds))
         return given.head(self._given_rows[count]).kept_by(evidence)
 
-    def _is_as_steady(self, session: Any, alternative: Alternative) -> bool:
-        """Return whether small shifts change a classifier's predictions no more than as given.
+    def _is_steady(self, session: Any, alternative: Alternative) -> bool:
+        """Return whether much larger inputs make a classifier's predictions steadier.
 
-        Larger inputs saturate a softmax, which looks like certainty, and speak for themselves only
-        if predictions change clearly less.
+        Inputs of another size saturate a softmax, which looks like certainty. They speak for
+        themselves only if predictions change less with a small shift. Other inputs pass.
         """
-        if not isinstance(self._given, Classified):
-            return True
         pictures = alternative.pictures
         given = self._feeds[: self._count(_TELLING_ROWS)]
         other = list(alternative.feeds(0, len(given)))
+
+        def size(samples: Sequence[Feeds]) -> float:
+            return float(np.mean([feeds[pictures.name].std() for feeds in samples]))
 
         def unsteadiness(samples: Iterable[Feeds]) -> float:
             evidence, shifted = self._fresh(), self._fresh()
@@ -446,12 +447,10 @@ class PreprocessingCheck:
             assert isinstance(evidence, Classified) and isinstance(shifted, Classified)
             return evidence.change(shifted)
 
-        def size(samples: Sequence[Feeds]) -> float:
-            return float(np.mean([feeds[pictures.name].std() for feeds in samples]))
-
-        is_larger = size(other) > _LARGER * size(given)
-        limit = _STEADIER if is_larger else _AS_STEADY
-        return unsteadiness(other) <= limit * unsteadiness(given)
+        is_classifier = isinstance(self._given, Classified)
+        if not is_classifier or size(other) < _MUCH_LARGER * size(given):
+            return True
+        return unsteadiness(other) <= _STEADIER * unsteadiness(given)
 
     def _better(
         self, session: Any, alternatives: Sequence[Alternative]
@@ -474,7 +473,7 @@ class PreprocessingCheck:
             counts,
             self._count(FIRST),
             self._given_rows,
-            partial(self._is_as_steady, session),
+            partial(self._is_steady, session),
         )
         return search.finding(self._admissible(alternatives))
 
