@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +32,14 @@ class Task(Protocol):
     evaluate: Callable[[object], float]
     metric: str
     float_value: float
+
+
+@runtime_checkable
+class ScoredTask(Protocol):
+    """A task whose metric is the mean over its test samples of a score."""
+
+    def scores(self, session: Any) -> np.ndarray[Any, np.dtype[Any]]:
+        """The score of each test sample, from 0 to 1."""
 
 
 def root() -> Path:
@@ -51,7 +59,13 @@ def root() -> Path:
 
 
 def load(name: str) -> Task:
-    """The task called `name`; leaves with a message when the data folder is not there."""
+    """The task called `name`, of a package or of the data folder; leaves with a message when that
+    is not there.
+    """
+    from _packaged import TASKS
+
+    if name in TASKS:
+        return TASKS[name]()
     if (value := str(root())) not in sys.path:
         sys.path.append(value)
     return cast(Task, importlib.import_module("realdata").load(name))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _data import VARIABLE, Task, session_of
+from _data import VARIABLE, ScoredTask, Task, session_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: The metric of a draw, of how often each image is in it.
@@ -81,7 +81,9 @@ class Detections:
         """Match detections (class, score, box), the best first, with objects (class, box), image by
         image.
         """
-        hits = [_hits(each, truth) for each, truth in zip(found, truths, strict=True)]
+        hits = [
+            object_hits(each, truth) for each, truth in zip(found, truths, strict=True)
+        ]
         rows = np.concatenate([np.empty((0, 6)), *found])
         image = np.repeat(np.arange(len(found)), [len(each) for each in found])
         objects = np.array(
@@ -121,7 +123,7 @@ class Detections:
         return 100 * float(np.mean(found))
 
 
-def _hits(found: Array, truth: Array) -> Array:
+def object_hits(found: Array, truth: Array) -> Array:
     """For each detection and threshold whether it is the first of an object that it overlaps most."""  # noqa: E501
     hit = np.zeros((len(found), len(THRESHOLDS)), bool)
     for kind in np.unique(found[:, 0]):
@@ -219,7 +221,12 @@ class _Recorder:
 
 
 def metric_of(name: str, task: Task, model: Path) -> tuple[Metric, int]:
-    """The metric of a model on draws of a task's test images, and how many there are."""
+    """The metric of a model on draws of a task's test samples, and how many there are."""
+    if isinstance(task, ScoredTask):
+        scores = task.scores(session_of(model))
+        return lambda weights: 100 * float(weights @ scores / weights.sum()), len(
+            scores
+        )
     see = _faces if name == "ultraface" else _objects
     recorder = _Recorder(model, see)
     task.evaluate(recorder)

@@ -5,6 +5,7 @@ and NNCF's.
         'onnxruntime*'] [--settings 'A8W8-*-channel' XINT8 ...] [--amd-quark-python VENV/bin/python]
         [--nncf-python VENV/bin/python] [--refresh ours] [--report]
 
+The last six tasks are models that packages ship (_packaged.py), which nothing here was tuned for.
 All tools get the same 100 calibration samples (fewer where the task has fewer), and one procedure
 judges all. Each measurement is kept in OUT/accuracy.json as soon as it is made, so an interrupted
 run goes on where it stopped; what another version of the tool or of the model left behind is
@@ -31,6 +32,7 @@ from tempfile import TemporaryDirectory
 
 from _data import Samples, Task, digest, evaluated, load, session_of
 from _images import LEVEL
+from _packaged import TASKS as PACKAGED
 from _results import Row, Store, add_arguments, table
 from _settings import SETTINGS, Setting
 from _tools import (
@@ -51,10 +53,14 @@ TASKS = (
     "minilm-sst2",
     "resnet44",
     "ultraface",
+    *PACKAGED,
 )
 DETECTORS = ("yolox_nano",)  # the A16W8 and tail-excluded runs are theirs alone
 CALIBRATION_SAMPLES = 100
 TOLERANCE = 0.3  # ours may be this much below onnxruntime at equal settings
+#: What onnxruntime's functions do when no option is given. Tasks of packages compare defaults with
+#: defaults.
+ONNXRUNTIME_DEFAULT = Setting("A8W8", "minmax", per_channel=False)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,13 @@ class Gap:
         return self.ours is not None and self.value < -TOLERANCE
 
 
+def own_setting(task: str, setting: Setting) -> Setting:
+    """The setting of ours that is compared with a setting of another tool."""
+    if task in PACKAGED and setting == ONNXRUNTIME_DEFAULT:
+        return Setting("A8W8")
+    return setting
+
+
 def gaps(
     rows: Mapping[str, Row],
     task: str,
@@ -134,7 +147,7 @@ def gaps(
     for setting in settings:
         theirs = value(peer, setting)
         if theirs is not None:
-            mine = value(ours, setting) if ours else None
+            mine = value(ours, own_setting(task, setting)) if ours else None
             found.append(Gap(task, peer.name, setting, mine, theirs))
     return found
 
@@ -171,6 +184,8 @@ class Bench:
 
     def settings(self) -> Iterator[Setting]:
         """The settings that make sense for this task."""
+        if self.name in PACKAGED:
+            return iter((Setting("A8W8"), ONNXRUNTIME_DEFAULT, Setting("XINT8")))
         return (s for s in SETTINGS if s.preset != "A16W8" or self.name in DETECTORS)
 
     def measure_float(self) -> float:
@@ -245,7 +260,7 @@ def comparison(bench: Bench, tools: list[Tool], ours: Ours | None) -> str:
         return "failed" if row["value"] is None else f"{row['value']:.2f}{stale}"
 
     def difference(setting: Setting) -> str | None:
-        mine = bench.value(ours, setting) if ours else None
+        mine = bench.value(ours, own_setting(bench.name, setting)) if ours else None
         theirs = bench.value(OnnxRuntime(), setting)
         return None if mine is None or theirs is None else f"{mine - theirs:+.2f}"
 
@@ -333,6 +348,8 @@ def wanted(
     if isinstance(tool, AmdQuark) and not arguments.amd_quark_python:
         return False
     if isinstance(tool, Nncf) and not arguments.nncf_python:
+        return False
+    if task in PACKAGED and isinstance(tool, Ours) and setting == ONNXRUNTIME_DEFAULT:
         return False
     by_setting = any(fnmatch(str(setting), pattern) for pattern in arguments.settings)
     return by_setting and any(

@@ -13,10 +13,11 @@ the noise of the logits over the whole test set, which does not depend on luck. 
 right and wrong image, so its images are drawn again, with replacement and with a seed, the same
 ones for both tools, and the metric is computed for each of 1,000 draws: the row has the standard
 error of the difference, the middle 95 % of the draws, and the probability of a difference that is
-none. Each comparison is kept in results/paired.json with the metrics of both tools; one of the
+none; tasks of packages, whose samples have a score each, are drawn in the same way. Each
+comparison is kept in results/paired.json with the metrics of both tools; one of the
 metrics that accuracy.json has now is not made again, and the marks of accuracy.py read it. The exit
 code is 1 where ours is worse at the level of 5 %, or a row was not compared. With --models two
-detectors of any origin are compared.
+models of any origin are compared.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from _data import Samples, labels, load
 from _detections import TASKS as DETECTORS
 from _detections import Paired, metric_of, paired_bootstrap
 from _images import LEVEL, logits
+from _packaged import TASKS as PACKAGED
 from _results import Row, Store, add_arguments, table
 from _settings import SETTINGS, Setting
 from _tools import (
@@ -44,10 +46,10 @@ from _tools import (
     Tool,
     add_peer_arguments,
 )
-from accuracy import CALIBRATION_SAMPLES, Gap, gaps, paired_row
+from accuracy import CALIBRATION_SAMPLES, Gap, gaps, own_setting, paired_row
 
 CLASSIFIERS = ("mobilenetv2", "squeezenet", "resnet20", "resnet44")
-TASKS = (*CLASSIFIERS, *DETECTORS)
+TASKS = (*CLASSIFIERS, *DETECTORS, *PACKAGED)
 _BOOTSTRAP = ("difference", "95 % of draws", "probability")
 
 
@@ -87,15 +89,16 @@ def compare(name: str, setting: Setting, peer: Tool) -> Row:
 def quantized(name: str, setting: Setting, peer: Tool, folder: Path) -> list[Path]:
     """The models of another tool and of ours, made of the same samples."""
     task, tools = load(name), list[Tool]([peer, Ours()])
+    settings = (setting, own_setting(name, setting))
     samples = Samples.write(task.calibration(CALIBRATION_SAMPLES), folder / "samples")
     models = [folder / f"{tool.name}.onnx" for tool in tools]
-    for tool, output in zip(tools, models, strict=True):
-        tool.quantize(task.path, samples, setting, output)
+    for tool, chosen, output in zip(tools, settings, models, strict=True):
+        tool.quantize(task.path, samples, chosen, output)
     return models
 
 
-def compare_detectors(name: str, first: Path, second: Path) -> Paired:
-    """The first detector's metric less the second's."""
+def compare_models(name: str, first: Path, second: Path) -> Paired:
+    """The first model's metric less the second's."""
     task = load(name)
     metric, images = metric_of(name, task, first)
     other, _ = metric_of(name, task, second)
@@ -103,7 +106,7 @@ def compare_detectors(name: str, first: Path, second: Path) -> Paired:
 
 
 def bootstrapped(name: str, setting: Setting, peer: Tool) -> Row:
-    """Compare two detectors over draws of the images."""
+    """Compare two models over draws of the test samples."""
     task = load(name)
     with TemporaryDirectory() as folder:
         theirs, ours = quantized(name, setting, peer, Path(folder))
@@ -187,11 +190,12 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.getLogger("quark_onnx").setLevel(logging.ERROR)
     if arguments.models:
-        if len(arguments.tasks) != 1 or arguments.tasks[0] not in DETECTORS:
+        known = (*DETECTORS, *PACKAGED)
+        if len(arguments.tasks) != 1 or arguments.tasks[0] not in known:
             parser.error(
-                f"--models compares detectors: give one task of {', '.join(DETECTORS)}"
+                f"--models compares two models: give one task of {', '.join(known)}"
             )
-        found = compare_detectors(arguments.tasks[0], *arguments.models)
+        found = compare_models(arguments.tasks[0], *arguments.models)
         print(table(["models", *_BOOTSTRAP], [["first - second", *cells(found)]]))
         return 0
     rows = Store(arguments.out / "accuracy.json").rows()
@@ -210,7 +214,7 @@ def main() -> int:
     for gap in below(list(arguments.tasks), rows, peers):
         available = gap.peer not in pythons or pythons[gap.peer]
         if paired_row(store.rows(), gap) is None and available:
-            method = bootstrapped if gap.task in DETECTORS else compare
+            method = compare if gap.task in CLASSIFIERS else bootstrapped
             store.put(gap.key, method(gap.task, gap.setting, tools[gap.peer]))
         compared.append((gap, paired_row(store.rows(), gap)))
     text = report(compared)

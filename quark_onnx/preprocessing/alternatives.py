@@ -16,6 +16,8 @@ Feeds = Mapping[str, NDArray[Any]]
 
 #: Channels of pictures whose order matters.
 _COLORS = 3
+#: Pixels of a shift that changes nothing of what a picture shows.
+_SHIFT = 2
 _SWAP = "the other order of channels"
 _SWAP_ADVICE = f"{_SWAP}: --color bgr instead of rgb, or the reverse"
 
@@ -70,6 +72,12 @@ class Pictures:
         least, greatest = float(image.min()), float(image.max())
         # A picture of one value has no range; it becomes black.
         return np.asarray((image - least) * (255.0 / ((greatest - least) or 1.0)))
+
+    def shifted(self, feeds: Feeds) -> Feeds:
+        """Return a sample with its picture moved by two pixels to the right, around the edge."""
+        width = 3 if self.axis == 1 else 2
+        moved = np.roll(feeds[self.name], _SHIFT, axis=width)
+        return {**feeds, self.name: moved}
 
 
 @dataclass(frozen=True)

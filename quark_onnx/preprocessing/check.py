@@ -11,7 +11,7 @@ independent of the amount of data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,12 @@ from quark_onnx.preprocessing.evidence import (
 )
 from quark_onnx.preprocessing.finding import Finding
 from quark_onnx.preprocessing.first_layers import (
+    BatchNormDistance,
     FirstLayers,
-    Responses,
     farther,
     fits,
-    other_data,
+    much_farther,
+    octaves,
     too_large,
 )
 from quark_onnx.preprocessing.pixels import picture_axis, scaling_of, smoothness
@@ -58,8 +59,13 @@ _RESPONSE_ROWS = 4
 #: Limits of collapsed predictions: minimum rows, maximum distinct classes as a share of rows,
 #: and maximum mean top probability.
 _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
-#: Minimum share of the greatest scores that remains after rescaling of too large inputs.
-_KEPT = 0.5
+#: Number of rows on which outputs are compared with those of a scaling that the biases speak for.
+_TELLING_ROWS = 12
+#: Octaves by which a scaling may be farther from the biases than the nearest one of its size.
+_OF_A_SIZE = 1.5
+#: Factor by which inputs are of another size, and maximum changes of a classifier's predictions
+#: with a shift then, compared with those as given.
+_MUCH_LARGER, _STEADIER = 8.0, 0.95
 
 
 class PreprocessingCheck:
@@ -118,12 +124,15 @@ class PreprocessingCheck:
             # Outputs unlike those of the first sample are no evidence.
             if not self._task.reads(outputs):
                 return
-            if self._given is not None:
+            # Rows of another number, such as the boxes that are found, are not those of inputs.
+            rows = _rows_of(given, outputs.get(self._task.output))
+            if self._given is not None and self._given.reads(outputs, rows):
                 self._given.add(outputs)
+            if self._given is not None:
                 self._given_rows.append(len(self._given))
             self._add_labels(outputs, labels)
         self._feeds.append(given)
-        self._counts.append(_rows_of(given, outputs.get(self._task.output)))
+        self._counts.append(rows)
         self._bytes += size
 
     @property
@@ -287,13 +296,12 @@ class PreprocessingCheck:
         few = self._feeds[: self._count(FIRST)]
         responses = layers.responses(few) if layers else []
         distance = layers.batch_norm_distance(responses)
-        if distance is not None and other_data(distance):
-            yield _batch_norm_finding(layers, alternatives, distance, len(few))
-            return
         ratios = layers.ratios(responses)
         finding: Finding | None = None
-        if distance is not None:  # the scaling equals the training's
-            # The order of channels is left, which the statistics hardly tell.
+        if distance is not None:
+            finding = _batch_norm_finding(layers, alternatives, distance, len(few))
+            # Otherwise the scaling is the training's, and the order of channels is left, which the
+            # statistics hardly tell.
             alternatives = [
                 alternative
                 for alternative in alternatives
@@ -302,8 +310,8 @@ class PreprocessingCheck:
         # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
             alternatives = self._as_near(layers, alternatives, ratios)
-        elif too_large(ratios) and isinstance(self._given, Detected):
-            finding = self._too_large(session, layers, responses, alternatives)
+        if finding is None and distance is None:
+            finding = self._by_biases(session, layers, ratios, alternatives)
         finding = finding or self._by_outputs(session, alternatives, distance)
         if finding is not None:
             yield finding
@@ -312,7 +320,7 @@ class PreprocessingCheck:
         self,
         session: Any,
         alternatives: list[Alternative],
-        distance: tuple[float, float] | None,
+        distance: BatchNormDistance | None,
     ) -> Finding | None:
         """Return a finding from the evidence in the outputs, if there are enough.
 
@@ -354,41 +362,95 @@ class PreprocessingCheck:
             or not farther(self._ratios(layers, alternative), ratios)
         ]
 
-    def _too_large(
+    def _by_biases(
         self,
         session: Any,
         layers: FirstLayers,
-        responses: Responses,
+        ratios: Sequence[float],
         alternatives: Sequence[Alternative],
     ) -> Finding | None:
-        """Return a scaling with influential biases in a detector's first layers.
+        """Return a scaling of the size that the biases of the first layers were trained for.
 
         Args:
-            responses: their responses to the given inputs, which are far larger than the biases.
+            ratios: ratios of responses to biases with the given inputs.
 
         Returns:
-            The first one whose responses fit the biases and which keeps the detections; None
-            without one.
+            The most common one of the size, if the outputs do not speak against it; None without
+            one.
         """
-        assert isinstance(self._given, Detected)
+        distances = list[tuple[Alternative, float]]()
         for alternative in alternatives:
-            # The first layers are cheap, and spare most alternatives a run of the whole model.
-            if not fits(self._ratios(layers, alternative)):
+            if alternative.swapped:
                 continue
-            evidence = self._fresh()
-            for feeds in alternative.feeds(0, self._count(_ROWS)):
-                evidence.add(_run(session, feeds))
-            # Detections that vanish with the other scaling would speak for the given one.
-            if evidence.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
-                return Finding(
-                    alternative.cause,
-                    "the first layers respond far beyond their biases (median"
-                    f" {min(layers.ratios(responses)):.0f} times), and like those of a"
-                    f" trained model with {alternative.name}",
-                    alternative.advice,
-                    alternative.options,
-                )
+            # The first layers are cheap, and spare most alternatives a run of the whole model.
+            other = self._ratios(layers, alternative)
+            if much_farther(ratios, other):
+                distances.append((alternative, octaves(other)))
+        nearest = min((distance for _, distance in distances), default=0.0)
+        for alternative, distance in distances:
+            if distance > nearest + _OF_A_SIZE:
+                continue
+            if not self.tells(session, alternative, ratios):
+                continue
+            size = "far above" if min(ratios) > 1 else "far below"
+            return Finding(
+                alternative.cause,
+                f"the first layers respond {size} their biases (median"
+                f" {float(np.median(ratios)):.2g} times), and like those of a trained model with"
+                f" {alternative.name}",
+                alternative.advice,
+                alternative.options,
+            )
         return None
+
+    def tells(
+        self, session: Any, alternative: Alternative, ratios: Sequence[float]
+    ) -> bool:
+        """Return whether the outputs may be believed to be as good with an alternative.
+
+        Biases that no BatchNormalization was folded into may be as small as they like, and seem to
+        call for small inputs, with which a classifier tells less, and a detector finds less. No
+        training leaves first layers that hardly look at their inputs.
+
+        Args:
+            session: session on the float model.
+            alternative: another preprocessing of the samples that were added.
+            ratios: ratios of responses to biases with the given inputs.
+        """
+        count = self._count(_TELLING_ROWS)
+        given = self._given
+        if given is None or self._given_rows[count] < FIRST:
+            return max(ratios) < 1
+        evidence = self._fresh()
+        for feeds in alternative.feeds(0, count):
+            evidence.add(_run(session, feeds))
+        return given.head(self._given_rows[count]).kept_by(evidence)
+
+    def _is_steady(self, session: Any, alternative: Alternative) -> bool:
+        """Return whether much larger inputs make a classifier's predictions steadier.
+
+        Inputs of another size saturate a softmax, which looks like certainty. They speak for
+        themselves only if predictions change less with a small shift. Other inputs pass.
+        """
+        pictures = alternative.pictures
+        given = self._feeds[: self._count(_TELLING_ROWS)]
+        other = list(alternative.feeds(0, len(given)))
+
+        def size(samples: Sequence[Feeds]) -> float:
+            return float(np.mean([feeds[pictures.name].std() for feeds in samples]))
+
+        def unsteadiness(samples: Iterable[Feeds]) -> float:
+            evidence, shifted = self._fresh(), self._fresh()
+            for feeds in samples:
+                evidence.add(_run(session, feeds))
+                shifted.add(_run(session, pictures.shifted(feeds)))
+            assert isinstance(evidence, Classified) and isinstance(shifted, Classified)
+            return evidence.change(shifted)
+
+        is_classifier = isinstance(self._given, Classified)
+        if not is_classifier or size(other) < _MUCH_LARGER * size(given):
+            return True
+        return unsteadiness(other) <= _STEADIER * unsteadiness(given)
 
     def _better(
         self, session: Any, alternatives: Sequence[Alternative]
@@ -411,6 +473,7 @@ class PreprocessingCheck:
             counts,
             self._count(FIRST),
             self._given_rows,
+            partial(self._is_steady, session),
         )
         return search.finding(self._admissible(alternatives))
 
@@ -487,48 +550,47 @@ class PreprocessingCheck:
 def _batch_norm_finding(
     layers: FirstLayers,
     alternatives: Sequence[Alternative],
-    distance: tuple[float, float],
+    distance: BatchNormDistance,
     few: int,
-) -> Finding:
+) -> Finding | None:
     """Return a finding on inputs unlike BatchNormalization's training data.
 
-    The finding names the alternative that agrees.
-
     Args:
-        alternatives: the preprocessings to compare; those with two changes are skipped.
-        distance: distance of the given data, as from ``FirstLayers.batch_norm_distance``.
+        alternatives: the preprocessings to compare. Statistics over all channels say little about
+            the order of channels.
+        distance: distance of the given data.
         few: number of leading samples to compare on.
+
+    Returns:
+        The scaling that is nearest to the training data, if it is clearly nearer; no scaling if
+        the data are far from it with any; None for data that may be of another kind.
     """
+    if not distance.is_other_data:
+        return None
     evidence = (
         "the first BatchNormalization was trained on other values: the mean deviates by"
-        f" {distance[0]:.2g} standard deviations, the variance {distance[1]:.2g} times"
+        f" {distance.deviation:.2g} standard deviations, the variance {distance.ratio:.2g} times"
     )
-    best: tuple[float, Alternative] | None = None
+    best: tuple[BatchNormDistance, Alternative] | None = None
     for alternative in alternatives:
-        if (
-            alternative.changes > 1
-        ):  # statistics over all channels say little about the order
+        if alternative.swapped:
             continue
-        deviation = layers.batch_norm_distance(
-            layers.responses([*alternative.feeds(0, few)])
-        )
-        if deviation is None or other_data(deviation):
-            continue
-        # Deviations of the mean in standard deviations, and of the variance in nats, are alike in
-        # size.
-        total = deviation[0] + float(np.log(deviation[1]))
-        if best is None or total < best[0]:
-            best = (total, alternative)
-    if best is None:
+        responses = layers.responses([*alternative.feeds(0, few)])
+        other = layers.batch_norm_distance(responses)
+        if other is not None and (best is None or other.total < best[0].total):
+            best = (other, alternative)
+    if best is not None and best[0].is_nearer_than(distance):
         return Finding(
-            "scaling", evidence, "look at scale, mean and standard deviation"
+            best[1].cause,
+            f"{evidence}; they agree with {best[1].name}"
+            if not best[0].is_other_data
+            else f"{evidence}; {best[1].name} is nearer",
+            best[1].advice,
+            best[1].options,
         )
-    return Finding(
-        best[1].cause,
-        f"{evidence}; they agree with {best[1].name}",
-        best[1].advice,
-        best[1].options,
-    )
+    if not distance.is_far:
+        return None
+    return Finding("scaling", evidence, "look at scale, mean and standard deviation")
 
 
 def _rows_of(feed: Feeds, output: NDArray[Any] | None) -> int:

@@ -39,6 +39,9 @@ _HOPELESS_SHARE = {2: 0.2, 4: 0.4, 8: 0.6, 16: 0.85, 24: 0.95}
 #: Minimum z of McNemar's test on the labels, and minimum gain in top-1. A preprocessing is compared
 #: with nine others, so the limit is higher than that of a single test.
 _MCNEMAR, _LEAST_TOP1_GAIN = 2.5, 0.03
+#: Share of the information, and of the greatest scores of boxes, that remains with a scaling that
+#: the first layers speak for: the right one tells as much, and inputs that are too small tell less.
+_KEPT_INFORMATION, _KEPT_SCORE = 0.9, 0.5
 #: Hits that an alternative may lack, as a multiple of the square root of the number of rows.
 _MISSING_HITS = 0.5
 #: Minimum top-1 of a model with fitting labels: absolute, and as a multiple of chance.
@@ -47,6 +50,20 @@ _FITTING_TOP1, _ABOVE_CHANCE = 0.1, 3.0
 
 class Evidence(Protocol):
     """Evidence in a model's outputs on rows."""
+
+    def reads(self, outputs: Outputs, rows: int) -> bool:
+        """Return whether the outputs on a sample are evidence.
+
+        Args:
+            rows: number of rows of the sample's inputs.
+        """
+
+    def kept_by(self, other: Evidence) -> bool:
+        """Return whether ``other`` is about as strong evidence on equal rows.
+
+        Args:
+            other: the evidence with an alternative preprocessing.
+        """
 
     def add(self, outputs: Outputs) -> None:
         """Add the outputs on a sample.
@@ -154,19 +171,30 @@ class Classified:
 
     output: str
     rows: list[Floats] = field(default_factory=list)
+    scores: list[Floats] = field(default_factory=list)
+
+    def reads(self, outputs: Outputs, rows: int) -> bool:
+        return len(outputs[self.output]) == rows
+
+    def kept_by(self, other: Evidence) -> bool:
+        return other.strength >= _KEPT_INFORMATION * self.strength
 
     def add(self, outputs: Outputs) -> None:
         value = outputs[self.output]
         # Indices of classes have no confidence, and classes of positions are not of an input.
         if value.dtype.kind != "f" or len(squeezed(value)) != 2:
             return
-        rows = _probabilities(value.reshape(squeezed(value)))
+        scores = value.reshape(squeezed(value)).astype(np.float64)
+        rows = _probabilities(scores)
         # Rows of another number of classes cannot be averaged.
         if not self.rows or rows.shape[1] == len(self.rows[0]):
             self.rows += list(rows)
+            # Logarithms of probabilities are logits; those of a Softmax may be 0.
+            is_softmax = np.array_equal(rows, scores)
+            self.scores += list(np.log(rows + 1e-30) if is_softmax else scores)
 
     def head(self, rows: int) -> Classified:
-        return Classified(self.output, self.rows[:rows])
+        return Classified(self.output, self.rows[:rows], self.scores[:rows])
 
     @property
     def strength(self) -> float:
@@ -233,6 +261,25 @@ class Classified:
         """
         return _student(_entropy(np.array(self.rows)) - _entropy(np.array(other.rows)))
 
+    def change(self, shifted: Classified) -> float:
+        """Return how much predictions change with a shift, relative to their differences.
+
+        Logits are compared without their mean, so that a factor of all of them, by which larger
+        inputs look more certain, cancels.
+
+        Args:
+            shifted: predictions of the same inputs, shifted.
+
+        Returns:
+            The mean distance to the prediction of the shifted input, over the mean distance of two
+            inputs; infinite if all predictions are equal.
+        """
+        here, there = _centred(self.scores), _centred(shifted.scores)
+        pairs = np.linalg.norm(here[:, None] - here[None], axis=-1)
+        between = float(pairs.sum()) / max(1, len(here) * (len(here) - 1))
+        within = float(np.linalg.norm(here - there, axis=-1).mean())
+        return within / between if between else np.inf
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -261,6 +308,12 @@ class Labelled:
     likelihoods: list[float] = field(default_factory=list)
     classes: int = 0
     _samples: int = 0
+
+    def reads(self, outputs: Outputs, rows: int) -> bool:
+        return True
+
+    def kept_by(self, other: Evidence) -> bool:
+        return not self.hopeless(other)
 
     def add(self, outputs: Outputs) -> None:
         value = outputs[self.output]
@@ -353,6 +406,12 @@ def _probabilities(rows: NDArray[Any]) -> Floats:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
+def _centred(scores: Sequence[Floats]) -> Floats:
+    """Return logits without their mean over the classes, (rows, classes)."""
+    table = np.array(scores)
+    return np.asarray(table - table.mean(axis=1, keepdims=True))
+
+
 def _entropy(rows: Floats) -> Floats:
     """Return the entropies of distributions along the last axis, in nats."""
     # 0 log 0 is 0: the floor avoids minus infinity.
@@ -365,6 +424,13 @@ class Detected:
 
     task: Task
     scores: list[Floats] = field(default_factory=list)
+
+    def reads(self, outputs: Outputs, rows: int) -> bool:
+        return True
+
+    def kept_by(self, other: Evidence) -> bool:
+        assert isinstance(other, Detected)
+        return other.strongest >= _KEPT_SCORE * self.strongest
 
     def add(self, outputs: Outputs) -> None:
         assert self.task.layout is not None

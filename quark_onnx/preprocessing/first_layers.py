@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
@@ -24,13 +24,20 @@ Responses = list[tuple[Floats, Floats]]
 
 #: Maximum number of first convolutions.
 _LAYERS = 3
+#: Minimum number of layers with a bias that tell the size of the inputs on their own.
+_ENOUGH_LAYERS = 2
 #: Ratio of responses to biases for too large inputs (minimum), and for fitting inputs (maximum).
 _TOO_LARGE, _FITS = 20.0, 8.0
-#: Distance in octaves beyond which a scaling is farther from the biases than another one.
-_FARTHER = 0.5
+#: Distance in octaves beyond which a scaling is farther from the biases than another one, and
+#: beyond which the biases speak against it: inputs of 0 to 1 and of 0 to 255 are 8 octaves apart,
+#: common scalings of either size at most 3.
+_FARTHER, _MUCH_FARTHER = 0.5, 3.5
 #: Deviation of means in running standard deviations, and ratio of variances, beyond which the
 #: data differ from training data.
 _OTHER_MEAN, _OTHER_VARIANCE = 1.0, 4.0
+#: Distance in standard deviations and nats by which another scaling has to be nearer to the
+#: statistics of the training, and beyond which no data that the model was meant for are.
+_NEARER, _FAR = 0.7, 4.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class FirstLayers:
         """Return the median ratio of standard deviation to bias, per layer with a bias.
 
         The ratio is about 1 if BatchNormalization was folded into the layer and the inputs have
-        the training distribution.
+        the training distribution. A constant that is added behind the layer is a bias, too.
 
         Args:
             responses: mean and variance by channel, for every first layer.
@@ -104,7 +111,7 @@ class FirstLayers:
                 medians.append(float(np.median(ratio)))
         return medians
 
-    def batch_norm_distance(self, responses: Responses) -> tuple[float, float] | None:
+    def batch_norm_distance(self, responses: Responses) -> BatchNormDistance | None:
         """Return the distance of BatchNormalization's statistics from the data's.
 
         The first BatchNormalization of the model is compared.
@@ -113,9 +120,7 @@ class FirstLayers:
             responses: mean and variance by channel, for every first layer; empty for no layers.
 
         Returns:
-            The median over channels of the deviation of the mean in running standard
-                deviations, and the median ratio of variances, at least 1; None without a
-                BatchNormalization.
+            The medians over channels; None without a BatchNormalization.
         """
         for layer, (mean, variance) in zip(self._layers, responses, strict=True):
             if layer.mean is None or layer.variance is None:
@@ -125,8 +130,42 @@ class FirstLayers:
             deviation = np.abs(mean - layer.mean) / np.sqrt(running)
             # A logarithm, so that half and twice the variance are equally far.
             ratio = np.abs(np.log(np.maximum(variance, 1e-12) / running))
-            return float(np.median(deviation)), float(np.exp(np.median(ratio)))
+            return BatchNormDistance(
+                float(np.median(deviation)), float(np.exp(np.median(ratio)))
+            )
         return None
+
+
+@dataclass(frozen=True)
+class BatchNormDistance:
+    """The distance of data from the training data of a BatchNormalization.
+
+    Attributes:
+        deviation: deviation of the mean in running standard deviations.
+        ratio: ratio of the variances, at least 1.
+    """
+
+    deviation: float
+    ratio: float
+
+    @property
+    def total(self) -> float:
+        """Return both distances as one: standard deviations and nats are alike in size."""
+        return self.deviation + float(np.log(self.ratio))
+
+    @property
+    def is_other_data(self) -> bool:
+        """Return whether the data differ from the training data."""
+        return self.deviation > _OTHER_MEAN or self.ratio > _OTHER_VARIANCE
+
+    @property
+    def is_far(self) -> bool:
+        """Return whether no data that the model was meant for are as far away."""
+        return self.total > _FAR
+
+    def is_nearer_than(self, other: BatchNormDistance) -> bool:
+        """Return whether the data are clearly nearer than other data."""
+        return self.total + _NEARER < other.total
 
 
 def too_large(ratios: Sequence[float]) -> bool:
@@ -143,9 +182,9 @@ def fits(ratios: Sequence[float]) -> bool:
     """Return whether the responses of the first layers fit training inputs.
 
     Args:
-        ratios: median ratios of standard deviation to bias; False for fewer than three layers.
+        ratios: median ratios of standard deviation to bias; False without any.
     """
-    return len(ratios) == _LAYERS and max(ratios) < _FITS
+    return bool(ratios) and max(ratios) < _FITS
 
 
 def farther(ratios: Sequence[float], other: Sequence[float]) -> bool:
@@ -155,21 +194,23 @@ def farther(ratios: Sequence[float], other: Sequence[float]) -> bool:
         ratios: ratios of standard deviation to bias, by layer.
         other: ratios of fitting responses.
     """
-    return _octaves(ratios) > _octaves(other) + _FARTHER
+    return octaves(ratios) > octaves(other) + _FARTHER
 
 
-def _octaves(ratios: Sequence[float]) -> float:
-    """Return the mean distance of the ratios from 1, in octaves."""
-    return float(np.abs(np.log2(np.maximum(ratios, 1e-9))).mean())
-
-
-def other_data(distance: tuple[float, float]) -> bool:
-    """Return whether the data differ from a BatchNormalization's training data.
+def much_farther(ratios: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether the biases alone speak for the inputs of other responses.
 
     Args:
-        distance: deviation of the mean in running standard deviations, and ratio of variances.
+        ratios: ratios of standard deviation to bias, by layer; False for a single layer.
+        other: ratios with another scaling.
     """
-    return distance[0] > _OTHER_MEAN or distance[1] > _OTHER_VARIANCE
+    enough = len(ratios) >= _ENOUGH_LAYERS
+    return enough and octaves(ratios) > octaves(other) + _MUCH_FARTHER
+
+
+def octaves(ratios: Sequence[float]) -> float:
+    """Return the mean distance of the ratios from 1, in octaves."""
+    return float(np.abs(np.log2(np.maximum(ratios, 1e-9))).mean())
 
 
 def _first(model: ModelProto) -> list[_Layer]:
@@ -183,10 +224,10 @@ def _first(model: ModelProto) -> list[_Layer]:
         output; without a Conv, an empty list.
     """
     graph = model.graph
-    constants = constants_of(model)
+    tensors = constants_of(model)
 
     def constant(name: str) -> Floats | None:
-        tensor = constants.get(name)
+        tensor = tensors.get(name)
         return None if tensor is None else values(tensor).astype(np.float64)
 
     # With 5 inputs, BatchNormalization has running statistics: mean and variance are inputs 3 and
@@ -198,20 +239,57 @@ def _first(model: ModelProto) -> list[_Layer]:
     }
     layers: list[_Layer] = []
     for node in graph.node:
-        if node.op_type != "Conv" or node.input[1] not in constants:
+        if node.op_type != "Conv" or node.input[1] not in tensors:
             continue
         # The names of a BatchNormalization's input link it to the convolution before it.
-        norm = norms.get(node.output[0])
+        output = node.output[0]
+        norm = norms.get(output)
         bias = mean = variance = None
         if len(node.input) > 2:
             bias = constant(node.input[2])
+        elif norm is None:
+            channels = tensors[node.input[1]].dims[0]
+            output, name = _added_constant(graph, tensors, output, channels)
+            bias = constant(name)
         if norm is not None:
             mean = constant(norm.input[3])
             variance = constant(norm.input[4])
-        layers.append(_Layer(node.output[0], bias, mean, variance))
+        layers.append(_Layer(output, bias, mean, variance))
         if len(layers) == _LAYERS:
             break
     return layers
+
+
+def _added_constant(
+    graph: GraphProto, tensors: Mapping[str, TensorProto], output: str, channels: int
+) -> tuple[str, str]:
+    """Follow Mul and Add of constants: a bias, or a written-out BatchNormalization.
+
+    Args:
+        tensors: the constants of the graph.
+        output: the output of a convolution.
+        channels: its number of channels.
+
+    Returns:
+        The tensor that a constant by channel is added to, and the name of the constant; the output
+        and an empty name without one.
+    """
+    name = output
+    while True:
+        readers = [node for node in graph.node if name in node.input]
+        if len(readers) != 1 or readers[0].op_type not in ("Mul", "Add"):
+            return output, ""
+        [reader] = readers
+        by_channel = [
+            other
+            for other in reader.input
+            if other in tensors and np.prod(tensors[other].dims) == channels
+        ]
+        if not by_channel:
+            return output, ""
+        if reader.op_type == "Add":
+            return name, by_channel[0]
+        name = reader.output[0]
 
 
 def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:

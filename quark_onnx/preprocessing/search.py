@@ -34,6 +34,7 @@ class PreprocessingSearch:
         counts: numbers of samples after which hopeless alternatives are dropped.
         first: the number of samples after which only the best alternatives are kept.
         rows: number of rows of ``given`` in the first 0, 1, 2, ... samples.
+        accept: returns whether an alternative with more evidence passes a further test.
     """
 
     given: Evidence
@@ -42,6 +43,7 @@ class PreprocessingSearch:
     counts: Sequence[int]
     first: int
     rows: Sequence[int]
+    accept: Callable[[Alternative], bool] = lambda alternative: True
 
     def finding(self, alternatives: Sequence[Alternative]) -> Finding | None:
         """Return the alternative with significantly more evidence as a finding.
@@ -50,7 +52,11 @@ class PreprocessingSearch:
             alternatives: the alternatives to try; those with fewer changes first.
         """
         tried = self._tried(alternatives)
-        confirmed = [trial for trial in tried if self.given.beaten_by(trial[1])]
+        confirmed = [
+            trial
+            for trial in tried
+            if self.given.beaten_by(trial[1]) and self.accept(trial[0])
+        ]
         if not confirmed:
             return None
         # Labels tell alternatives apart that look alike without them.

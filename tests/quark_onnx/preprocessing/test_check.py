@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -248,6 +249,167 @@ def test_a_model_without_evidence_is_run_on_a_few_rows_only() -> None:
     assert all(finding.cause == "outputs" for finding in check.findings(session))
     # four scalings and the other order of channels, not both at once
     assert session.run.call_count <= 5 * 2
+
+
+# Biases of the first layers
+
+
+def folded(right: Scaling, *, written_out: bool = False) -> ModelProto:
+    """Two convolutions whose BatchNormalizations were folded, and quantities as output.
+
+    Args:
+        right: the scaling that the statistics are of.
+        written_out: whether the bias is added behind the convolution.
+    """
+    convolution = (
+        "a = Conv (x, w)  b = Add (a, column)"
+        if written_out
+        else "b = Conv (x, w, bias)"
+    )
+    filters, second = weight(8, 3, 3, 3), weight(8, 8, 3, 3)
+    shift = normal(8, seed=3).astype(np.float32)
+    samples = [right.of_pixels(each).astype(np.float32) for each in pictures(40)]
+
+    def folding(outputs: list[Images]) -> tuple[Images, Images]:
+        """The factor and the bias by channel for a mean of ``shift`` and a variance of 1."""
+        values = np.concatenate(outputs)
+        factor = 1 / values.std(axis=(0, 2, 3))
+        return factor, shift - values.mean(axis=(0, 2, 3)) * factor
+
+    first = parse("g (float[N, 3, H, W] x) => (float y) { y = Conv (x, w) }", w=filters)
+    session = Reference(first).session
+    factor, bias = folding([session.run(None, {"x": each})[0] for each in samples])
+    filters = filters * factor.reshape(-1, 1, 1, 1)
+    both = parse(
+        """g (float[N, 3, H, W] x) => (float y) {
+            b = Conv (x, w, bias)
+            c = Relu (b)
+            y = Conv (c, v)
+        }""",
+        w=filters,
+        bias=bias,
+        v=second,
+    )
+    session = Reference(both).session
+    factor, other = folding([session.run(None, {"x": each})[0] for each in samples])
+    return parse(
+        f"""g (float[N, 3, H, W] x) => (float[N, 4] pose) {{
+            {convolution}
+            c = Relu (b)
+            d = Conv (c, v, other)
+            e = Relu (d)
+            f = GlobalAveragePool (e)
+            h = Flatten (f)
+            pose = Gemm (h, u)
+        }}""",
+        w=filters,
+        bias=bias,
+        column=bias.reshape(1, 8, 1, 1),
+        v=second * factor.reshape(-1, 1, 1, 1),
+        other=other,
+        u=weight(8, 4),
+    )
+
+
+@pytest.mark.parametrize("written_out", [False, True], ids=["bias", "added"])
+@pytest.mark.parametrize("right", SCALINGS, ids=lambda each: each.name)
+def test_biases_tell_inputs_that_are_too_small(
+    right: Scaling, written_out: bool
+) -> None:
+    """Also where no output tells what is right: quantities have no confidence.
+
+    Inputs that are too large may be right for a model whose biases were small from the beginning.
+    """
+    model = folded(right, written_out=written_out)
+    for given in SCALINGS:
+        found = findings(model, [given.of_pixels(each) for each in pictures(16)])
+        if given.scale == 1 or right.scale < 1:
+            assert not found
+            continue
+        # With tiny inputs negative biases make the outputs constant, which is said, too.
+        finding = found[-1]
+        assert finding.cause == "scaling" and "biases" in finding.evidence
+        named = next(each for each in SCALINGS if each.options == finding.options)
+        assert named.scale == right.scale
+
+
+def test_small_biases_do_not_call_for_small_inputs() -> None:
+    """Biases of a model without BatchNormalization may be as small as they like."""
+    model = parse(
+        """g (float[N, 3, H, W] x) => (float[N, 4] pose) {
+            b = Conv (x, w, bias)
+            c = Relu (b)
+            d = Conv (c, v, bias)
+            e = Relu (d)
+            f = GlobalAveragePool (e)
+            h = Flatten (f)
+            pose = Gemm (h, u)
+        }""",
+        w=weight(8, 3, 3, 3),
+        v=0.2 * weight(8, 8, 3, 3),
+        bias=0.3 * normal(8, seed=3),
+        u=weight(8, 4),
+    )
+    assert findings(model, pictures(16)) == []
+
+
+def test_a_factor_of_all_logits_changes_no_prediction_less() -> None:
+    """Larger inputs make a classifier more certain, and no steadier against shifts."""
+    logits, shifted = normal(16, 10), normal(16, 10) + 0.3 * normal(16, 10, seed=1)
+    changes, strengths = [], []
+    for factor in (1, 255):
+        evidence, other = Classified("y"), Classified("y")
+        evidence.add({"y": factor * logits})
+        other.add({"y": factor * shifted})
+        changes.append(evidence.change(other))
+        strengths.append(evidence.strength)
+    assert strengths[1] > strengths[0]
+    assert changes[1] == pytest.approx(changes[0])
+    # The definition, in float64.
+    rows = logits.astype(np.float64)
+    moved = shifted.astype(np.float64)
+    rows -= rows.mean(axis=1, keepdims=True)
+    moved -= moved.mean(axis=1, keepdims=True)
+    within = np.mean([np.linalg.norm(a - b) for a, b in zip(rows, moved, strict=True)])
+    pairs = [np.linalg.norm(a - b) for a, b in combinations(rows, 2)]
+    assert changes[0] == pytest.approx(within / np.mean(pairs))
+
+
+def test_more_evidence_that_fails_a_further_test_is_no_finding() -> None:
+    feeds = [{"x": each.astype(np.float32)} for each in pictures(16)]
+    alternatives = list(
+        Pictures(feeds, "x", 1, pictures(16), SCALINGS[0]).alternatives()
+    )
+
+    class Row(Classified):
+        """Evidence that gets the next row of a certain classifier of ten classes."""
+
+        def add(self, outputs: Outputs) -> None:
+            self.rows.append(classified(16, 0.99).rows[len(self.rows)])
+
+    def finding(*, accepted: bool) -> Finding | None:
+        search = PreprocessingSearch(
+            classified(16, 0.5),
+            lambda: Row("y"),
+            lambda feeds: feeds,
+            (2, 4, 8, 16),
+            8,
+            range(17),
+            lambda alternative: accepted,
+        )
+        return search.finding(alternatives)
+
+    assert finding(accepted=True) is not None
+    assert finding(accepted=False) is None
+
+
+def test_data_of_another_contrast_are_no_wrong_scaling() -> None:
+    """Faint pictures have a variance of a fifth, and no scaling is clearly nearer by its mean."""
+    model = trained(SCALINGS[1])
+    faint = [255 * 0.25 + 0.5 * each for each in pictures(16)]
+    for each in faint:
+        each[..., 0, 0], each[..., -1, -1] = 0, 255
+    assert findings(model, [SCALINGS[1].of_pixels(each) for each in faint]) == []
 
 
 # Rows of outputs
