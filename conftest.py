@@ -49,10 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector away from modules and items, which live to the end.
-
-    They are most of a million objects, and each full collection would visit all of them.
-    """
+    """Keep the garbage collector away from modules and items, which live to the end."""
     gc.disable()
     try:
         return (yield)
