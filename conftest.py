@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
+from collections.abc import Generator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -41,3 +45,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("images"):
             item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector away from modules and items, which live to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Open each session with one thread, unless the caller names a number.
+
+    The processes of pytest are the parallelism. The threads of a small model's session cost more
+    than its runs: they are started with it, and spin between two runs. Nightly runs keep them.
+    """
+    if os.environ.get("QUARK_ONNX_NIGHTLY"):
+        return
+    import onnxruntime as ort
+
+    open_session = ort.InferenceSession.__init__
+
+    @functools.wraps(open_session)
+    def open_with_one_thread(
+        self: Any,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        options = sess_options or ort.SessionOptions()
+        options.intra_op_num_threads = options.intra_op_num_threads or 1
+        open_session(self, path_or_bytes, options, *args, **kwargs)
+
+    ort.InferenceSession.__init__ = open_with_one_thread

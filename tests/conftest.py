@@ -7,10 +7,14 @@ leave out the tests that a first one has passed: ``--passed=FILE`` writes their 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextvars import Context
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from calibrators.onnx_runtime.isolation import always_isolated
 
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
@@ -60,3 +64,13 @@ def pytest_collection_modifyitems(
     left_out = [item for item in items if item.nodeid in known]
     items[:] = [item for item in items if item.nodeid not in known]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[Context]:
+    """A context in which all commands of a file open their sessions in one process.
+
+    Otherwise each command starts a process, which takes longer than what most tests do with it.
+    """
+    with always_isolated() as context:
+        yield context

@@ -41,9 +41,7 @@ Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence encod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -51,18 +49,13 @@ from numpy.typing import NDArray
 
 from calibrators.affine import params_for
 from calibrators.grid import Grid, QParams, Range
-from quark_onnx.common.errors import ConfigError, ModelError, PlanError
-from quark_onnx.kernels.packing import BITS, pack, packed_size, unpack
+from quark_onnx.common.errors import ConfigError, PlanError
+from quark_onnx.kernels.packing import BITS, pack
 
 Float32 = NDArray[np.float32]
 
 #: Block sizes that onnxruntime supports.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-
-#: Values processed at a time; the intermediate arrays take some twenty bytes each.
-_SLAB = 1 << 18
-#: Rows of W transposed at a time: few enough for the cache to hold their lines.
-_HIGH = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +70,6 @@ class NBitsWeight:
         bits: 2, 4 or 8.
         block_size: values of a column that share a scale.
         rows: K, the rows of the weight matrix without padding.
-
-    >>> weight = quantize_nbits(np.eye(40, 3, dtype=np.float32), bits=4, block_size=16)
-    >>> weight.packed.shape, weight.scales.shape, weight.shape, weight.nbytes
-    ((3, 3, 8), (3, 3), (40, 3), 108)
     """
 
     packed: NDArray[np.uint8]
@@ -111,52 +100,6 @@ class NBitsWeight:
             "bits": self.bits,
             "block_size": self.block_size,
         }
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the inputs in bytes."""
-        return sum(array.nbytes for array in self.inputs)
-
-
-def quantize_nbits(
-    weight: NDArray[Any], bits: int = 4, block_size: int = 32, *, symmetric: bool = True
-) -> NBitsWeight:
-    """Quantize a weight matrix by RTN.
-
-    Args:
-        weight: floats of shape (K, N).
-        bits: 2, 4 or 8.
-        block_size: 16, 32, 64, 128 or 256.
-        symmetric: without zero points, otherwise with packed integer ones.
-
-    Raises:
-        ConfigError: bits or block_size is not one of the above.
-        ModelError: the weight is not a matrix of floats, is empty, or holds NaN or an infinity (as
-            float32).
-
-    >>> weight = np.array([[-8, 1], [7.1, -4], [0.4, 2]], np.float32)
-    >>> dequantize_nbits(quantize_nbits(weight, bits=4, block_size=16))
-    array([[-8.,  1.],
-           [ 7., -4.],
-           [ 0.,  2.]], dtype=float32)
-    """
-    check(weight, bits, block_size)
-    n = weight.shape[1]
-    count = -(-weight.shape[0] // block_size)
-    # Filled slab by slab: the codes of the whole matrix would take a byte each in between.
-    packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
-    scales = np.empty((n, count), np.float32)
-    zero_points = np.empty((n, count), np.uint8)
-    for position, blocks in slabs(weight, block_size):
-        codes, params = round_to_nearest(
-            blocks.reshape(-1, block_size), bits, symmetric=symmetric
-        )
-        packed[position] = pack(codes.reshape(blocks.shape), bits)
-        scales[position] = params.scale.reshape(blocks.shape[:2])
-        zero_points[position] = params.zero_point.reshape(blocks.shape[:2])
-    # Without zero points onnxruntime takes 2^(bits-1), the middle code.
-    stored = None if symmetric else pack(zero_points, bits)
-    return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
 
 
 def from_codes(
@@ -211,49 +154,6 @@ def from_codes(
         codes.shape[2],
         rows,
     )
-
-
-def dequantize_nbits(weight: NBitsWeight) -> Float32:
-    """Return the float32 matrix (K, N) of the codes.
-
-    >>> dequantize_nbits(quantize_nbits(np.ones((2, 1), np.float32), bits=2, block_size=16))
-    array([[1.],
-           [1.]], dtype=float32)
-    """
-    k, n = weight.shape
-    count = weight.scales.shape[1]
-    zero_points = zero_points_of(weight)
-    real = np.empty((k, n), np.float32)
-    # A slab holds full blocks, and at least 64 rows of W.
-    high = max(weight.block_size, _HIGH)
-    blocks_at_once = high // weight.block_size
-    wide = _SLAB // high
-    for block, column in product(range(0, count, blocks_at_once), range(0, n, wide)):
-        position = slice(column, column + wide), slice(block, block + blocks_at_once)
-        codes = unpack(weight.packed[position], weight.bits, weight.block_size)
-        # (columns, blocks, block_size) less one zero point, times one scale, per block.
-        values = codes - zero_points[position][..., None]
-        values = values * weight.scales[position][..., None]
-        part = real[block * weight.block_size :, column : column + wide][:high]
-        # The padding of the last block lies beyond K, and is cut.
-        part[:] = values.reshape(len(values), -1)[:, : len(part)].T
-    return real
-
-
-def zero_points_of(weight: NBitsWeight) -> Float32:
-    """Return the zero point of each block, unpacked: float32 (N, blocks).
-
-    >>> zero_points_of(quantize_nbits(np.ones((20, 1), np.float32), bits=8, block_size=16))
-    array([[128., 128.]], dtype=float32)
-    """
-    if weight.zero_points is None:
-        # Shifts bind weaker than the minus: 1 << (bits - 1).
-        return np.full(weight.scales.shape, 1 << weight.bits - 1, np.float32)
-    if weight.zero_points.dtype == np.float32:
-        return weight.zero_points.astype(np.float32)
-    return unpack(
-        weight.zero_points.astype(np.uint8), weight.bits, weight.scales.shape[1]
-    ).astype(np.float32)
 
 
 def round_to_nearest(
@@ -337,69 +237,6 @@ def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.f
     difference = (blocks - real) * unit[:, None]
     error: NDArray[np.float32] = np.einsum("ij,ij->i", difference, difference)
     return error
-
-
-def slabs(
-    weight: NDArray[Any], block_size: int
-) -> Iterator[tuple[tuple[slice, slice], Float32]]:
-    """Yield the blocks of a matrix (K, N), some at a time.
-
-    Args:
-        weight: the matrix.
-        block_size: values in a block.
-
-    Yields:
-        The position of some blocks in an array of shape (N, blocks, ...), and their values: float32
-        (columns, some blocks, block_size), padded with zeros.
-
-    Raises:
-        ModelError: a value is NaN or infinite as float32.
-
-    >>> [(position, blocks.shape) for position, blocks in slabs(np.ones((20, 3)), 16)]
-    [((slice(0, 3, None), slice(0, 2, None)), (3, 2, 16))]
-    """
-    k, n = weight.shape
-    high = max(block_size, _HIGH)
-    wide = _SLAB // high
-    for top, left in product(range(0, k, high), range(0, n, wide)):
-        part = weight[top : top + high, left : left + wide]
-        # Only the last slab of rows may have an incomplete block: ``high`` is a multiple of the
-        # block size.
-        count = -(-part.shape[0] // block_size)
-        values = np.zeros((part.shape[1], count * block_size), np.float32)
-        # A float64 beyond float32 becomes infinite, which is refused below.
-        with np.errstate(over="ignore"):
-            # Blocks run along K, the rows of W, and are contiguous after the transposition.
-            values[:, : part.shape[0]] = part.T
-        if not np.isfinite(values).all():
-            column, row = np.argwhere(~np.isfinite(values))[0]
-            raise ModelError(
-                f"the weight of shape {weight.shape} holds {part[row, column]} at"
-                f" [{top + row}, {left + column}], which has no finite float32 value to"
-                " quantize",
-            )
-        block = top // block_size
-        position = slice(left, left + part.shape[1]), slice(block, block + count)
-        yield position, values.reshape(-1, count, block_size)
-
-
-def check(weight: NDArray[Any], bits: int, block_size: int) -> None:
-    """Check a weight for MatMulNBits.
-
-    Raises:
-        ConfigError: bits or block_size is not supported.
-        ModelError: the weight is not a nonempty matrix of floats.
-
-    >>> check(np.ones((4, 4), np.float32), bits=4, block_size=48)
-    Traceback (most recent call last):
-    quark_onnx.common.errors.ConfigError: block_size is 48; onnxruntime takes 16, 32, 64, 128, 256
-    """
-    _check_sizes(bits, block_size)
-    if weight.ndim != 2 or weight.dtype.kind != "f" or not weight.size:
-        raise ModelError(
-            f"the weight is {weight.dtype} of shape {weight.shape}; it must be a filled"
-            " matrix of floats",
-        )
 
 
 def _check_sizes(bits: int, block_size: int) -> None:

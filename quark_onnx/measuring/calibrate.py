@@ -223,58 +223,6 @@ def _read_through(samples: Iterable[Sample]) -> list[Statistic]:
     return []
 
 
-def calibrate_each(
-    graph: Graph,
-    plans: Sequence[Plan],
-    samples: Iterable[Sample],
-    progress: Progress | None = None,
-    *,
-    keyed: GraphCalibration | None = None,
-) -> list[Calibrated]:
-    """Return the ranges of several plans of one graph, from one pass over the samples.
-
-    Bodies are skipped.
-
-    Args:
-        graph: the float graph.
-        plans: plans of the graph.
-        samples: calibration samples, read once.
-        progress: reports progress.
-        keyed: as for ``calibrate``.
-
-    Returns:
-        Plan and ranges of every plan, in the order of ``plans``.
-
-    Raises:
-        DataError: a sample that does not fit or cannot be run.
-    """
-    wanted = [_wanted(graph, plan) for plan in plans]
-    # Plans of one graph mostly want the same observations, each of which is measured once.
-    observations = list(dict.fromkeys(chain.from_iterable(wanted)))
-    known = {} if keyed is None else keyed.known(observations)
-    watched = list(
-        dict.fromkeys(
-            observation
-            for group in wanted
-            for observation in _watched(graph, group, known)
-        ),
-    )
-    if keyed is not None:
-        watched = keyed.richer(watched)
-    statistics = list[Statistic]()
-    if watched:
-        if keyed is not None:
-            samples = keyed.measured(samples)
-        with data_errors():
-            statistics = collect(graph.to_model, watched, samples, progress=progress)
-    if keyed is not None:
-        keyed.keep(watched, statistics)
-        known = keyed.known(observations)
-    else:
-        known = dict(zip(watched, statistics, strict=True))
-    return [_ranges(graph, plan, (), iter(()), known) for plan in plans]
-
-
 def known_ranges(
     graph: Graph,
     plan: Plan,

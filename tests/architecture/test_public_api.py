@@ -1,4 +1,4 @@
-"""What the packages offer is what they say they offer, and importing them is cheap."""
+"""``__all__`` is the public interface of each package, and importing a package is cheap."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_every_recipe_has_code_a_registration_and_a_test() -> None:
 
 @pytest.mark.slow
 def test_the_recipes_work_together(tmp_path: Path) -> None:
-    """Those that need no extra; each adds to a tree that has the others."""
+    """Recipes that need no extra; each one is added to a tree that has the earlier ones."""
     copy(tmp_path)
     chosen = [recipe for recipe in recipes() if not recipe.optional]
     for recipe in chosen:

@@ -16,7 +16,7 @@ VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 
 @pytest.mark.parametrize("value", [None, "upb"])
 def test_child_processes_get_the_protobuf_that_they_had(value: str | None) -> None:
-    """Whichever comes with the package: here the fast one, by default."""
+    """By default this is the implementation of the package, the fast one."""
     program = f"""
 import os, subprocess, sys
 from calibrators.onnx_runtime.extensions import library

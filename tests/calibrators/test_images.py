@@ -82,7 +82,7 @@ def test_normalization_is_exact(photo: Any, tmp_path: Path) -> None:
 def test_stretch(
     photo: Any, tmp_path: Path, size: tuple[int, int], interpolation: str
 ) -> None:
-    """Both filter in fixed point, one axis after the other; rounding may differ by one level."""
+    """Both filter one axis at a time in fixed point; rounding may differ by one level."""
     image = read(
         saved(photo, tmp_path / "a.png"), size, interpolation=interpolation, **PIXELS
     )

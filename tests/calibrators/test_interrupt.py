@@ -39,7 +39,7 @@ def handler() -> Iterator[None]:
 
 
 class Run:
-    """A run that says when it begins.
+    """A run that sets an event when it begins.
 
     A timer that starts with the test would fire before the run begins on a machine that is busy.
     """
@@ -79,7 +79,7 @@ def test_a_run_in_the_main_thread(isolate: bool) -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_runs_in_lanes(isolate: bool) -> None:
-    """Those that have begun are ended, those that wait do not begin."""
+    """An interrupt ends the running runs; waiting runs do not begin."""
     failures: list[BaseException] = []
     with isolated(isolate):
         run = Run(open_session(endless(), threads=1), normal(1, 4))

@@ -279,7 +279,7 @@ with isolated():
 def test_the_process_does_not_outlive_the_one_that_it_works_for(
     sent: str, temporary: Path
 ) -> None:
-    """However that one ends, and whatever is being run; its models go, too."""
+    """A worker ends with its parent, however the parent ends, and its model files are removed."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdout=subprocess.PIPE,

@@ -114,7 +114,7 @@ def test_rows_off_the_stream_are_those_of_the_whole(
 def test_an_array_that_is_read_at_once_is_measured_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is no stack, or whose order does not let it be read by row."""
+    """An array cannot be read by row if it is one sample, or in Fortran order."""
     monkeypatch.setenv(VARIABLE, "0.05")
     wide = InputSpec("x", np.dtype(np.float32), (1, None))
     for path, shape, fortran, spec in (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnxruntime import InferenceSession
 
 from calibrators.onnx_runtime import session, tensors
 from calibrators.onnx_runtime.session import open_session, run_uncopied
@@ -37,7 +39,11 @@ def test_a_model_its_bytes_or_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("threads", [0, 1, 3])
-def test_options(threads: int, optimize: bool) -> None:
+def test_options(threads: int, optimize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the one thread that sessions of tests have.
+    monkeypatch.setattr(
+        InferenceSession, "__init__", inspect.unwrap(InferenceSession.__init__)
+    )
     opened = open_session(doubling(), threads=threads, optimize=optimize)
     assert run(opened) == [2, 4, 6]
     assert opened.get_providers() == ["CPUExecutionProvider"]

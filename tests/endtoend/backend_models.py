@@ -43,11 +43,11 @@ Config = Any  #: whatever quantize_static takes; it travels to another process
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model.
+    """The outcome of one model.
 
     Attributes:
         model: kind and name of the test.
-        status: "not run in float" models are onnxruntime's to mend, not ours.
+        status: "not run in float" models fail in onnxruntime, without our code.
         reason: class of the error.
         detail: its first line.
         quantized: number of quantized nodes.

@@ -90,7 +90,7 @@ WRITTEN = {"out.onnx", "out.onnx.data", "page.html"}
 
 @dataclass
 class Outcome:
-    """What became of one mutant.
+    """The outcome of a command on one mutant.
 
     Attributes:
         code: the exit code; None where the process died or did not return.
@@ -305,7 +305,7 @@ class Worker:
 
 
 def outcomes(indices: range, seed: int) -> Iterator[Outcome]:
-    """What becomes of some mutants, one after another."""
+    """Yield the outcomes of some mutants in their order."""
     with tempfile.TemporaryDirectory(prefix="fuzz-run-") as folder:
         worker = Worker(Path(folder))
         try:

@@ -1,4 +1,4 @@
-"""What an attack on bodies, large models and scales has found, each mended."""
+"""Faults that an attack on bodies, large models and scales found, all fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack on formats, strategies and fusions has found, each mended.
+"""Faults that an attack on formats, strategies and fusions found, all fixed.
 
 Onnxruntime's own faults are kept away.
 """

@@ -1,4 +1,4 @@
-"""The examples do what their texts say."""
+"""Every example runs, and prints the results that its text names."""
 
 from __future__ import annotations
 

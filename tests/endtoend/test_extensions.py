@@ -377,7 +377,7 @@ def test_an_opset_that_changes_the_meaning_is_not_raised_unseen(
 
 
 def test_bytes_that_are_no_image_are_not_made_up(tmp_path: Path) -> None:
-    """The library's decoder ends the process over them, so that it is one of its own here."""
+    """The command runs in a process of its own, because the library's decoder ends the process."""
     onnx.save(sample("png").model, tmp_path / "model.onnx")
     command = [
         "quantize",

@@ -124,7 +124,7 @@ def test_a_model_of_which_nothing_is_quantized_keeps_its_inputs() -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_sample_that_feeds_one_is_refused(keep: bool) -> None:
-    """It would calibrate another model than the one that is written."""
+    """The calibrated model would differ from the written one."""
     data = [{**feeds, "w": CONSTANTS["w"]} for feeds in DATA]
     message = (
         "sample 0: 'w' is an initializer of the model, which is calibrated with the"
@@ -160,7 +160,7 @@ def test_everything_that_reads_a_float_model_sees_constants() -> None:
 
 @pytest.mark.parametrize("constant", ["input", "node"])
 def test_a_product_with_a_weight_is_no_attention(constant: str) -> None:
-    """The choice of a recipe knows a weight in every spelling, too."""
+    """A recipe is chosen by the weights, in whichever way the file stores them."""
     text = "g (float[1,8,16] x) => (float[1,8,16] y) { [fc] y = MatMul (x, w) }"
     model = parse(text, w=weight(16, 16))
     if constant == "input":

@@ -208,7 +208,7 @@ def quantized(model: ModelProto, config: QConfig) -> tuple[ModelProto, list[floa
 
 
 class Child:
-    """A process that is started anew when it has died."""
+    """A worker process, started again after it has died."""
 
     def __init__(self) -> None:
         self._pool = self._start()
@@ -363,7 +363,7 @@ def test_int8_values_that_are_moved_and_read_as_floats(
 
 
 def test_an_int8_result_without_elements() -> None:
-    """It cannot be quantized, and onnxruntime 1.32 inserts a pair after it all the same."""
+    """An empty tensor stays float, although onnxruntime 1.32 inserts a pair after it."""
     model = parse(
         """g (float[1,4,8] x) => (float[1,4,8] z, float[1,0,8] y) {
             r = Relu (x) y = Slice (r, one, one, one) z = Conv (r, w) }""",

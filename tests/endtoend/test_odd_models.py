@@ -225,7 +225,7 @@ def test_model_that_does_not_run(prepare: bool) -> None:
 
 
 class Session:
-    """Gives what it was told to, run after run."""
+    """A session whose runs return given values, one after the other."""
 
     def __init__(self, *values: Any) -> None:
         self.values = list(values)

@@ -124,7 +124,7 @@ def model_of(opset: int, text: str) -> ModelProto:
 
 
 def network(opset: int) -> ModelProto:
-    """Whatever changed its signature, as the opset has it."""
+    """Every operator whose signature has changed, in the notation of the opset."""
 
     def spelled(**since: str) -> str:
         """The text of the last opset that is not newer."""

@@ -89,7 +89,7 @@ def detector() -> ModelProto:
 
 
 def transformer() -> ModelProto:
-    """Attention of one head over patches, with layer normalization and Gelu in parts."""
+    """Attention of one head over patches, with decomposed layer normalization and Gelu."""
     return parse(
         """g (float[N,3,8,8] x) => (float[N,4,8] y)
         <int64[3] shape = {0, 8, -1}> {
@@ -215,7 +215,7 @@ def broken(
 
 
 def test_targets_of_a_kind_have_the_same_rules() -> None:
-    """So that a target of each kind stands for all in this module."""
+    """The tests of this module run one target of each kind."""
     assert sorted(sum(KINDS.values(), ())) == sorted(npu_names())
     for name, others in KINDS.items():
         for other in map(TARGETS.__getitem__, others):

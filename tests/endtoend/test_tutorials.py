@@ -21,7 +21,7 @@ def test_tutorials_run(name: str, tmp_path: Path) -> None:
 
 
 def test_every_tutorial_is_run() -> None:
-    """Those that need an extra run where that is tested."""
+    """Each tutorial has an expected last line here, also those that need an extra."""
     assert LAST_LINES.keys() == set(notebooks.NAMES)
 
 

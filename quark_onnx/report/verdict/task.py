@@ -273,7 +273,7 @@ def find_task(
         layout = _layout(traits, feeds, outputs)
     if layout is not None:
         return Task.of("detector", layout.boxes, outputs, layout)
-    kinds = _kinds(traits, feeds, outputs)
+    kinds = output_kinds(traits, feeds, outputs)
     if asked != "auto":
         # A requested task still needs an output that its judge can read.
         for name, value in outputs.items():
@@ -299,19 +299,14 @@ def _asked(name: str, kind: Kind) -> Kind:
     return Kind(name, 1 if name == "segmentation" else -1)
 
 
-def output_kinds(model: ModelProto, feeds: Arrays, outputs: Arrays) -> dict[str, Kind]:
-    """Return the kind of each output of a float model.
+def output_kinds(traits: Traits, feeds: Arrays, outputs: Arrays) -> dict[str, Kind]:
+    """Return the kind of each output of a float model with the given properties.
 
     Args:
-        model: the float model.
+        traits: properties of the float model.
         feeds: one sample.
         outputs: the float model's outputs on the sample, without sequences and maps.
     """
-    return _kinds(Traits.of(model), feeds, outputs)
-
-
-def _kinds(traits: Traits, feeds: Arrays, outputs: Arrays) -> dict[str, Kind]:
-    """Return the kind of each output of a float model with the given properties."""
     boxes = _outputs_of_detector(traits, feeds, outputs)
     kinds = dict[str, Kind]()
     for name, value in outputs.items():

@@ -5,6 +5,7 @@ a ModelError.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from pathlib import Path
 
 import numpy as np
@@ -214,7 +215,10 @@ SCALAR = numpy_helper.from_array(np.float32(1), "w1")
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_field_may_not_hold(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    one_process: Context,
 ) -> None:
     """Protobuf leaves open what a field holds.
 
@@ -233,7 +237,7 @@ def test_what_a_field_may_not_hold(
         with pytest.raises(ModelError, match=message):
             call()
     for command in (["explain"], ["npu", "check"], ["npu", "preflight"]):
-        assert main([*command, str(path)]) == 2
+        assert one_process.copy().run(main, [*command, str(path)]) == 2
         assert "internal error" not in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,12 @@ def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+def cli(one_process: Context, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     def run(*arguments: object) -> Finished:
         capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
+        words = [str(argument) for argument in arguments]
+        here = copy_context() if "--no-isolation" in words else one_process.copy()
+        code = here.run(main, words)
         captured = capsys.readouterr()
         return Finished(code, captured.out, captured.err)
 

@@ -95,7 +95,7 @@ def test_a_crash_is_one_line(cli: Any, models: Path) -> None:
 
 
 def test_without_isolation_a_crash_ends_the_command(models: Path) -> None:
-    """Which shows that the model does crash onnxruntime."""
+    """The model of the other tests does crash onnxruntime."""
     command = [
         sys.executable,
         "-m",
@@ -112,8 +112,7 @@ def test_without_isolation_a_crash_ends_the_command(models: Path) -> None:
     assert done.returncode == -signal.SIGABRT
 
 
-def test_every_command_has_the_option(cli: Any) -> None:
-    """Of those that open sessions."""
+def test_every_command_that_opens_sessions_has_the_option(cli: Any) -> None:
     for command in ("quantize", "search", "explain", "compare", "analyze", "convert"):
         assert "--no-isolation" in cli(command, "--help").out
     for action in ("check", "legalize", "preflight", "cut", "deploy"):
@@ -188,6 +187,6 @@ def test_a_signal_ends_a_command(
     ],
 )
 def test_control_c_ends_a_call_in_python(models: Path, call: str) -> None:
-    """With the exception that it always raises."""
+    """The call raises KeyboardInterrupt, as any Python code does."""
     done = ended(models, [PYTHON.format(call=call)], "SIGINT")
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

@@ -253,7 +253,7 @@ COMMANDS = {
 def test_commands_that_replaced_an_input(
     cli: CommandLine, folder: Path, name: str
 ) -> None:
-    """Each exited with 0, or after the work, and had replaced what it read."""
+    """Earlier, each command exited with 0 or after the work, and had replaced its input."""
     weights = onnx.load("model.onnx")
     onnx.save(
         weights,

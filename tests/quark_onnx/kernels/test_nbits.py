@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,16 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import _pybind_state
 
 from calibrators import Grid, Range, params_for, quantize
-from quark_onnx.common.errors import ConfigError, ModelError, PlanError
+from quark_onnx.common.errors import ConfigError, PlanError
 from quark_onnx.kernels import nbits
 from quark_onnx.kernels.nbits import (
     BLOCK_SIZES,
     NBitsWeight,
-    dequantize_nbits,
     from_codes,
-    quantize_nbits,
+    round_to_nearest,
 )
-from quark_onnx.kernels.packing import unpack
+from tests.nbits import block_errors, dequantized, quantized, zero_points
 
 F32 = np.finfo(np.float32)
 VARIABLE = "QUARK_ONNX_DATA"
@@ -35,6 +33,17 @@ KINDS = [(bits, symmetric) for bits in (2, 4, 8) for symmetric in (True, False)]
 
 def normal(k: int, n: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(k, n)).astype(np.float32)
+
+
+def nearest(
+    w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool
+) -> NBitsWeight:
+    return quantized(
+        w,
+        bits,
+        block_size,
+        lambda blocks: round_to_nearest(blocks, bits, symmetric=symmetric)[1],
+    )
 
 
 def run(
@@ -81,7 +90,7 @@ def assert_runs(
     weight: NBitsWeight, rows: int = 3, level: int = 0, tolerance: float = 2e-6
 ) -> None:
     x = normal(rows, weight.shape[0], seed=1)
-    exact = x.astype(np.float64) @ dequantize_nbits(weight).astype(np.float64)
+    exact = x.astype(np.float64) @ dequantized(weight)
     np.testing.assert_allclose(
         run(weight, x, level), exact, rtol=0, atol=tolerance * np.abs(exact).max()
     )
@@ -93,7 +102,7 @@ def test_onnxruntime_computes_the_product(
     bits: int, symmetric: bool, block_size: int
 ) -> None:
     for k, n in ((512, 24), (300, 33), (10, 1)):
-        weight = quantize_nbits(normal(k, n), bits, block_size, symmetric=symmetric)
+        weight = nearest(normal(k, n), bits, block_size, symmetric)
         for rows in (1, 17):
             assert_runs(weight, rows)
             assert_runs(weight, rows, level=4, tolerance=5e-2)
@@ -110,7 +119,7 @@ def test_onnxruntime_runs_float_zero_points(bits: int) -> None:
         .reshape(5, -1)[:, :70]
         .T
     )
-    np.testing.assert_allclose(dequantize_nbits(weight), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(dequantized(weight), expected, rtol=1e-6, atol=1e-6)
     assert_runs(weight, level=4)
 
 
@@ -135,9 +144,9 @@ def test_unusual_columns(bits: int, symmetric: bool) -> None:
     w[:, 5] *= np.float32(1e30)
     w[:, 6] = np.where(w[:, 6] > 0, F32.max, -F32.max)
     w[:, 7] = F32.smallest_subnormal
-    weight = quantize_nbits(w, bits, 16, symmetric=symmetric)
-    real = dequantize_nbits(weight)
-    assert np.isfinite(real).all() and (real[:, 1] == 0).all()
+    weight = nearest(w, bits, 16, symmetric)
+    real = dequantized(weight)
+    assert np.isfinite(real.astype(np.float32)).all() and (real[:, 1] == 0).all()
     assert (np.abs(weight.scales) >= F32.tiny).all()
     np.testing.assert_allclose(real[:, 2:4], w[:, 2:4], rtol=1e-6)
     blocks = np.pad(w.astype(np.float64), [(0, 8), (0, 0)]).reshape(3, 16, 8)
@@ -146,7 +155,7 @@ def test_unusual_columns(bits: int, symmetric: bool) -> None:
     )
     assert steps.max() <= 1.001  # what is clipped is off by a step at most
     x = normal(2, 40, seed=1) / 1024
-    exact = x.astype(np.float64) @ real.astype(np.float64)
+    exact = x.astype(np.float64) @ real
     got = run(weight, x)
     size = np.abs(exact).max(axis=0).clip(F32.tiny)
     np.testing.assert_allclose(got / size, exact / size, rtol=0, atol=2e-6)
@@ -157,26 +166,18 @@ def test_unusual_columns(bits: int, symmetric: bool) -> None:
 def test_a_block_is_what_the_block_alone_would_be(
     bits: int, symmetric: bool, block_size: int
 ) -> None:
-    """Slabs, padding, packed rows of zero points: against one block at a time in float64."""
+    """Padding and packed rows of zero points: against one block at a time."""
     w = normal(150, 5000 // block_size)
-    weight = quantize_nbits(w, bits, block_size, symmetric=symmetric)
-    real, zeros = dequantize_nbits(weight), nbits.zero_points_of(weight)
-    codes = unpack(weight.packed, bits, block_size).astype(np.float64)
+    weight = nearest(w, bits, block_size, symmetric)
+    zeros = zero_points(weight)
     for column in range(0, w.shape[1], 7):
         for block in range(-(-150 // block_size)):
             at = slice(block * block_size, min((block + 1) * block_size, 150))
-            alone = quantize_nbits(
-                w[at, column : column + 1], bits, block_size, symmetric=symmetric
-            )
+            alone = nearest(w[at, column : column + 1], bits, block_size, symmetric)
             assert alone.scales[0, 0] == weight.scales[column, block]
+            assert zero_points(alone)[0, 0] == zeros[column, block]
             np.testing.assert_array_equal(
                 alone.packed[0, 0], weight.packed[column, block]
-            )
-            plain = (codes[column, block] - zeros[column, block]) * float(
-                weight.scales[column, block]
-            )
-            np.testing.assert_allclose(
-                real[at, column], plain[: at.stop - at.start], rtol=1e-6
             )
 
 
@@ -218,16 +219,10 @@ def onnxruntimes(
     )
 
 
-def block_errors(w: NDArray[np.float32], weight: NBitsWeight) -> NDArray[np.float64]:
-    difference = np.square(w.astype(np.float64) - dequantize_nbits(weight)).T
-    starts = np.arange(0, w.shape[0], weight.block_size)
-    return np.add.reduceat(difference, starts, axis=1)
-
-
 def assert_no_worse(
     w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool
 ) -> None:
-    ours = block_errors(w, quantize_nbits(w, bits, block_size, symmetric=symmetric))
+    ours = block_errors(w, nearest(w, bits, block_size, symmetric))
     theirs = block_errors(w, onnxruntimes(w, bits, block_size, symmetric))
     assert (ours <= theirs * (1 + 1e-4) + 1e-30).all()
     assert ours.sum() <= theirs.sum() * (1 + 1e-6)
@@ -275,45 +270,17 @@ def test_no_block_of_real_weights_is_worse_than_onnxruntimes(
 
 
 def test_refusals() -> None:
-    w = normal(20, 3)
+    codes, scales = np.zeros((2, 3, 16), int), np.ones((2, 3), np.float32)
     for bits in (3, 16):
         with pytest.raises(ConfigError, match=f"bits is {bits}"):
-            quantize_nbits(w, bits)
+            from_codes(codes, scales, None, bits, rows=40)
     for block_size in (8, 48, 512):
+        long = np.zeros((2, 3, block_size), int)
         with pytest.raises(ConfigError, match=f"block_size is {block_size}"):
-            quantize_nbits(w, block_size=block_size)
-    wrong: list[NDArray[Any]] = [w[0], w[None], w.astype(int), w[:0], w[:, :0]]
-    for array in wrong:
-        with pytest.raises(ModelError, match="must be a filled matrix of floats"):
-            quantize_nbits(array)
-    for value in (np.nan, np.inf, -np.inf, 1e39):
-        bad = w.astype(np.float64)
-        bad[17, 2] = value
-        with pytest.raises(ModelError, match=r"\[17, 2\]"):
-            quantize_nbits(bad)
-    codes, scales = np.zeros((2, 3, 16), int), np.ones((2, 3), np.float32)
+            from_codes(long, scales, None, 4, rows=3 * block_size)
     with pytest.raises(PlanError, match="matrix of 20 rows"):
         from_codes(codes, scales, None, 4, rows=20)
     with pytest.raises(PlanError, match="differ in shape"):
         from_codes(codes, scales, np.zeros((3, 2)), 4, rows=40)
     with pytest.raises(PlanError, match="do not fit"):
         from_codes(codes + 16, scales, None, 4, rows=40)
-
-
-@pytest.mark.parametrize("kind", [np.float16, np.float64])
-def test_other_floats_and_layouts_give_the_same(kind: type[np.floating[Any]]) -> None:
-    w = normal(50, 7).astype(np.float16)
-    before = w.copy()
-    expected = quantize_nbits(w.astype(np.float32), 4, 16, symmetric=False)
-    for same in (
-        w.astype(kind),
-        np.asfortranarray(w.astype(kind)),
-        w.astype(kind)[::-1][::-1],
-    ):
-        for a, b in zip(
-            quantize_nbits(same, 4, 16, symmetric=False).inputs,
-            expected.inputs,
-            strict=True,
-        ):
-            np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(w, before)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from quark_onnx.report.verdict.task import find_task, output_kinds
+from quark_onnx.report.verdict.task import Traits, find_task, output_kinds
 from tests.models import in_a_branch, normal, parse, run, weight
 
 Arrays = dict[str, NDArray[Any]]
@@ -374,7 +374,7 @@ CASES = [
 def test_the_kind_of_each_output(each: Case) -> None:
     names = [value.name for value in each.model.graph.output]
     outputs = dict(zip(names, run(each.model, each.feeds), strict=True))
-    found = output_kinds(each.model, each.feeds, outputs)
+    found = output_kinds(Traits.of(each.model), each.feeds, outputs)
     assert {name: kind.name for name, kind in found.items()} == dict(
         zip(names, each.kinds, strict=True)
     )
@@ -384,7 +384,7 @@ def test_the_operator_may_stand_in_a_body() -> None:
     model = parse("g (float[N, 5] x) => (float y) { y = Sigmoid (x) }")
     outputs = {"y": run(model, {"x": normal(4, 5)})[0]}
     for place in (model, in_a_branch(model), in_a_branch(in_a_branch(model))):
-        found = output_kinds(place, {"x": normal(4, 5)}, outputs)
+        found = output_kinds(Traits.of(place), {"x": normal(4, 5)}, outputs)
         assert found["y"].name == "decisions"
 
 

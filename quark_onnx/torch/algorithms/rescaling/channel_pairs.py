@@ -130,16 +130,6 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
     )
 
 
-def norms_to_linears(block: nn.Module, call: Call) -> list[Pair]:
-    """Find the norms of a block that only linear layers and routers read.
-
-    Args:
-        block: a decoder block; it stays as it is.
-        call: its arguments for one sample.
-    """
-    return find_norms(BlockProbe(block, call))
-
-
 def find_norms(probe: BlockProbe) -> list[Pair]:
     """Find the pairs with a source that has a gain per channel."""
     pairs = []

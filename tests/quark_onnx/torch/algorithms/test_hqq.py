@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.kernels.hqq import quantize_hqq
-from quark_onnx.kernels.nbits import dequantize_nbits
+from quark_onnx.kernels.hqq import half_quadratic
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.calibration.block_stream import Call
@@ -24,6 +23,7 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
+from tests.nbits import dequantized, quantized
 from tests.torch_models import llama, logits, made, tokens
 
 
@@ -104,7 +104,11 @@ def test_it_is_that_of_the_onnx_flow(bits: int) -> None:
     weight = normal(16, 64, seed=1)
     job, start = job_of(weight, spec_of(f"uint{bits}", 32))
     found, _ = HQQ()(job, start)
-    other = dequantize_nbits(quantize_hqq(weight.T.numpy(), bits=bits, block_size=32)).T
+    other = dequantized(
+        quantized(
+            weight.T.numpy(), bits, 32, lambda blocks: half_quadratic(blocks, bits)
+        )
+    ).T
     kept = [
         (found["b.0"].codes[row] == start["b.0"].codes[row]).all().item()
         for row in range(16)

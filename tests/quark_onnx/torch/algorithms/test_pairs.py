@@ -12,12 +12,12 @@ from torch import nn
 
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import (
     Pair,
+    find_norms,
     find_pairs,
     inputs_last,
-    norms_to_linears,
     pattern_of,
 )
-from quark_onnx.torch.algorithms.rescaling.probe import short
+from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe, short
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.config.spec import LayerSpec
 from tests import torch_families
@@ -304,9 +304,8 @@ def test_shared_weights_belong_to_no_pair() -> None:
 
 def test_norms_alone() -> None:
     job = job_of(model_of("cohere"), LayerSpec())
-    assert [pair.source for pair in norms_to_linears(job.block, job.floats[0])] == [
-        "input_layernorm"
-    ]
+    pairs = find_norms(BlockProbe(job.block, job.floats[0]))
+    assert [pair.source for pair in pairs] == ["input_layernorm"]
 
 
 def test_a_short_call_is_the_beginning_of_a_long_one() -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript")
 
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.common.version import __version__
-from quark_onnx.kernels.nbits import NBitsWeight, dequantize_nbits
+from quark_onnx.kernels.nbits import NBitsWeight
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
@@ -30,6 +30,7 @@ from quark_onnx.torch.exports.onnx import (
 from quark_onnx.torch.exports.onnx.weights import nbits_weight
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
+from tests.nbits import dequantized
 
 # torch and transformers use what they say is deprecated
 pytestmark = [
@@ -149,7 +150,9 @@ def test_codes_and_scales_are_those_of_the_layer(
     layer = quantize(torch.randn(6, 40), spec)
     weight = nbits_weight(layer)
     assert weight is not None
-    np.testing.assert_array_equal(dequantize_nbits(weight), layer.dequantize().T)
+    np.testing.assert_array_equal(
+        dequantized(weight).astype(np.float32), layer.dequantize().T
+    )
 
 
 def test_the_constants_of_an_operator(tmp_path: Path) -> None:
