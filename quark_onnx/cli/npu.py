@@ -45,6 +45,7 @@ from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.page.blocks import Facts, Notes
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.report.verdict import NextStep
+from quark_onnx.targets import format_of
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -311,6 +312,8 @@ def _deploy(options: Namespace) -> Answer:
             xclbin=options.xclbin,
         )
     except AccuracyError as error:
+        if format_of(config) == "BF16":
+            return Answer([], {}, AccuracyError(error.reason))
         trial_settings = _trial_settings(options, perf_counter() - start)
         return Answer([], {}, refused(error, options, data, config, trial_settings))
     seconds = perf_counter() - start
@@ -386,14 +389,14 @@ def _advised(
         seconds: its runtime, the default budget.
     """
     legal, report = bundle.legal, bundle.report
-    if bundle.kind == "BF16" and report is not None and report.verdict is not None:
-        # The changes of a quantization are none of the float model that ships.
-        verdict = replace(report.verdict, next_steps=())
-        return replace(bundle, report=replace(report, verdict=verdict))
     if options.advice == "none":
         bundle = replace(bundle, next_steps=())
     if report is None or report.verdict is None or legal is None:
         return bundle
+    if bundle.kind == "BF16":
+        # The changes of a quantization are none of the float model that ships.
+        verdict = replace(report.verdict, next_steps=())
+        return replace(bundle, report=replace(report, verdict=verdict))
     # Another format is tried for the accuracy; a forecast needs no trial.
     formats = [step for step in bundle.next_steps if step.expected]
 
