@@ -239,6 +239,9 @@ def kept(
     """The row of the store, measured first where that is due; None without one.
 
     Args:
+        store: rows by model, tool and way.
+        name: of the model.
+        way: to quantize it.
         source: of our code.
         data: samples that calibrate, and samples that judge.
         arguments: whether to measure again, or not at all.

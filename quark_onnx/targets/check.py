@@ -102,7 +102,7 @@ def check(
 
     Args:
         model: a path or a model, float or with Q/DQ pairs of any tool.
-        target: name of the target: npu, phx, hpt, stx or krk.
+        target: name of the target, such as phx, stx or, for any processor, npu.
         kind: number format whose rules apply, "XINT8" or "integer"; empty to infer the format from
             the scales. A target that supports XINT8 alone applies the XINT8 rules to every
             quantized model.

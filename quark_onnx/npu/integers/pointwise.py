@@ -80,8 +80,11 @@ def leaky(call: Call) -> list[Value]:
     models (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py).
     """
     x = call.fixed(0)
-    slope = call.inputs[1] if call.has(1) else _constant(call, "alpha", 0.01)
-    assert slope is not None and not isinstance(slope, Real)
+    # A slope that is computed in float is an error.
+    slope: Fixed | NDArray[Any] = _constant(call, "alpha", 0.01)
+    if call.has(1):
+        constant = call.inputs[1]
+        slope = constant if isinstance(constant, np.ndarray) else call.fixed(1)
     return [together(_where_negative, _product(call, x, slope), x)]
 
 
