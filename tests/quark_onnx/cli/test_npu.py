@@ -325,7 +325,7 @@ def test_the_compiler_of_an_option_and_the_preset_of_a_recipe(cli: Any) -> None:
     assert made.code == 0, made.err
     assert "stx-x1 does not take A8W8, so it is XINT8" in made.out
     assert "(XINT8, Ryzen AI 1.8)" in made.out and "in 1 subgraph" in made.out
-    assert "A8W8 --" not in made.out and "--preset A" not in made.out
+    assert "--preset A" not in made.out
 
 
 def test_legalization_knows_the_format(cli: Any) -> None:
@@ -336,10 +336,10 @@ def test_legalization_knows_the_format(cli: Any) -> None:
     )
     onnx.save(model, "swish.onnx")
     for preset, kept in (("XINT8", True), ("A8W8", False)):
-        words = ["--target", "stx", "--preset", preset, "--overwrite"]
-        done = cli("npu", "legalize", "swish.onnx", "-o", "legal.onnx", *words)
+        words = ["-o", f"{preset}.onnx", "--target", "stx", "--preset", preset]
+        done = cli("npu", "legalize", "swish.onnx", *words)
         assert done.code == 0, done.err
-        kinds = {node.op_type for node in onnx.load("legal.onnx").graph.node}
+        kinds = {node.op_type for node in onnx.load(f"{preset}.onnx").graph.node}
         assert ("HardSwish" in kinds) == kept
 
 
