@@ -209,22 +209,6 @@ def test_recipes_of_ryzen_ai(script: Callable[..., str]) -> None:
         script(f"{line} --custom_mode awq --output_dir more")
 
 
-def test_the_recipe_of_ryzen_ai_1_8(script: Callable[..., str]) -> None:
-    """The command of oga_model_prepare.rst, with groups that fit the model; the head has codes."""
-    script(
-        "--no_trust_remote_code --quant_scheme uint4_wo_32 --quant_algo awq --dataset"
-        " pileval_for_awq_benchmark --model_export hf_format --data_type bfloat16"
-        " --exclude_layers [] --layer_quant_scheme lm_head uint4_wo_64 --skip_evaluation"
-        " --output_dir out"
-    )
-    tensors = load_file("out/model.safetensors")
-    assert tensors["lm_head.weight_scale"].shape == (1, 64)
-    assert tensors["model.layers.0.mlp.up_proj.weight_scale"].shape == (2, 128)
-    entry = json.loads(Path("out/config.json").read_text("utf-8"))
-    groups = entry["quantization_config"]["layer_quant_config"]["lm_head"]["weight"]
-    assert (groups["dtype"], groups["group_size"]) == ("uint4", 64)
-
-
 def test_params_are_saved_and_loaded(script: Callable[..., str]) -> None:
     saved = script("--quant_scheme int4_wo_32 --params_save --save_dir params")
     assert not Path("exported_model").exists()
