@@ -87,9 +87,20 @@ class Ours:
 
     @cached_property
     def source(self) -> str:
+        """Hash the code that `quantize` uses."""
+        return self._hashed(UNUSED)
+
+    @cached_property
+    def source_of_npu(self) -> str:
+        """Hash the code that `npu.deploy` uses."""
+        return self._hashed(UNUSED - {"npu"})
+
+    @staticmethod
+    def _hashed(without: frozenset[str]) -> str:
         """Hash the code of the library without docstrings, comments and layout.
 
-        Left out are the folders that `quantize` does not use.
+        Args:
+            without: names of folders that are left out.
         """
         import calibrators
         import quark_onnx
@@ -101,7 +112,7 @@ class Ours:
             file
             for root in roots
             for file in root.rglob("*.py")
-            if UNUSED.isdisjoint(file.relative_to(root).parts)
+            if without.isdisjoint(file.relative_to(root).parts)
         )
         text = "".join(_code(file) for file in files)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

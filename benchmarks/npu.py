@@ -1,12 +1,14 @@
 """XINT8 for an NPU: what its rules cost, what optimizers make of it, and which rules the models of
 each tool break.
 
-    QUARK_ONNX_DATA=... python benchmarks/npu.py [--models resnet20 ...] [--amd-quark-python
-    VENV/bin/python]
+    QUARK_ONNX_DATA=... python benchmarks/npu.py [--models resnet20 ...] [--again] [--stale]
+    [--report] [--amd-quark-python VENV/bin/python]
 
 All get the same 80 calibration samples, and one procedure judges them: the metric on the test set,
 and the signal-to-noise ratio of the outputs on 20 samples that follow those of the calibration.
-What `quark_onnx.npu.check` finds is counted by rule. The tables go to OUT/npu.md. The exit code is
+What `quark_onnx.npu.check` finds is counted by rule. Rows are kept in OUT/npu.json, so that a later
+run goes on where this one stopped; --stale measures again what an older version of our source made,
+and has a star until then. The tables go to OUT/npu.md. The exit code is
 1 where ours fails, where a model for the target breaks a rule, where the rules cost more than 0.3
 points, or where our best is below amd-quark's; the last two at the level of 5 % over the test
 images, which are one to a tenth of a point (`draws.py` judges the small models over several draws,
@@ -24,11 +26,11 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _data import Samples, load
-from _images import COST, Array, difference, right
-from _results import add_arguments, table
+from _data import Samples, digest, load
+from _images import COST, Array, difference, packed, right, unpacked
+from _results import Row, Store, add_arguments, due, table
 from _settings import Setting
-from _tools import AmdQuark, OnnxRuntime
+from _tools import AmdQuark, OnnxRuntime, Ours
 
 from quark_onnx import QConfig, compare, npu, quantize
 
@@ -107,12 +109,28 @@ class Found:
         right: which test images are right; None where the tool failed.
         sqnr: of the outputs, in dB.
         findings: how often each rule is broken; the error, once, where the tool failed.
+        stale: True if an older version of our source made it.
     """
 
     way: Way
     right: Array | None
     sqnr: float
     findings: dict[str, int]
+    stale: bool = False
+
+    @property
+    def row(self) -> Row:
+        """The row of the store."""
+        flags = None if self.right is None else packed(self.right)
+        count = 0 if self.right is None else len(self.right)
+        findings = dict(self.findings)
+        return {"right": flags, "count": count, "sqnr": self.sqnr, "findings": findings}
+
+    @classmethod
+    def of(cls, way: Way, row: Row, *, stale: bool) -> Found:
+        """What a row of the store says."""
+        flags = None if row["right"] is None else unpacked(row["right"], row["count"])
+        return cls(way, flags, row["sqnr"], row["findings"], stale)
 
     @property
     def value(self) -> float:
@@ -210,6 +228,35 @@ def marks(found: list[Found]) -> Iterator[tuple[list[object], bool]]:
         )
 
 
+def kept(
+    store: Store,
+    name: str,
+    way: Way,
+    source: str,
+    data: tuple[Samples, list[dict[str, object]]],
+    arguments: argparse.Namespace,
+) -> Found | None:
+    """The row of the store, measured first where that is due; None without one.
+
+    Args:
+        store: rows by model, tool and way.
+        name: of the model.
+        way: to quantize it.
+        source: of our code.
+        data: samples that calibrate, and samples that judge.
+        arguments: whether to measure again, or not at all.
+    """
+    key, task = f"{name}: {way.tool}: {way.name}", load(name)
+    tag = {"model": digest(task.path), "source": source if way.tool == "ours" else ""}
+    row = store.rows().get(key)
+    if not arguments.report and due(
+        row, tag, again=arguments.again, stale=arguments.stale
+    ):
+        row = {**tag, **measured(name, way, *data).row}
+        store.put(key, row)
+    return Found.of(way, row, stale=row["source"] != tag["source"]) if row else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -217,8 +264,9 @@ def main() -> int:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL"
     )
-    add_arguments(parser, "amd-quark-python", "out")
+    add_arguments(parser, "amd-quark-python", "again", "stale", "report", "out")
     arguments = parser.parse_args()
+    store, source = Store(arguments.out / "npu.json"), Ours().source_of_npu
     rows, findings, judged = (
         list[list[object]](),
         list[list[object]](),
@@ -232,8 +280,13 @@ def main() -> int:
             samples = Samples.write(islice(every, CALIBRATION), Path(folder))
             judges = list(every)
             for way in ways(arguments.amd_quark_python):
-                known.append(found := measured(name, way, samples, judges))
-                rows.append([name, way.tool, way.name, *found.cells])
+                found = kept(store, name, way, source, (samples, judges), arguments)
+                if found is None:
+                    continue
+                known.append(found)
+                value, ratio = found.cells
+                star = "*" if found.stale else ""
+                rows.append([name, way.tool, way.name, f"{value}{star}", ratio])
                 findings.append([name, way.tool, way.name, found.rules])
                 print(*rows[-1], found.rules, sep="  ", file=sys.stderr, flush=True)
         judged += [

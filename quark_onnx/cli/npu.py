@@ -39,11 +39,13 @@ from quark_onnx.common.errors import AccuracyError
 from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.config import QConfig
 from quark_onnx.files.io import load
+from quark_onnx.npu.options import compiled_for
 from quark_onnx.npu.page import heading, write_bundle_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.page.blocks import Facts
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.report.verdict import NextStep
+from quark_onnx.targets import format_of
 from quark_onnx.targets.target import npu_names
 
 NAME = "npu"
@@ -94,6 +96,14 @@ def _add_target(parser: Parser) -> None:
     )
 
 
+def _add_preset(parser: Parser) -> None:
+    parser.add_argument(
+        "--preset",
+        choices=list(KINDS),
+        help="format that a float model will be quantized to",
+    )
+
+
 def _check_options(parser: Parser) -> None:
     add_model_argument(parser, _MODEL)
     _add_target(parser)
@@ -122,6 +132,7 @@ def _legalize_options(parser: Parser) -> None:
     add_output_option(parser, "legalized")
     _add_target(parser)
     add_shape_option(parser, _SHAPE)
+    _add_preset(parser)
     parser.add_argument(
         "--nhwc",
         action="store_true",
@@ -134,6 +145,7 @@ def _legalize(options: Namespace) -> Answer:
         options.model,
         options.target,
         shapes=dict(options.shape),
+        kind=options.preset or "",
         output=options.output,
         nhwc=options.nhwc,
     )
@@ -146,11 +158,7 @@ def _preflight_options(parser: Parser) -> None:
     add_model_argument(parser, _MODEL)
     _add_target(parser)
     add_shape_option(parser, _SHAPE)
-    parser.add_argument(
-        "--preset",
-        choices=list(KINDS),
-        help="format that a float model will be quantized to",
-    )
+    _add_preset(parser)
     parser.add_argument(
         "--release",
         metavar="VERSION",
@@ -255,7 +263,8 @@ def _deploy_options(parser: Parser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="option of the execution provider, such as opt_level=2; may be repeated",
+        help="option of the execution provider or the BF16 compiler, such as opt_level=2;"
+        " may be repeated",
     )
     parser.add_argument(
         "--xclbin",
@@ -297,6 +306,8 @@ def _deploy(options: Namespace) -> Answer:
             xclbin=options.xclbin,
         )
     except AccuracyError as error:
+        if format_of(config) == "BF16":
+            return Answer([], {}, AccuracyError(error.reason))
         trial_settings = _trial_settings(options, perf_counter() - start)
         return Answer([], {}, refused(error, options, data, config, trial_settings))
     seconds = perf_counter() - start
@@ -315,7 +326,7 @@ def _deploy(options: Namespace) -> Answer:
     if choice is None:
         return Answer(bundle.blocks(), bundle.to_dict())
     recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
-    chosen = Facts((), {"recipe": [f"{choice.recipe.name}: {choice.reason}"]})
+    chosen = Facts((), {"recipe": [choice.described]})
     return Answer([chosen, *bundle.blocks()], {**bundle.to_dict(), **recipe})
 
 
@@ -342,13 +353,18 @@ def _model(options: Namespace) -> Path | npu.Parts:
 
 def _deployed(options: Namespace) -> tuple[npu.Choice | None, QConfig]:
     """Return the recipe that was chosen for the model, if any, and the configuration."""
+    target = compiled_for(options.target, _ep_options(options.ep_option))
     if options.recipe is None:
-        return None, config_of(options)
+        return None, config_of(options).with_(target=target)
     if options.recipe == _AUTO:
-        choice = npu.choose(options.model, options.target)
-        return choice, config_of(options, choice.config)
+        choice = npu.choose(options.model, target)
+        return choice, config_of(options, choice.config).with_(target=target)
     recipe = NPU_RECIPES[options.recipe]
-    return None, config_of(options, recipe.config_for(options.target))
+    config = recipe.config_for(target)
+    return (
+        npu.Choice(recipe, config, recipe.instead(target)),
+        config_of(options, config).with_(target=target),
+    )
 
 
 def _trial_settings(options: Namespace, seconds: float) -> TrialSettings:
@@ -371,6 +387,10 @@ def _advised(
         bundle = replace(bundle, next_steps=())
     if report is None or report.verdict is None or legal is None:
         return bundle
+    if bundle.kind == "BF16":
+        # The changes of a quantization are none of the float model that ships.
+        verdict = replace(report.verdict, next_steps=())
+        return replace(bundle, report=replace(report, verdict=verdict))
     # Another format is tried for the accuracy; a forecast needs no trial.
     formats = [step for step in bundle.next_steps if step.expected]
 

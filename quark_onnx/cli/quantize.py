@@ -56,7 +56,6 @@ from quark_onnx.job import Result
 from quark_onnx.measuring.labelled import has_class_folders
 from quark_onnx.page.blocks import Facts, Heading, Notes
 from quark_onnx.page.browser import write_blocks
-from quark_onnx.recipes import Choice
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 
@@ -149,7 +148,7 @@ def run(options: Namespace) -> Answer:
     _write_page(options, report, latency)
     lines = {"model": [f"{options.model} -> {options.output}, in {seconds:.1f} s"]}
     if choice is not None:
-        lines["recipe"] = [_described(choice)]
+        lines["recipe"] = [choice.described]
     lines["config"] = str(config).splitlines()
     if latency is not None:
         lines["time"] = latency.lines
@@ -225,9 +224,3 @@ def _scored(options: Namespace, data: Any) -> Comparison | None:
         progress=progress_of(options),
         preprocessing=False,  # checked before the quantization, on the same labels
     )
-
-
-def _described(choice: Choice) -> str:
-    if not choice.reason:
-        return choice.recipe.name
-    return f"{choice.recipe.name}: {choice.reason}"

@@ -298,5 +298,5 @@ def _choice(options: Namespace) -> Choice | None:
     if options.recipe == AUTO:
         return choose(options.model, target)
     recipe = RECIPES[options.recipe]
-    # No reason to print: the user chose.
-    return Choice(recipe, recipe.config_for(target), "")
+    # The user chose the recipe; only another preset has a reason.
+    return Choice(recipe, recipe.config_for(target), recipe.instead(target))

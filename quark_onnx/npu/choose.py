@@ -34,11 +34,8 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     >>> str(choose(parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')))
     'recipe classifier: 1 convolution, 0 of them depthwise'
     """
-    row = npu_of(target)
+    npu_of(target)  # an unknown target raises ConfigError before the model is read
     kind, reason = kind_of(structure(model))
     recipe = NPU_RECIPES[_NEAREST.get(kind, kind)]
-    config = recipe.config_for(target)
-    if config != recipe.config:
-        preset = row.presets[0]
-        reason += f"; {target} does not take {recipe.preset}, so it is {preset}"
-    return Choice(recipe, config, reason)
+    reasons = filter(None, (reason, recipe.instead(target)))
+    return Choice(recipe, recipe.config_for(target), "; ".join(reasons))

@@ -45,12 +45,16 @@ from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
 from quark_onnx.npu.options import (
     CONFIG_FILE,
+    LEAST_DRIVER,
     OVERLAY_FILE,
     check_options,
+    compiled_for,
     compiler_config,
     devices_for,
+    split_options,
 )
 from quark_onnx.npu.page import forecast_blocks, write_page
+from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
 from quark_onnx.npu.tail import try_tail
@@ -76,7 +80,15 @@ _MODEL, _READER, _TAIL = "model.onnx", "preprocess.onnx", "postprocess.onnx"
 _MARK, _SUMS = "bundle.json", "SHA256SUMS"
 #: Files that arise from using the folder.
 _MADE = ("cache", "compiled", "__pycache__")
-_FILES = ("npu_session.py", "compare.py", "precompile.py", "npu_session.hpp")
+_FILES = (
+    "npu_session.py",
+    "npu_engine.py",
+    "compare.py",
+    "precompile.py",
+    "npu_session.hpp",
+    "npu_example.cpp",
+    "CMakeLists.txt",
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,8 @@ class Bundle(Reported):
         folder: path of the folder.
         kind: number format of the model: "XINT8", "A8W8", "A16W8", or "BF16". A BF16 model is
             stored in float32 and converted by the compiler.
-        report: accuracy of the quantized model; None for BF16.
+        report: accuracy of the quantized model; for BF16, of the float model with tensors rounded
+            to bfloat16, or None without data.
         check: broken rules of the target; warnings alone.
         forecast: the nodes that will run on the processor.
         notes: rewrites of the legalization.
@@ -185,7 +198,7 @@ def deploy(  # noqa: PLR0913
             operators of onnxruntime-extensions, is shipped too and runs after the first on the
             CPU.
         data: calibration data, as for ``quantize_static``; None for BF16, of which a random sample
-            is shipped then. If an ``ImageSpec`` reads images, the
+            is shipped then, and no accuracy is measured. If an ``ImageSpec`` reads images, the
             preprocessing is shipped as an ONNX model with operators of onnxruntime-extensions.
         folder: path of a folder that does not exist, is empty, or holds an earlier bundle. An
             earlier bundle is replaced in one step at the end.
@@ -196,7 +209,8 @@ def deploy(  # noqa: PLR0913
             None for no minimum.
         progress: True to show a progress bar on stderr; None shows it on a terminal only.
         ep_options: further options of the execution provider for the target, such as
-            ``{"opt_level": "2"}``, or ``{"target": "X1"}`` for the older compiler on stx.
+            ``{"opt_level": "2"}``. ``{"target": "X1"}`` on stx is the target "stx-x1". Options of
+            the BF16 compiler, such as ``preferred_data_storage``, go to its configuration.
         xclbin: overlay of Phoenix and Hawk Point to ship with the bundle, which releases after
             1.7.1 do not install; None for the one of the installation.
 
@@ -210,27 +224,29 @@ def deploy(  # noqa: PLR0913
         AccuracyError: an output has a lower signal-to-noise ratio than the minimum.
         QuarkError: the model or the data is wrong. No file is written then.
     """
-    row = npu_of(target)
     extra = dict(ep_options or {})
+    settings = QConfig.of(config)
+    kind = format_of(settings)
+    check_options(extra, npu_of(target), kind)
+    # Another compiler takes other formats and operators, whatever the device.
+    target = compiled_for(target, extra)
+    row = npu_of(target)
     overlay = _overlay(xclbin, row)
-    settings = QConfig.of(config).with_(target=target)
+    settings = settings.with_(target=target)
     refuse_overwritten_arguments(
         {"model": model, "data": data, "config": config}, {"folder": folder}
     )
     path = _bundle_folder(Path(folder))
-    kind = format_of(settings)
     if why := refusal(row, settings):
         raise ConfigError(why)
-    check_options(extra, row, kind)
     front, tail = _parts_of(model)
     _check_inputs(front)
     # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
-    # The older compiler takes no HardSwish on any device.
-    written_for = "" if extra.get("target") == "X1" else kind
-    legal = legalize(front, target, shapes=shapes, kind=written_for)
+    legal = legalize(front, target, shapes=shapes, kind=kind)
     # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
     # A model of 16 bits is quantized in float32.
+    measured = data is not None
     if data is None and not settings.measures:
         # Nothing is measured: the shipped sample may be a random one.
         sample = random_sample(Graph.of(wide), Reference(wide))
@@ -240,18 +256,22 @@ def deploy(  # noqa: PLR0913
     if tail is not None:  # before the time that quantizing takes
         try_tail(tail, legal.model, samples[0])
     result, report = legal.model, None
-    if kind != "BF16":
+    if kind != "BF16" or measured:
         # A gate of the configuration takes precedence over the default of this function.
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
+        # Bfloat16 tensors show the error alone; the device's compiler makes its own.
+        rounded = settings.with_(target="") if kind == "BF16" else settings
         try:
             quantized = _quantized(
-                legal.model, front, reader, settings.with_(min_sqnr=gate), progress
+                legal.model, front, reader, rounded.with_(min_sqnr=gate), progress
             )
         except AccuracyError as error:
             # Changes of the configuration are tried on this model, not on the caller's.
             error.model = legal.model
             raise
-        result, report = quantized.model, quantized.report
+        report = quantized.report
+        if kind != "BF16":
+            result = quantized.model
     checked, forecast = check(result, target), preflight(result, target, kind=kind)
     # Checked on the result: quantization may add nodes that break rules of the graph.
     require_rules(checked, "nothing was written")
@@ -443,10 +463,19 @@ def _put(
             inside.mkdir()
             if overlay is not None:
                 shutil.copyfile(overlay, inside / OVERLAY_FILE)
+            provider, compiler = split_options(extra)
             devices = devices_for(
-                bundle.forecast.target, bundle.kind, extra, overlay=overlay is not None
+                bundle.forecast.target,
+                bundle.kind,
+                provider,
+                overlay=overlay is not None,
             )
-            _write(inside, bundle, model, samples, devices)
+            transformer = bundle.kind == "BF16" and has_attention(Graph.of(model))
+            options = {
+                "devices": devices,
+                "compiler": compiler_config(compiler, transformer=transformer),
+            }
+            _write(inside, bundle, model, samples, options)
             _replace(inside, target, folder)
     # Both name a file inside the temporary folder.
     except (OSError, ModelError) as error:
@@ -463,7 +492,7 @@ def _write(
     bundle: Bundle,
     model: ModelProto,
     samples: Sequence[Sample],
-    devices: Mapping[str, Mapping[str, str]],
+    options: Mapping[str, Any],
 ) -> None:
     """Write all files of a bundle, the checksums last.
 
@@ -471,23 +500,23 @@ def _write(
         folder: an empty folder.
         model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
-        devices: options of the execution provider by device.
+        options: "devices", the options of the execution provider by device, and "compiler", the
+            configuration of the BF16 compiler.
     """
     target, kind = bundle.forecast.target, bundle.kind
     # One file: the loaders and the checksums need no weights beside the model.
     with staged(model, folder / _MODEL, external=False):
         pass
-    transformer = kind == "BF16" and has_attention(Graph.of(model))
-    compiler = compiler_config(transformer=transformer)
     # The provider keeps compiled models by this key, in a folder that bundles share: another model,
     # or the same one under other options, must not find the cache of this one.
     digest = hashlib.sha256((folder / _MODEL).read_bytes())
-    digest.update(json.dumps([devices, compiler], sort_keys=True).encode())
+    digest.update(json.dumps(options, sort_keys=True).encode())
     settings: dict[str, Any] = {
         "model": _MODEL,
         "format": kind,
         "cache_key": digest.hexdigest()[:16],
-        "devices": devices,
+        "least_driver": LEAST_DRIVER,
+        "devices": options["devices"],
     }
     if bundle.images is not None:
         with staged(image_model(bundle.images), folder / _READER, external=False):
@@ -501,7 +530,7 @@ def _write(
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(settings))
     if kind == "BF16":
-        _json(folder / CONFIG_FILE, compiler)
+        _json(folder / CONFIG_FILE, options["compiler"])
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))
@@ -511,6 +540,12 @@ def _write(
         "subgraphs": bundle.forecast.subgraphs,
         "share": bundle.forecast.share,
         "least_share": bundle.forecast.least_share,
+        # By first outputs, as the engine's report names nodes.
+        "off": [
+            placed.output
+            for placed in bundle.forecast.placements
+            if placed.device != NPU
+        ],
         "doubts": list(map(str, bundle.forecast.doubts)),
     }
     report = None if bundle.report is None else bundle.report.to_dict()
@@ -584,20 +619,25 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def _header(settings: Mapping[str, Any]) -> str:
-    """Return the provider options as a C++ header."""
+    """Return the provider options as a C++ header.
+
+    A type of static members, which the loader takes as a template argument: a program with several
+    bundles gives each a name of its own.
+    """
     rows = ""
     for name, row in settings["devices"].items():
-        rows += f"\n    {{{json.dumps(name)}, {{{_cpp_pairs(row)}}}}},"
+        rows += f"\n      {{{json.dumps(name)}, {{{_cpp_pairs(row)}}}}},"
     texts = ""
-    for name in ("model", "cache_key", "preprocess", "postprocess"):
+    for name in ("model", "cache_key", "preprocess", "postprocess", "least_driver"):
         text = json.dumps(settings.get(name, ""))
-        texts += f"inline const std::string {name} = {text};\n"
+        texts += f"  static inline const std::string {name} = {text};\n"
     return (
-        "// Made with the model; see provider_options.json.\n#pragma once\n\n#include"
-        " <string>\n#include <unordered_map>\n\nnamespace npu::options"
-        f" {{\n\n{texts}inline const std::unordered_map<std::string,"
-        f" std::unordered_map<std::string, std::string>> devices = {{{rows}\n}};\n\n}} "
-        " // namespace npu::options\n"
+        "// Made with the model; see provider_options.json, and npu_session.hpp for several"
+        " bundles.\n#pragma once\n\n#include <string>\n#include <unordered_map>\n\n"
+        "#ifndef NPU_BUNDLE\n#define NPU_BUNDLE options\n#endif\n\nnamespace npu {\n\n"
+        f"struct NPU_BUNDLE {{\n{texts}  static inline const"
+        " std::unordered_map<std::string, std::unordered_map<std::string, std::string>>"
+        f" devices = {{{rows}\n  }};\n}};\n\n}}  // namespace npu\n\n#undef NPU_BUNDLE\n"
     )
 
 

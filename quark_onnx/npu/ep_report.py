@@ -17,12 +17,10 @@ from typing import Any
 from calibrators.json_file import Entry, read_json
 from calibrators.limits import TEXT
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.npu.bundle.npu_engine import PROCESSOR
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.page.blocks import Block, Notes
 from quark_onnx.page.reported import Reported
-
-#: Older names of devices.
-_DEVICES = {"DPU": "NPU", "IPU": "NPU", "VAIML": "NPU"}
 
 
 @dataclass(frozen=True)
@@ -169,4 +167,4 @@ def _devices_of(rows: Entry) -> dict[str, str]:
 
 
 def _device(name: str) -> str:
-    return _DEVICES.get(name, name)
+    return PROCESSOR.get(name, name)

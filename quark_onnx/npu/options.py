@@ -28,8 +28,22 @@ _CACHE = {"cache_dir": "{cache}", "enable_cache_file_io_in_mem": "0"}
 #: Options that the loader sets for each device, so that no text from outside may replace them.
 _OWN = ("cache_dir", "cache_key", "config_file", "xclbin")
 CONFIG_FILE = "vitisai_config.json"
+#: Options of the BF16 compiler with their values; None for any text. The first two are documented
+#: (modelrun.rst of 1.8), the others are those of AMD's Whisper demo and release notes.
+_COMPILER_OPTIONS: dict[str, tuple[str, ...] | None] = {
+    "optimize_level": ("1", "2", "3"),
+    "preferred_data_storage": ("auto", "vectorized", "unvectorized"),
+    "fe_experiment": None,
+    "aiecompiler_args": None,
+}
 #: Devices that the loaders can detect.
 DETECTED = ("phx", "stx", "krk")
+#: Devices as the loaders detect them: Hawk Point has the PCI id of Phoenix, and a compiler does not
+#: change the device.
+_DETECTED_AS = {"hpt": "phx", "stx-x1": "stx", "krk-x1": "krk"}
+#: Oldest driver for Windows of the releases 1.5 to 1.8 (app_development.rst, inst.rst). Drivers for
+#: Linux have other numbers.
+LEAST_DRIVER = "32.0.203.280"
 
 
 def provider_options(
@@ -62,6 +76,23 @@ def provider_options(
     return {"target": "X2", **_CACHE, **extra}
 
 
+def compiled_for(target: str, extra: Mapping[str, str]) -> str:
+    """Return the name of the target with the compiler that provider options choose.
+
+    Args:
+        target: name of the target.
+        extra: options of the execution provider; ``target`` is the compiler.
+
+    Raises:
+        ConfigError: the target is unknown.
+
+    >>> compiled_for("stx", {"target": "X1"}), compiled_for("stx", {})
+    ('stx-x1', 'stx')
+    """
+    is_older = TARGETS[target].compiler == "X2" and extra.get("target") == "X1"
+    return f"{target}-x1" if is_older else target
+
+
 def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
     """Raise ConfigError for an option that the loader sets itself, or a compiler that cannot be.
 
@@ -75,6 +106,8 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
             raise ConfigError(
                 f"provider option {name!r} is set by the loader of the bundle; leave it out"
             )
+        if name in _COMPILER_OPTIONS:
+            _check_compiler_option(name, value, kind)
         if name == "target" and value not in ("X1", "X2"):
             raise ConfigError(f"provider option target is {value!r}; it is X1 or X2")
         if name == "target" and kind == "BF16":
@@ -89,9 +122,33 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
             )
         if name == "target" and value == "X2" != target.compiler:
             raise ConfigError(
-                f"provider option target is 'X2', a compiler for stx and krk, not for"
+                "provider option target is 'X2', a compiler for stx and krk, not for"
                 f" {target.name}; leave it out"
             )
+
+
+def _check_compiler_option(name: str, value: str, kind: str) -> None:
+    """Raise ConfigError for an option of the BF16 compiler that has no such value or format."""
+    if kind != "BF16":
+        raise ConfigError(
+            f"{name} is an option of the BF16 compiler, but the model is {kind}; leave it out"
+        )
+    values = _COMPILER_OPTIONS[name]
+    if values is not None and value not in values:
+        raise ConfigError(
+            f"option {name} is {value!r}; it is one of {', '.join(values)}"
+        )
+
+
+def split_options(extra: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options of the provider, and those of the BF16 compiler.
+
+    >>> split_options({"opt_level": "2", "optimize_level": "3"})
+    ({'opt_level': '2'}, {'optimize_level': '3'})
+    """
+    compiler = {name: extra[name] for name in extra if name in _COMPILER_OPTIONS}
+    provider = {name: extra[name] for name in extra if name not in compiler}
+    return provider, compiler
 
 
 def devices_for(
@@ -106,8 +163,9 @@ def devices_for(
     The target's options come first. ``extra`` goes to devices of its architecture alone.
     """
     rows = {name: TARGETS[name] for name in DETECTED if kind in TARGETS[name].presets}
-    # Hawk Point has the PCI id of Phoenix, and is detected as such.
-    first = {"hpt": "phx"}.get(target.name, target.name)
+    first = _DETECTED_AS.get(target.name, target.name)
+    if first != target.name and target.compiler != rows[first].compiler:
+        extra = {**extra, "target": target.compiler}
     names = sorted(rows, key=lambda name: name != first)
     devices = dict[str, dict[str, str]]()
     for name in names:
@@ -119,26 +177,33 @@ def devices_for(
     return devices
 
 
-def compiler_config(*, transformer: bool = False) -> dict[str, Any]:
+def compiler_config(
+    extra: Mapping[str, str] = MappingProxyType({}), *, transformer: bool = False
+) -> dict[str, Any]:
     """Return the ``config_file`` for BF16 (modelrun.rst of release 1.8).
 
     ``targets`` is required since release 1.6.
 
     Args:
+        extra: options of the compiler; they replace the ones of the same name.
         transformer: True for a model with attention, whose data AMD's documentation and its
             DistilBERT sample store unvectorized.
     """
     storage = "unvectorized" if transformer else "auto"
+    options: dict[str, Any] = {
+        "optimize_level": 1,
+        "preferred_data_storage": storage,
+        **extra,
+    }
+    # A number in the file.
+    options["optimize_level"] = int(options["optimize_level"])
     return {
         "passes": [
             {"name": "init", "plugin": "vaip-pass_init"},
             {
                 "name": "vaiml_partition",
                 "plugin": "vaip-pass_vaiml_partition",
-                "vaiml_config": {
-                    "optimize_level": 1,
-                    "preferred_data_storage": storage,
-                },
+                "vaiml_config": options,
             },
         ],
         "target": "VAIML",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from calibrators.shown import printable
+from quark_onnx.npu.options import LEAST_DRIVER
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.report import Report
 
@@ -19,22 +20,34 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 | `provider_options.json`, `provider_options.hpp` | options of the execution provider, for each device |
 | `npu_session.py`, `npu_session.hpp` | open a session on the NPU; if that fails, on the CPU with a warning |
 | `precompile.py` | compile the model on a device, so that applications need not |
-| `compare.py`, `samples/`, `outputs/` | compare the outputs on this machine with outputs recorded on a CPU |
+| `compare.py`, `npu_engine.py`, `samples/`, `outputs/` | compare the outputs on this machine with outputs recorded on a CPU; latency; operators by device, against the forecast |
+| `CMakeLists.txt`, `npu_example.cpp` | build a C++ application with the model, and ship the libraries that it needs |
 | `forecast.html`, `report.json` | forecast of the nodes on the NPU, with reasons; accuracy |
 | `SHA256SUMS` | checksums: `sha256sum -c SHA256SUMS` |
 
 ## On the machine with the NPU
 
-1. Install Ryzen AI {release} and its driver, and use its Python environment.{overlay}
+1. Install Ryzen AI {release} and its driver, {driver} or later on Windows, and use its Python environment.{overlay}
+   With Windows ML instead (`pip install` of its packages, winml/installation.rst), the loader finds the provider by the
+   catalog of Windows ML.
 2. `python compare.py --device npu`. Running on the NPU does not guarantee correct results: the script compares the
-   outputs with the recorded ones.
-3. To see what was offloaded, set `XLNX_ONNX_EP_REPORT_FILE=vitisai_ep_report.json` and `NPU_CACHE=cache`, and run once
-   more; the report is in `cache`. `quark-onnx npu preflight model.onnx --target {target}{preset} --ep-report REPORT`
-   compares it with the forecast (report: since 1.5, modelrun.rst).
+   outputs with the recorded ones, measures the latency, and counts the operators by device in the engine's report or log
+   (since 1.5 and 1.7, modelrun.rst). It says whether the forecast held, and fails if the NPU runs nothing. With
+   `--fresh` it compiles anew, as a model from a cache is not counted; with `--data FOLDER --labels FILE.csv` (file name,
+   class number) it measures the accuracy, on the NPU and on the CPU.
+3. Node by node: `quark-onnx npu preflight model.onnx --target {target}{preset} --ep-report REPORT` compares the report,
+   `vitisai_ep_report.json` in the cache of step 5, with the forecast.
 4. {compiled}
 5. Ship this folder. Each device keeps its cache in a folder that the user may write to (`%LOCALAPPDATA%/npu_bundles`, on
-   Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, its options and
-   this engine; in Python, this driver as well. `npu_session.hpp` takes no compiled model of `precompile.py`.
+   Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, its options, this
+   engine, driver and overlay. `npu_session.hpp` takes no compiled model of `precompile.py`.
+
+C++: `cmake -S . -B ../build && cmake --build ../build` builds `npu_example`; `CMakeLists.txt` says how an application takes
+the model, and has the list of libraries that it ships (app_development.rst of 1.8).
+
+Several models in one program: `open_session(folder=OTHER_BUNDLE)` in Python, `npu_session.hpp` says how in C++. Open the
+largest first (amd/RyzenAI-SW#336), and compare outputs while all of them run: with 1.5 later sessions crashed
+(amd/RyzenAI-SW#223), with 1.8 running one made the results of another NaN (amd/RyzenAI-SW#402).
 
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """
@@ -74,7 +87,7 @@ def readme(
     Args:
         forecast: the forecast.
         kind: number format of the model.
-        report: accuracy of the quantized model; None for BF16.
+        report: accuracy, as in ``Bundle``.
         band: the worse band of accuracy and forecast.
         others: models that run before and after the model: "preprocess", "postprocess".
     """
@@ -89,21 +102,23 @@ def readme(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=_quality(report) + _placement(forecast, band),
+        quality=_quality(report, kind) + _placement(forecast, band),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
+        driver=LEAST_DRIVER,
         target=target.name,
         preset=" --preset BF16" if kind == "BF16" else "",
         compiled=_COMPILED[kind == "BF16"],
     )
 
 
-def _quality(report: Report | None) -> str:
+def _quality(report: Report | None, kind: str) -> str:
     """Return the accuracy and the verdict as paragraphs; empty without a report."""
     if report is None:
         return ""
-    text = f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
+    text = f" Worst output against the float model: {report.worst_sqnr:.1f} dB"
+    text += f"{', with tensors rounded to bfloat16 on a CPU' * (kind == 'BF16')}."
     if report.verdict is None:
         return text
     verdict = report.verdict

@@ -80,7 +80,9 @@ def simulate(  # noqa: PLR0913
         feeds: a value for each input, as for onnxruntime. A QuantizeLinear of an input stays on the
             CPU (Ryzen AI documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even
             regardless of ``rounding``.
-        rounding: rounding of ties: "even" as in QuantizeLinear, or "up" as in the engine.
+        rounding: rounding of ties: "even" as in QuantizeLinear, or "up" as in the engine. With
+            "even", products with a float constant (a slope, the sixth of a HardSigmoid) are those
+            of float32, so that they are ties where onnxruntime has ties.
         average: "exact", or "dpu" for the engine's product and shift instead of a division.
         gate: "exact", or "dpu" for 2731 / 2**14 instead of 1/6 in a HardSigmoid of slope 1/6.
         softmax: "float", or "dpu" for powers by a polynomial that is rounded to bfloat16 after each
@@ -203,7 +205,8 @@ class _Run:
             ModelError: the node cannot be simulated, or an integer does not fit.
         """
         inputs = tuple(map(self._read, node.inputs))
-        call = Call(self._graph, node, inputs, self._engine)
+        single = self._rounding == "even"
+        call = Call(self._graph, node, inputs, self._engine, single)
         try:
             results = self._results(call)
         # Raised where an exact integer would need more than 60 bits.

@@ -23,15 +23,21 @@ class Choice:
     Attributes:
         recipe: the recipe of the model's kind.
         config: its configuration, in a format that the target takes; without the target.
-        reason: the properties of the model and the consequence, in words.
+        reason: the properties of the model and the consequence, in words; empty where the user
+            chose, and the target takes the recipe's preset.
     """
 
     recipe: Recipe
     config: QConfig
     reason: str
 
+    @property
+    def described(self) -> str:
+        """Return the name with the reason, if there is one."""
+        return ": ".join(filter(None, (self.recipe.name, self.reason)))
+
     def __str__(self) -> str:
-        return f"recipe {self.recipe.name}: {self.reason}"
+        return f"recipe {self.described}"
 
 
 def structure(model: str | Path | ModelProto) -> Graph:
@@ -64,4 +70,5 @@ def choose(model: str | Path | ModelProto, target: str = "") -> Choice:
     # Depthwise networks need another format on an NPU alone; on a CPU they are classifiers.
     name = "classifier" if kind == "depthwise" else kind
     recipe = RECIPES[name]
-    return Choice(recipe, recipe.config_for(target), reason)
+    reasons = filter(None, (reason, recipe.instead(target)))
+    return Choice(recipe, recipe.config_for(target), "; ".join(reasons))

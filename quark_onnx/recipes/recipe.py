@@ -50,6 +50,20 @@ class Recipe:
             return self.config
         return self._with_preset(TARGETS[target].presets[0])
 
+    def instead(self, target: str) -> str:
+        """Return why the configuration for a target has another preset; empty if it has not.
+
+        Args:
+            target: as for ``config_for``.
+
+        >>> RECIPES["detector"].instead("phx"), RECIPES["detector"].instead("")
+        ('phx does not take A8W8, so it is XINT8', '')
+        """
+        if self.config_for(target) == self.config:
+            return ""
+        preset = TARGETS[target].presets[0]
+        return f"{target} does not take {self.preset}, so it is {preset}"
+
     def _with_preset(self, preset: str) -> QConfig:
         return QConfig.of(preset).with_(
             optimizers=self.optimizers, op_types=self.op_types

@@ -103,8 +103,8 @@ def check(
 
     Args:
         model: a path or a model, float or with Q/DQ pairs of any tool.
-        target: name of a processor (npu, phx, hpt, stx, krk) or an engine (cpu, openvino,
-            tensorrt, qnn, web).
+        target: name of a processor, such as phx, stx or, for any of them, npu, or of an engine
+            (cpu, openvino, tensorrt, qnn, web).
         kind: number format whose rules apply, "XINT8" or "integer"; empty to infer the format from
             the scales. A target that supports XINT8 alone applies the XINT8 rules to every
             quantized model.

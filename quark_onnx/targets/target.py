@@ -114,6 +114,28 @@ _ROWS = (
         _DOCS,
     ),
     Target("krk", "Krackan (XDNA2)", "XDNA2", "X2", _XDNA2, True, 17, False, _DOCS),
+    Target(
+        "stx-x1",
+        "Strix and Strix Halo (XDNA2) with the older compiler X1",
+        "XDNA2",
+        "X1",
+        ("XINT8",),
+        True,
+        17,
+        False,
+        _DOCS,
+    ),
+    Target(
+        "krk-x1",
+        "Krackan (XDNA2) with the older compiler X1",
+        "XDNA2",
+        "X1",
+        ("XINT8",),
+        True,
+        17,
+        False,
+        _DOCS,
+    ),
 )
 #: Operators on codes, which engines of Q/DQ pairs do not load.
 _ON_CODES = (
@@ -232,7 +254,10 @@ def npu_of(name: str) -> Target:
 
 #: Names that users of the vendor's tools may mistake for a target, with advice.
 _ELSEWHERE = {
-    "x1": "that is the compiler of phx and hpt, whose provider options name it",
+    "x1": (
+        "that is the compiler of phx and hpt, whose provider options name it, and the older one"
+        " of stx and krk: take stx-x1 or krk-x1"
+    ),
     "x2": "that is the compiler of stx and krk, whose provider options name it",
     "bfp16": (
         "the provider makes BFP16 itself of a float model: take --target stx and"

@@ -154,7 +154,7 @@ NETS: dict[str, Factory] = {
 }
 
 #: One target of each kind: the others of the kind have the same rules.
-KINDS = {"phx": ("npu", "phx", "hpt"), "stx": ("stx", "krk")}
+KINDS = {"phx": ("npu", "phx", "hpt", "stx-x1", "krk-x1"), "stx": ("stx", "krk")}
 #: Settings that make an optimizer fast.
 FAST = {
     "adaquant": "adaquant:iterations=2",

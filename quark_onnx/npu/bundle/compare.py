@@ -1,21 +1,50 @@
-"""Compare what this machine computes with what was recorded when the bundle was made: offloaded is
-not yet correct.
+"""Compare what this machine computes with what was recorded when the bundle was made, and report
+where the operators run and how fast: offloaded is not yet correct.
 
-    python compare.py [--device auto|npu|cpu] [--least 20]
+    python compare.py [--device auto|npu|cpu] [--least 20] [--runs 50] [--fresh]
+                      [--data FOLDER --labels FILE.csv]
 
 For each output of each shipped sample: the signal-to-noise ratio in dB, the greatest deviation, and
-whether the greatest value is at the same place. The exit code is 1 if any ratio is below --least,
-and 2 if there are no samples.
+whether the greatest value is at the same place. Then the latency; on the NPU the operators by
+device as the engine reports them, and whether the forecast held; with labels the accuracy. The exit
+code is 1 if any ratio is below --least, or if the NPU runs no operator, and 2 if there are no
+samples.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
+import os
 import re
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
 
 import numpy as np
-from npu_session import HERE, arrays_of, open_session, printable
+from npu_engine import (
+    REPORT,
+    REPORT_VARIABLE,
+    Counts,
+    compared,
+    counts_of_log,
+    counts_of_report,
+    logged,
+    report_of,
+)
+from npu_session import (
+    HERE,
+    arrays_of,
+    compiled_model,
+    driver_version,
+    open_session,
+    printable,
+    provider_options,
+    read_image,
+)
 
 
 def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
@@ -51,6 +80,23 @@ def deviation(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
 
 
 def main() -> int:
+    options = _options()
+    files = sorted((HERE / "samples").glob("*.npz"))
+    if not files:
+        print(
+            f"compare: {HERE / 'samples'} has no samples; copy the whole folder of the bundle",
+            file=sys.stderr,
+        )
+        return 2
+    if options.fresh:
+        # The engine writes its report and counts only while it compiles.
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            os.environ["NPU_CACHE"] = folder
+            return _compare(options, files)
+    return _compare(options, files)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Compare this machine's outputs with the recorded ones.",
     )
@@ -61,24 +107,91 @@ def main() -> int:
         default=20.0,
         help="least signal-to-noise ratio in dB (default: 20)",
     )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=50,
+        help="runs for the latency; 0 for none (default: 50)",
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="compile in an empty cache, so that the engine counts the operators again",
+    )
+    parser.add_argument(
+        "--data", type=Path, help="folder of .npz files, or of images, with labels"
+    )
+    parser.add_argument(
+        "--labels", type=Path, help="CSV file of file names and class numbers"
+    )
     options = parser.parse_args()
-    session, where = open_session(options.device)
-    names = [printable(value.name) for value in session.get_outputs()]
-    worst = float("inf")
-    files = sorted((HERE / "samples").glob("*.npz"))
-    if not files:
+    if (options.data is None) != (options.labels is None):
+        parser.error("--data and --labels belong together")
+    return options
+
+
+def _compare(options: argparse.Namespace, files: list[Path]) -> int:
+    """Open the session, and print every part of the comparison; return the exit code."""
+    os.environ.setdefault(REPORT_VARIABLE, REPORT)
+    try:
+        with logged() as lines:
+            session, where = open_session(
+                options.device, verbose=True, fresh=options.fresh
+            )
+    except RuntimeError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 1
+    print(f"engine: {_engine(where)}")
+    worst = _worst(session, files)
+    count = f"{len(files)} sample" if len(files) == 1 else f"{len(files)} samples"
+    print(f"on the {where.upper()}, {count}: worst {worst:.1f} dB")
+    if options.runs > 0:
+        print(f"latency: {_latency(session, files[0], options.runs)}")
+    code = 0
+    if where == "npu":
+        code = _print_operators(lines, fresh=options.fresh)
+    if options.labels is not None:
+        print(f"top-1: {_accuracy(session, where, options.data, options.labels)}")
+    if worst < options.least:
+        hint = (
+            ""
+            if where == "npu"
+            else "; without VNNI a CPU's sums of 8-bit products saturate in onnxruntime"
+        )
         print(
-            f"compare: {HERE / 'samples'} has no samples; copy the whole folder of the bundle",
+            f"compare: below {options.least:g} dB: this machine computes something else{hint}",
             file=sys.stderr,
         )
-        return 2
+        return 1
+    return code
+
+
+def _engine(where: str) -> str:
+    """Return the versions of onnxruntime and of the driver."""
+    import onnxruntime as ort
+
+    driver = f", driver {driver_version()}" if where == "npu" else ""
+    return f"onnxruntime {ort.__version__}{driver}"
+
+
+def _feeds(session: Any, file: Path) -> dict[str, Any]:
+    """Return the inputs of the model from a .npz file or an image."""
+    inputs = session.get_inputs()
+    if file.suffix.lower() != ".npz":
+        return {inputs[0].name: read_image(file)}
+    with np.load(file, allow_pickle=False) as arrays:
+        return {value.name: arrays[value.name] for value in inputs}
+
+
+def _worst(session: Any, files: list[Path]) -> float:
+    """Print the agreement of each output of each sample; return the least ratio in dB."""
+    names = [printable(value.name) for value in session.get_outputs()]
+    worst, places = float("inf"), list[bool]()
     for file in files:
-        with np.load(file, allow_pickle=False) as arrays:
-            sample = {value.name: arrays[value.name] for value in session.get_inputs()}
         with np.load(HERE / "outputs" / file.name, allow_pickle=False) as arrays:
             expected = dict(arrays)
         computed: dict[str, np.ndarray] = {}
-        for place, value in enumerate(session.run(None, sample)):
+        for place, value in enumerate(session.run(None, _feeds(session, file))):
             computed.update(arrays_of(f"output_{place}", value))
         for key in {**expected, **computed}:
             name = re.sub(r"^output_(\d+)", lambda found: names[int(found[1])], key)
@@ -97,25 +210,97 @@ def main() -> int:
             ratio = sqnr(wanted, found)
             more = ""
             if wanted.dtype.kind in "biuf" and wanted.size:
-                same = "same" if np.argmax(found) == np.argmax(wanted) else "OTHER"
+                places.append(bool(np.argmax(found) == np.argmax(wanted)))
+                same = "same" if places[-1] else "OTHER"
                 greatest = np.abs(deviation(wanted, found)).max()
                 more = f", greatest deviation {greatest:.3g}, {same} greatest value"
             print(f"{file.name} {name}: {ratio:.1f} dB{more}")
             worst = min(worst, ratio)
-    count = f"{len(files)} sample" if len(files) == 1 else f"{len(files)} samples"
-    print(f"on the {where.upper()}, {count}: worst {worst:.1f} dB")
-    if worst < options.least:
-        hint = (
-            ""
-            if where == "npu"
-            else "; without VNNI a CPU's sums of 8-bit products saturate in onnxruntime"
-        )
+    if places:
+        print(f"agreement of the greatest value: {sum(places)} of {len(places)}")
+    return worst
+
+
+def _latency(session: Any, file: Path, runs: int) -> str:
+    """Return the latency and the throughput of one inference after the other."""
+    feeds, seconds = _feeds(session, file), list[float]()
+    for _ in range(min(runs, 3)):  # the first runs allocate memory
+        session.run(None, feeds)
+    for _ in range(runs):
+        start = perf_counter()
+        session.run(None, feeds)
+        seconds.append(perf_counter() - start)
+    median, most = np.percentile(seconds, (50, 95)) * 1e3
+    rate = runs / sum(seconds)
+    return (
+        f"median {median:.2f} ms, 95 % within {most:.2f} ms; {rate:.1f} inferences per second, one"
+        f" after the other ({runs} runs)"
+    )
+
+
+def _print_operators(lines: list[str], *, fresh: bool) -> int:
+    """Print the operators by device and whether the forecast held; return the exit code.
+
+    Args:
+        lines: the engine's log of the opening of the session.
+        fresh: True if nothing that was compiled before was used.
+    """
+    counts, source = _counts(lines, fresh=fresh)
+    if counts is None:
         print(
-            f"compare: below {options.least:g} dB: this machine computes something else{hint}",
-            file=sys.stderr,
+            "operators: unknown, as the compiled model came from a cache: python compare.py"
+            " --device npu --fresh"
         )
+        return 0
+    report = json.loads((HERE / "report.json").read_text(encoding="utf-8"))
+    held, rows = compared(counts, report["forecast"])
+    print(f"operators by the engine's {source}: {'; '.join(map(printable, rows))}")
+    print(f"forecast: {'held' if held else 'did NOT hold'}")
+    if counts.operators.get("NPU", 0) == 0:
+        print("compare: no operator runs on the NPU", file=sys.stderr)
         return 1
     return 0
+
+
+def _counts(lines: list[str], *, fresh: bool) -> tuple[Counts | None, str]:
+    """Return the counts of the engine's report, or of its log, and which of them it is."""
+    import onnxruntime as ort
+
+    settings = json.loads((HERE / "provider_options.json").read_text(encoding="utf-8"))
+    device, options = provider_options(ort, settings, HERE)
+    compiled = None if fresh else compiled_model(device, options, HERE)
+    report = report_of(options)
+    if compiled is not None:
+        # Written by precompile.py.
+        report = compiled.with_suffix(".report.json")
+    if report is not None and report.is_file():
+        return counts_of_report(report), "report"
+    return counts_of_log(lines), "log"
+
+
+def _accuracy(session: Any, where: str, data: Path, labels: Path) -> str:
+    """Return the share of right classes, on the NPU beside that of the CPU."""
+    with labels.open(encoding="utf-8", newline="") as file:
+        rows = [(row[0], row[1].strip()) for row in csv.reader(file) if len(row) > 1]
+    classes = [(name, int(label)) for name, label in rows if label.isdecimal()]
+    if not classes:
+        raise SystemExit(
+            f"compare: {labels} has no rows of a file name and a class number"
+        )
+    sessions = {where: session}
+    if where == "npu":
+        sessions["cpu"] = open_session("cpu")[0]
+    right = dict.fromkeys(sessions, 0)
+    for name, label in classes:
+        feeds = _feeds(session, data / name)
+        for device, opened in sessions.items():
+            scores = opened.run(None, feeds)[0]
+            right[device] += int(np.argmax(scores) == label)
+    shares = [
+        f"{100 * count / len(classes):.2f} % on the {device.upper()}"
+        for device, count in right.items()
+    ]
+    return f"{', '.join(shares)}, of {len(classes)} samples"
 
 
 if __name__ == "__main__":

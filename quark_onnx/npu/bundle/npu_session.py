@@ -12,6 +12,8 @@ is made of the outputs where it has operators of these.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -35,6 +37,8 @@ def open_session(
     device: str = "auto",
     *,
     strict: bool = False,
+    verbose: bool = False,
+    fresh: bool = False,
     folder: Path = HERE,
 ) -> tuple[Any, str]:
     """A session, and "npu" or "cpu": what it was opened for.
@@ -42,7 +46,9 @@ def open_session(
     Args:
         device: "npu" and "cpu" ask for one of them; "auto" takes the NPU where there is one.
         strict: with the NPU, an operator that would run on the CPU is an error.
-        folder: the folder of the bundle.
+        verbose: with the NPU, the engine logs at severity 1, which has counts of operators.
+        fresh: with the NPU, do not take a model that precompile.py has compiled.
+        folder: the folder of the bundle. One program may open several: see README.md.
 
     Raises:
         RuntimeError: the NPU was asked for by name, and cannot be had.
@@ -53,7 +59,14 @@ def open_session(
     model = str(folder / settings["model"])
     if device != "cpu":
         try:
-            return _on_npu(ort, model, settings, strict=strict, folder=folder), "npu"
+            options = ort.SessionOptions()
+            if strict:
+                options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            if verbose:
+                options.log_severity_level = 1
+            found, chosen = provider_options(ort, settings, folder)
+            compiled = None if fresh else compiled_model(found, chosen, folder)
+            return session_of(ort, str(compiled or model), options, chosen), "npu"
         except (
             Exception
         ) as error:  # a provider that is not there, or that does not take the model
@@ -77,9 +90,7 @@ def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
         "preprocess",
         "this model was not made with images; give it a .npz file",
     )
-    from encoded import read_encoded
-
-    encoded = read_encoded(Path(file))
+    encoded = _encoded(folder).read_encoded(Path(file))
     return reader.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})[0]
 
 
@@ -144,6 +155,16 @@ def arrays_of(name: str, value: Any) -> dict[str, Any]:
     }
 
 
+@cache
+def _encoded(folder: Path) -> Any:
+    """The module encoded.py of a bundle, which need not be the folder of this module."""
+    spec = importlib.util.spec_from_file_location("encoded", folder / "encoded.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _settings(folder: Path) -> Any:
     return json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
 
@@ -180,25 +201,49 @@ def _on_cpu(folder: Path, name: str, missing: str) -> Any:
         ) from error
 
 
-def _on_npu(
-    ort: Any,
-    model: str,
-    settings: dict[str, Any],
-    *,
-    strict: bool,
-    folder: Path,
+def session_of(
+    ort: Any, model: str, session_options: Any, options: dict[str, str]
 ) -> Any:
-    found, options = provider_options(ort, settings, folder)
-    session_options = ort.SessionOptions()
-    if strict:
-        session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    compiled = _compiled(ort, settings, found, folder)
-    return ort.InferenceSession(
-        str(compiled) if compiled else model,
-        session_options,
-        providers=[PROVIDER],
-        provider_options=[options],
-    )
+    """Open a session of the provider, which onnxruntime has itself or by Windows ML."""
+    if PROVIDER in ort.get_available_providers():
+        return ort.InferenceSession(
+            model, session_options, providers=[PROVIDER], provider_options=[options]
+        )
+    session_options.add_provider_for_devices(ep_devices(ort)[:1], options)
+    return ort.InferenceSession(model, session_options)
+
+
+#: Prints the path of the provider's library. Windows ML is asked in a process of its own, as its
+#: Python modules disturb other providers (documentation of Ryzen AI 1.8, winml/winml_ep.rst).
+_WINDOWS_ML = f"""
+import winui3.microsoft.windows.ai.machinelearning as windows_ml
+from winui3.microsoft.windows.applicationmodel.dynamicdependency import bootstrap
+with bootstrap.initialize(options=bootstrap.InitializeOptions.ON_NO_MATCH_SHOW_UI):
+    for provider in windows_ml.ExecutionProviderCatalog.get_default().find_all_providers():
+        if provider.name == "{PROVIDER}":
+            provider.ensure_ready_async().get()
+            print(provider.library_path)
+"""
+
+
+def ep_devices(ort: Any) -> list[Any]:
+    """Return the NPUs of the provider that Windows ML installs; empty without Windows ML."""
+    if not hasattr(ort, "get_ep_devices"):  # onnxruntime before 1.23
+        return []
+    if not _npus(ort) and platform.system() == "Windows":
+        library = _printed([sys.executable, "-c", _WINDOWS_ML])
+        if library:
+            ort.register_execution_provider_library(PROVIDER, library)
+    return _npus(ort)
+
+
+def _npus(ort: Any) -> list[Any]:
+    return [
+        device
+        for device in ort.get_ep_devices()
+        if device.ep_name == PROVIDER
+        and device.device.type == ort.OrtHardwareDeviceType.NPU
+    ]
 
 
 def provider_options(
@@ -207,11 +252,12 @@ def provider_options(
     """The processor of this machine, and the options of the provider for it.
 
     Raises:
-        RuntimeError: the provider, the processor or a file of the installation is missing.
+        RuntimeError: the provider, the processor or a file of the installation is missing, or the
+        driver is too old.
     """
-    if PROVIDER not in ort.get_available_providers():
+    if PROVIDER not in ort.get_available_providers() and not ep_devices(ort):
         raise RuntimeError(
-            f"this onnxruntime has no {PROVIDER}; install that of Ryzen AI",
+            f"this onnxruntime has no {PROVIDER}; install that of Ryzen AI, or Windows ML",
         )
     found = detect()
     if found is None:
@@ -230,16 +276,38 @@ def provider_options(
             f"there is no overlay {overlay}; Ryzen AI 1.7.1 installs it, later releases do not:"
             " ship a copy, quark-onnx npu deploy --xclbin FILE",
         )
-    # a cache of another provider, driver or model must never be used
+    _check_driver(settings.get("least_driver", ""))
+    # a cache of another provider, driver, overlay or model must never be used
     version = f"{found}_{ort.__version__}_{driver_version()}"
+    if overlay is not None:
+        version += f"_{_digest(overlay)}"
     options["cache_key"] = (
         f"{settings['cache_key']}_{re.sub('[^A-Za-z0-9]', '_', version)}"
     )
     return found, options
 
 
-def _compiled(
-    ort: Any, settings: Mapping[str, Any], device: str, folder: Path
+def _check_driver(least: str) -> None:
+    """Raise RuntimeError for a driver of Windows that the release does not take."""
+    driver = driver_version()
+    if platform.system() != "Windows" or not re.fullmatch(r"\d+(\.\d+){3}", driver):
+        return
+    if _numbers(driver) < _numbers(least):
+        raise RuntimeError(
+            f"the driver of the NPU is {driver}, and {least} or later is needed"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8]
+
+
+def compiled_model(
+    device: str, options: Mapping[str, str], folder: Path
 ) -> Path | None:
     """The model that precompile.py has made for this processor, engine and driver, if any."""
     path = folder / "compiled" / f"{device}.onnx"
@@ -249,23 +317,15 @@ def _compiled(
         made = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         made = {}
-    if made == origin(ort, settings):
+    # The key has the model, the engine, the driver and the overlay.
+    if made == {"cache_key": options["cache_key"]}:
         return path
     print(
-        f"npu_session: {path.name} was compiled with another engine, driver or model and is not"
-        " used; run precompile.py again",
+        f"npu_session: {path.name} was compiled with another engine, driver, overlay or model and"
+        " is not used; run precompile.py again",
         file=sys.stderr,
     )
     return None
-
-
-def origin(ort: Any, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What a compiled model depends on: the model, the engine and the driver."""
-    return {
-        "model": settings["cache_key"],
-        "engine": ort.__version__,
-        "driver": driver_version(),
-    }
 
 
 def cache_folder() -> Path:
@@ -286,20 +346,20 @@ def driver_version() -> str:
             "Get-CimInstance Win32_PnPSignedDriver | Where-Object { $_.DeviceID -match"
             " 'VEN_1022&DEV_(1502|17F0)' } | Select-Object -First 1 -ExpandProperty DriverVersion"
         )
-        try:
-            done = subprocess.run(
-                ["powershell", "-NoProfile", "-Command", command],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except OSError:
-            return "unknown"
-        return done.stdout.strip() or "unknown"
+        return _printed(["powershell", "-NoProfile", "-Command", command]) or "unknown"
     try:
         return Path("/sys/module/amdxdna/version").read_text(encoding="utf-8").strip()
     except OSError:  # a driver of the kernel itself has the version of the kernel
         return platform.release() or "unknown"
+
+
+def _printed(command: list[str]) -> str:
+    """Return what a command prints; empty if it cannot be run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout.strip()
 
 
 def _filled(value: str, folder: Path) -> str:
@@ -337,12 +397,7 @@ def _pci() -> list[tuple[str, str]]:
     """Device and revision of all PCI devices of AMD, as hexadecimal digits."""
     if platform.system() == "Windows":
         command = ["pnputil", "/enum-devices", "/bus", "PCI", "/deviceids"]
-        text = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
+        text = _printed(command)
         return re.findall(r"VEN_1022&DEV_([0-9A-F]{4}).*?REV_([0-9A-F]{2})", text)
     found = []
     for path in sorted(Path("/sys/bus/pci/devices").glob("*")):

@@ -3,8 +3,8 @@
     python precompile.py
 
 The engine that applications ship cannot compile BF16 models; for other formats the first start is faster. The compiled
-model (an EP-context file) lies in compiled/, with the versions of engine and driver that it is for; npu_session.py takes
-it where these fit. Run this once on each kind of processor, with the whole Ryzen AI installed, and ship the folder.
+model (an EP-context file) lies in compiled/, with the cache key of the engine, driver and overlay that it is for, and with
+the engine's report of operators; npu_session.py takes it where the key fits. Run this once on each kind of processor, with the whole Ryzen AI installed, and ship the folder.
 
 Source: Ryzen AI documentation 1.8 (2026-07-23), app_development.rst and modelrun.rst.
 """  # noqa: E501
@@ -12,10 +12,13 @@ Source: Ryzen AI documentation 1.8 (2026-07-23), app_development.rst and modelru
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
-from npu_session import HERE, PROVIDER, origin, provider_options
+from npu_engine import REPORT, REPORT_VARIABLE, report_of
+from npu_session import HERE, PROVIDER, provider_options, session_of
 
 
 def precompile(folder: Path = HERE) -> Path:
@@ -40,16 +43,15 @@ def precompile(folder: Path = HERE) -> Path:
         ("ep.context_embed_mode", "1"),
     ):
         session_options.add_session_config_entry(name, value)
-    ort.InferenceSession(
-        str(folder / settings["model"]),
-        session_options,
-        providers=[PROVIDER],
-        provider_options=[options],
-    )
+    os.environ.setdefault(REPORT_VARIABLE, REPORT)
+    session_of(ort, str(folder / settings["model"]), session_options, options)
     if not path.is_file():
         raise RuntimeError(f"{PROVIDER} compiled nothing for {device}; see its log")
-    record = json.dumps(origin(ort, settings), indent=2) + "\n"
+    record = json.dumps({"cache_key": options["cache_key"]}, indent=2) + "\n"
     path.with_suffix(".json").write_text(record, encoding="utf-8")
+    report = report_of(options)
+    if report is not None:
+        shutil.copyfile(report, path.with_suffix(".report.json"))
     return path
 
 

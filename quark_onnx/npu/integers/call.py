@@ -48,12 +48,15 @@ class Call:
         inputs: a value for each input, None for an omitted input.
         engine: operators that follow the engine's documentation instead of exact arithmetic:
             "average", "gate", "softmax".
+        single: True to multiply by float constants in float32, as onnxruntime does, so that ties
+            are the same; False for exact products.
     """
 
     graph: Graph
     node: Node
     inputs: tuple[Value | None, ...]
     engine: frozenset[str] = frozenset()
+    single: bool = False
 
     def operands(self) -> list[Value]:
         """Return the values of the inputs that are not omitted."""

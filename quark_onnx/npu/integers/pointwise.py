@@ -59,8 +59,7 @@ def multiply(call: Call) -> list[Value]:
     first, second = call.operands()
     if isinstance(first, Real) or isinstance(second, Real):
         return [Real(reals(first) * reals(second))]
-    # A float32 constant has up to 24 bits, which add to those of the codes.
-    return [times(exact(first), exact(second))]
+    return [_product(call, first, second)]
 
 
 def clip(call: Call) -> list[Value]:
@@ -81,15 +80,35 @@ def leaky(call: Call) -> list[Value]:
     models (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py).
     """
     x = call.fixed(0)
+    # A slope that is computed in float is an error.
+    slope: Fixed | NDArray[Any] = _constant(call, "alpha", 0.01)
     if call.has(1):
-        slope = call.fixed(1)
-    else:
-        slope = _number(call.node.attribute("alpha", 0.01))
-    return [_leaky(x, slope)]
+        constant = call.inputs[1]
+        slope = constant if isinstance(constant, np.ndarray) else call.fixed(1)
+    return [together(_where_negative, _product(call, x, slope), x)]
 
 
-def _leaky(x: Fixed, slope: Fixed) -> Fixed:
-    return together(_where_negative, times(x, slope), x)
+def _product(
+    call: Call, first: Fixed | NDArray[Any], second: Fixed | NDArray[Any]
+) -> Fixed:
+    """Multiply; a product with a float constant is rounded to float32 where onnxruntime's is.
+
+    A constant of 24 bits times a code can lie next to a tie where the product in float32 is one.
+    """
+    if call.single and isinstance(first, np.ndarray) != isinstance(second, np.ndarray):
+        narrow = [_float32(value) for value in (first, second)]
+        if narrow[0] is not None and narrow[1] is not None:
+            return Fixed.exactly(narrow[0] * narrow[1])
+    return times(exact(first), exact(second))
+
+
+def _float32(value: Fixed | NDArray[Any]) -> NDArray[np.float32] | None:
+    """Return numbers in float32; None if one of them is no float32."""
+    if isinstance(value, Fixed) and value.divisor != 1:
+        return None
+    numbers = reals(value)
+    narrow = numbers.astype(np.float32)
+    return narrow if np.array_equal(narrow, numbers) else None
 
 
 def _where_negative(below: Ints, above: Ints) -> Ints:
@@ -104,9 +123,9 @@ def hard_sigmoid(call: Call) -> list[Value]:
 
     The engine's approximation of 1/6 increases the result by 1/8192 of its value.
     """
-    alpha, beta = call.node.attribute("alpha", 0.2), call.node.attribute("beta", 0.5)
-    gate = _hard_sigmoid(call.fixed(0), alpha, beta)
-    is_of_engine = np.float32(alpha) == np.float32(1 / 6) and beta == 0.5
+    alpha, beta = _constant(call, "alpha", 0.2), _constant(call, "beta", 0.5)
+    gate = _hard_sigmoid(call, alpha, beta)
+    is_of_engine = alpha == np.float32(1 / 6) and beta == 0.5
     # A model with amd-quark's factor already holds the correction.
     if "gate" in call.engine and is_of_engine and not call.corrected:
         # 2731 * 6 / 2**14 = 1 + 1/8192.
@@ -116,12 +135,28 @@ def hard_sigmoid(call: Call) -> list[Value]:
 
 def hard_swish(call: Call) -> list[Value]:
     """Compute HardSwish: the input times its hard sigmoid of slope 1 / 6."""
-    x = call.fixed(0)
-    return [times(x, _hard_sigmoid(x, 1 / 6, 0.5))]
+    gate = _hard_sigmoid(
+        call, np.asarray(np.float32(1 / 6)), np.asarray(np.float32(0.5))
+    )
+    x, narrow = call.fixed(0), _float32(gate)
+    # The gate is a float32 as well, if it was computed as one.
+    return [_product(call, x, gate if narrow is None else narrow)]
 
 
-def _hard_sigmoid(x: Fixed, alpha: float, beta: float) -> Fixed:
-    return _clipped(together(np.add, times(x, _number(alpha)), _number(beta)), 0.0, 1.0)
+def _hard_sigmoid(
+    call: Call, alpha: NDArray[np.float32], beta: NDArray[np.float32]
+) -> Fixed:
+    product = _product(call, call.fixed(0), alpha)
+    narrow = _float32(product) if call.single and "gate" not in call.engine else None
+    if narrow is not None:
+        # onnxruntime adds in float32, too.
+        return Fixed.exactly((narrow + beta).clip(0, 1))
+    return _clipped(together(np.add, product, exact(beta)), 0.0, 1.0)
+
+
+def _constant(call: Call, name: str, default: float) -> NDArray[np.float32]:
+    """Return a float attribute, which ONNX stores in float32."""
+    return np.asarray(call.node.attribute(name, default), np.float32)
 
 
 def _clipped(x: Fixed, low: float, high: float) -> Fixed:

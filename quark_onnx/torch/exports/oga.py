@@ -233,11 +233,17 @@ def ryzen_ai_flows() -> dict[str, Any]:
     }
     return {
         "release": "Ryzen AI 1.8, Windows, Strix Point or Krackan Point",
-        "npu": {
-            "command": f"model_generate --npu --input {CHECKPOINT} --output npu",
+        # The fastest first; full fusion exists for the models that AMD lists (llm_list.rst).
+        "npu, up to 4,096 tokens": {
+            "command": _model_generate("--npu --full_fusion", "npu-4k"),
         },
+        "npu, up to 16,384 tokens": {
+            "command": _model_generate("--npu --token_fusion", "npu-16k")
+            + " --extra_options max_seq_len=16384",
+        },
+        "npu, any model": {"command": _model_generate("--npu --basic", "npu-basic")},
         "hybrid": {
-            "command": f"model_generate --hybrid --input {CHECKPOINT} --output hybrid",
+            "command": _model_generate("--hybrid", "hybrid"),
             "genai_config.json for more than 4096 tokens": {
                 "model": {
                     "decoder": {
@@ -250,6 +256,11 @@ def ryzen_ai_flows() -> dict[str, Any]:
             },
         },
     }
+
+
+def _model_generate(mode: str, folder: str) -> str:
+    """Return the command line of AMD's tool that makes a folder of the checkpoint."""
+    return f"model_generate {mode} --input {CHECKPOINT} --output {folder}"
 
 
 def _check_layout(checkpoint: Path) -> None:

@@ -303,3 +303,51 @@ def test_after_bf16_the_command_for_another_format_asks_for_data(cli: Any) -> No
     assert finished.code == 0, finished.err
     command = finished.out.splitlines()[-1].strip()
     assert command.endswith("--preset A8W8 --data PATH")
+
+
+def test_bf16_is_measured_with_data_and_refused_below_the_gate(cli: Any) -> None:
+    onnx.save(gates_of_sigmoid(), "silu.onnx")
+    words = ["npu", "deploy", "silu.onnx", "-o", "out", "--preset", "BF16"]
+    missed = cli(*words, "--random-data", "4", "--min-sqnr", "90")
+    assert missed.code == 1 and "the minimum is 90 dB" in missed.err
+    assert not Path("out").exists()
+    made = cli(*words, "--random-data", "4", "--advice", "none", "--json")
+    assert made.code == 0 and 30 < made.json["worst_sqnr"] < 60
+    assert made.json["next_steps"] == []
+
+
+def test_the_compiler_of_an_option_and_the_preset_of_a_recipe(cli: Any) -> None:
+    """What is printed is for X1, and says that the detector's A8W8 is not for it."""
+    onnx.save(gates_of_sigmoid(), "silu.onnx")
+    words = ["npu", "deploy", "silu.onnx", "-o", "out", "--random-data", "4"]
+    options = ["--ep-option", "target=X1", "--recipe", "detector", "--min-sqnr", "-99"]
+    made = cli(*words, *options, "--advice", "list")
+    assert made.code == 0, made.err
+    assert "stx-x1 does not take A8W8, so it is XINT8" in made.out
+    assert "(XINT8, Ryzen AI 1.8)" in made.out and "in 1 subgraph" in made.out
+    assert "--preset A" not in made.out
+
+
+def test_legalization_knows_the_format(cli: Any) -> None:
+    model = parse(
+        """g (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv (x, w) b = HardSwish (a) y = Conv (b, w) }""",
+        w=normal(4, 4, 1, 1),
+    )
+    onnx.save(model, "swish.onnx")
+    for preset, kept in (("XINT8", True), ("A8W8", False)):
+        words = ["-o", f"{preset}.onnx", "--target", "stx", "--preset", preset]
+        done = cli("npu", "legalize", "swish.onnx", *words)
+        assert done.code == 0, done.err
+        kinds = {node.op_type for node in onnx.load(f"{preset}.onnx").graph.node}
+        assert ("HardSwish" in kinds) == kept
+
+
+def gates_of_sigmoid() -> onnx.ModelProto:
+    """A SiLU between two convolutions, whose Sigmoid X2 runs on the CPU in XINT8."""
+    return parse(
+        """g (float[1,3,8,8] x) => (float[1,4,6,6] y) {
+            c = Conv <pads = [1,1,1,1]> (x, w) s = Sigmoid (c) m = Mul (c, s) y = Conv (m, v) }""",
+        w=normal(8, 3, 3, 3),
+        v=normal(4, 8, 3, 3),
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,12 @@ from onnx import ModelProto, helper, numpy_helper
 from calibrators.readers.open import ImageSpec, open_reader
 from quark_onnx import npu
 from quark_onnx.cli import main
-from quark_onnx.common.errors import AccuracyError, ConfigError, ModelError
+from quark_onnx.common.errors import (
+    AccuracyError,
+    ConfigError,
+    ConstraintError,
+    ModelError,
+)
 from quark_onnx.common.registry import NPU_RECIPES
 from tests.models import depthwise_layers, normal, parse, run, samples, weight
 
@@ -53,7 +59,10 @@ FILES = {
         "provider_options.json",
         "provider_options.hpp",
         "npu_session.py",
+        "npu_engine.py",
         "npu_session.hpp",
+        "npu_example.cpp",
+        "CMakeLists.txt",
         "compare.py",
         "precompile.py",
     ),
@@ -250,11 +259,204 @@ def test_what_the_provider_is_told(
     assert told["where"] == "npu" and told["session.disable_cpu_ep_fallback"] == "1"
     [options] = told["options"]
     assert options["cache_dir"] == str(tmp_path / "cache")
-    # The key ends in the versions of engine and driver.
+    # The key ends in the versions of engine and driver, and the overlay's content.
     assert f"_{device}_1_27_0_" in options["cache_key"]
     assert ("xclbin" in options) == (device == "phx")
+    overlay.write_bytes(b"of another release")
+    again = json.loads(called(bundle.folder, "-c", PROVIDER, device).stdout)["options"]
+    assert (again[0]["cache_key"] == options["cache_key"]) == (device == "stx")
     if device == "phx":
         assert Path(options["xclbin"]) == overlay
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [("32.0.203.279", "the driver of the NPU is 32.0.203.279"), ("32.0.203.280", "")],
+)
+def test_a_driver_of_windows_that_is_too_old(
+    bundle: npu.Bundle, driver: str, words: str
+) -> None:
+    code = PROVIDER.replace(
+        "_, where",
+        f"npu_session.platform.system = lambda: 'Windows'\n"
+        f"npu_session.driver_version = lambda: {driver!r}\n_, where",
+    )
+    done = called(bundle.folder, "-c", code, "stx")
+    told = json.loads(done.stdout)
+    assert told["where"] == ("cpu" if words else "npu")
+    assert words in done.stderr and bool(words) == ("32.0.203.280" in done.stderr)
+
+
+WINDOWS_ML = """
+import json, sys, types, npu_session
+from types import SimpleNamespace as Some
+seen, library = {}, sys.argv[1]
+NPU = Some(type="npu")
+class Options:
+    def add_provider_for_devices(self, devices, options): seen.update(devices=len(devices), options=options)
+def session(model, options=None, providers=None): seen["providers"] = providers
+found = [Some(ep_name="DmlExecutionProvider", device=NPU)]
+def register(name, path):
+    seen.update(name=name, path=path)
+    found.append(Some(ep_name=name, device=Some(type="gpu")))
+    found.append(Some(ep_name=name, device=NPU))
+sys.modules["onnxruntime"] = Some(get_available_providers=lambda: [], get_ep_devices=lambda: found,
+    register_execution_provider_library=register, OrtHardwareDeviceType=Some(NPU="npu"),
+    SessionOptions=Options, InferenceSession=session, __version__="1.27.0")
+npu_session.detect = lambda: "stx"
+npu_session.platform.system = lambda: "Windows"
+npu_session.driver_version = lambda: "32.0.203.280"
+npu_session._printed = lambda command: library
+seen["where"] = npu_session.open_session()[1]
+print(json.dumps(seen))
+"""  # noqa: E501
+
+
+def test_the_provider_of_windows_ml_is_registered(bundle: npu.Bundle) -> None:
+    """Its library is found by the catalog of Windows ML, and its NPU is taken."""
+    done = called(bundle.folder, "-c", WINDOWS_ML, "C:/store/provider.dll")
+    told = json.loads(done.stdout)
+    assert (told["name"], told["path"]) == (
+        "VitisAIExecutionProvider",
+        "C:/store/provider.dll",
+    )
+    assert (told["where"], told["devices"], told["providers"]) == ("npu", 1, None)
+    assert told["options"]["target"] == "X2" and "cache_key" in told["options"]
+    done = called(bundle.folder, "-c", WINDOWS_ML, "")
+    assert json.loads(done.stdout)["where"] == "cpu"
+    assert "or Windows ML" in done.stderr
+
+
+#: Stands for the engine: it logs and reports what the test gives, and computes on the CPU.
+ENGINE = """
+import json, os, pathlib, sys, npu_session, onnxruntime as ort
+log, report = json.loads(sys.argv.pop(1))
+real = ort.InferenceSession
+def session(model, options=None, providers=(), provider_options=()):
+    if npu_session.PROVIDER in providers:
+        if options.log_severity_level <= 1: os.write(2, log.encode())
+        folder = pathlib.Path(provider_options[0]["cache_dir"]) / provider_options[0]["cache_key"]
+        folder.mkdir(parents=True, exist_ok=True)
+        if report: (folder / os.environ["XLNX_ONNX_EP_REPORT_FILE"]).write_text(json.dumps(report))
+    return real(model, providers=["CPUExecutionProvider"])
+ort.InferenceSession = session
+ort.get_available_providers = lambda: [npu_session.PROVIDER]
+npu_session.detect = lambda: "stx"
+npu_session.driver_version = lambda: "32.0.203.300"
+import compare
+sys.exit(compare.main())
+"""
+NEW_LOG = """[I:onnxruntime:, stat.cpp:198 stat.cpp] [Vitis AI EP] No. of Operators :
+[I:onnxruntime:, stat.cpp:198 stat.cpp]    NPU   {npu}
+[I:onnxruntime:, stat.cpp:198 stat.cpp] VITIS_EP_CPU     2
+[I:onnxruntime:, stat.cpp:198 stat.cpp] [Vitis AI EP] No. of Subgraphs :
+[I:onnxruntime:, stat.cpp:198 stat.cpp]    NPU     1
+[I:onnxruntime:, stat.cpp:198 stat.cpp] Actually running on NPU      1
+"""
+OLD_LOG = """[Vitis AI EP] No. of Operators :   NPU     {npu} VITIS_EP_CPU     2
+[Vitis AI EP] No. of Subgraphs :   NPU     1 Actually running on NPU     1
+"""
+
+
+def reported(bundle: npu.Bundle, moved: str = "") -> dict[str, Any]:
+    """The engine's report where the forecast holds, but for a node that is on the CPU."""
+    forecast = bundle.forecast
+    counts = dict(forecast.counts)
+    if moved:
+        counts["NPU"] -= 1
+        counts["CPU"] = counts.get("CPU", 0) + 1
+    rows = [{"name": name, "nodeNum": str(count)} for name, count in counts.items()]
+    nodes = [
+        {
+            "output": [placed.output],
+            "opType": placed.op_type,
+            "device": "CPU" if placed.output == moved else placed.device,
+        }
+        for placed in forecast.placements
+    ]
+    return {
+        "deviceStat": [{"name": "all", "nodeNum": sum(counts.values())}, *rows],
+        "nodeStat": [
+            *nodes,
+            {"output": ["q"], "opType": "QuantizeLinear", "device": "CPU"},
+        ],
+        "subgraphStat": [{"device": "DPU", "count": "1"}],
+    }
+
+
+@pytest.mark.parametrize("source", ["report", "log", "log of 1.6", "moved", "none", ""])
+def test_operators_are_counted_and_the_forecast_is_judged(
+    bundle: npu.Bundle, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine's report, which names nodes, or by its log in both layouts."""
+    monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
+    count = bundle.forecast.counts["NPU"]
+    first = bundle.forecast.placements[0].output
+    log, report = "", None
+    if source.startswith("log"):
+        log = (NEW_LOG if source == "log" else OLD_LOG).format(npu=count)
+    elif source == "none":
+        report = {"deviceStat": [{"name": "CPU", "nodeNum": 9}]}
+    elif source:
+        report = reported(bundle, first if source == "moved" else "")
+    words = ["-c", ENGINE, json.dumps([log, report]), "--device", "npu", "--runs", "2"]
+    done = called(bundle.folder, *words)
+    assert "driver 32.0.203.300" in done.stdout and "latency: median" in done.stdout
+    assert "agreement of the greatest value: 4 of 4" in done.stdout, done.stderr
+    assert "stat.cpp" not in done.stderr
+    if not source:
+        assert "operators: unknown" in done.stdout and "--fresh" in done.stdout
+        return
+    assert done.returncode == (1 if source == "none" else 0), done.stderr
+    held = source not in ("moved", "none")
+    assert ("forecast: held" in done.stdout) == held
+    if source == "none":
+        assert "no operator runs on the NPU" in done.stderr
+    else:
+        now = count - (source == "moved")
+        assert f"NPU: {now}, forecast {count}" in done.stdout
+    assert (f"{first}: on the CPU, forecast on the NPU" in done.stdout) == (
+        source == "moved"
+    )
+
+
+def test_a_fresh_comparison_takes_nothing_that_was_compiled_before(
+    bundle: npu.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
+    words = ["-c", ENGINE, json.dumps(["", reported(bundle)]), "--device", "npu"]
+    done = called(bundle.folder, *words, "--fresh", "--runs", "0")
+    assert done.returncode == 0 and "forecast: held" in done.stdout, done.stderr
+    assert "latency" not in done.stdout and not (tmp_path / "cache").exists()
+
+
+def test_the_accuracy_is_measured_with_labels(
+    bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    """Of four samples, one has the label of another class."""
+    rows = ["file,class"]
+    for path in sorted((bundle.folder / "outputs").glob("*.npz")):
+        with np.load(path) as arrays:
+            best = int(arrays["output_0"].argmax())
+        rows.append(f"{path.name},{best if len(rows) > 1 else (best + 1) % 4}")
+    labels = tmp_path / "labels.csv"
+    labels.write_text("\n".join(rows))
+    words = ["--data", "samples", "--labels", str(labels), "--runs", "0"]
+    done = called(bundle.folder, "compare.py", "--device", "cpu", *words)
+    assert "top-1: 75.00 % on the CPU, of 4 samples" in done.stdout, done.stderr
+    words = [
+        "-c",
+        ENGINE,
+        json.dumps(["", reported(bundle)]),
+        "--device",
+        "npu",
+        *words,
+    ]
+    done = called(bundle.folder, *words)
+    assert "top-1: 75.00 % on the NPU, 75.00 % on the CPU" in done.stdout, done.stderr
+    labels.write_text("file,class\n")
+    done = called(bundle.folder, "compare.py", *words[-6:])
+    assert done.returncode and "has no rows of a file name" in done.stderr
 
 
 COMPILING = (
@@ -319,6 +521,49 @@ def test_options_and_the_overlay_are_shipped(tmp_path: Path) -> None:
             npu.deploy(network(), data(), tmp_path / "c", target, **wrong)
 
 
+def gates() -> ModelProto:
+    """A SiLU between two convolutions, whose Sigmoid X2 runs on the CPU in XINT8."""
+    return parse(
+        """g (float[N,3,8,8] x) => (float[N,4,6,6] y) {
+            c = Conv <pads = [1,1,1,1]> (x, w) s = Sigmoid (c) m = Mul (c, s) y = Conv (m, v) }""",
+        w=weight(8, 3, 3, 3),
+        v=weight(4, 8, 3, 3),
+    )
+
+
+def test_the_forecast_is_that_of_the_chosen_compiler(tmp_path: Path) -> None:
+    """The option target=X1 on stx is the target stx-x1: forecast, checks and advice are its own."""
+    bundles = {
+        name: npu.deploy(
+            gates(), data(), tmp_path / name, target, min_sqnr=None, ep_options=options
+        )
+        for name, target, options in (
+            ("x2", "stx", {}),
+            ("option", "stx", {"target": "X1"}),
+            ("target", "stx-x1", {}),
+        )
+    }
+    x2, option, target = bundles.values()
+    assert (x2.forecast.subgraphs, option.forecast.subgraphs) == (2, 1)
+    assert x2.forecast.share < option.forecast.share == 1.0
+    assert option.forecast.to_dict() == target.forecast.to_dict()
+    assert option.next_steps == target.next_steps == ()
+    before = npu.deploy_forecast(gates(), "stx-x1", data=data())
+    assert before.best.to_dict() == option.forecast.to_dict()
+    for bundle in (option, target):
+        text = (bundle.folder / "provider_options.json").read_text()
+        settings = json.loads(text)["devices"]
+        assert list(settings) == ["stx", "phx", "krk"]
+        assert settings["stx"]["target"] == settings["krk"]["target"] == "X1"
+        assert "xclbin" not in settings["stx"]
+        report = json.loads((bundle.folder / "report.json").read_text())
+        assert report["forecast"]["subgraphs"] == 1
+    # Two convolutions are what the compiler of X1 wants, on any device.
+    one = npu.cut(gates(), ["c"]).first
+    with pytest.raises(ConstraintError, match="at least two convolutions"):
+        npu.deploy(one, data(), tmp_path / "one", ep_options={"target": "X1"})
+
+
 def test_other_options_have_another_cache(tmp_path: Path) -> None:
     """Bundles share a folder of caches, in which a key stands for what was compiled, and how."""
     keys = list[str]()
@@ -346,12 +591,30 @@ STUB = """
 #include <iostream>
 #include <string>
 #include <unordered_map>
+#include <vector>
 enum OrtLoggingLevel { ORT_LOGGING_LEVEL_WARNING };
 struct OrtApiBase { const char* (*GetVersionString)(); };
 inline const OrtApiBase* OrtGetApiBase() { return nullptr; }
+enum OrtHardwareDeviceType { OrtHardwareDeviceType_GPU, OrtHardwareDeviceType_NPU };
 namespace Ort {
-struct Env { Env(OrtLoggingLevel, const char*) {} };
+struct HardwareDevice { OrtHardwareDeviceType type; OrtHardwareDeviceType Type() const { return type; } };
+struct ConstEpDevice {
+  const char* name; OrtHardwareDeviceType type;
+  const char* EpName() const { return name; }
+  ::Ort::HardwareDevice HardwareDevice() const { return {type}; }
+};
+struct Env {
+  Env(OrtLoggingLevel, const char*) {}
+  std::vector<ConstEpDevice> GetEpDevices() const {
+    return {{"DmlExecutionProvider", OrtHardwareDeviceType_NPU}, {"VitisAIExecutionProvider", OrtHardwareDeviceType_GPU},
+            {"VitisAIExecutionProvider", OrtHardwareDeviceType_NPU}};
+  }
+};
+struct KeyValuePairs { void Add(const char* key, const char* value) { std::cout << key << "=" << value << " "; } };
 struct SessionOptions {
+  SessionOptions& AppendExecutionProvider_V2(Env&, const std::vector<ConstEpDevice>& devices, const KeyValuePairs&) {
+    std::cout << devices.size() << " " << devices[0].EpName() << " " << devices[0].type << "\\n"; return *this;
+  }
   SessionOptions& AddConfigEntry(const char*, const char*) { return *this; }
   SessionOptions& RegisterCustomOpsLibrary(const char* name) { std::cout << name << " "; return *this; }
   SessionOptions& AppendExecutionProvider_VitisAI(const std::unordered_map<std::string, std::string>& = {}) { return *this; }
@@ -381,9 +644,6 @@ int main() {
 @pytest.mark.images
 def test_the_cpp_loader_opens_what_there_is(bundle: npu.Bundle, tmp_path: Path) -> None:
     """Against a stand-in for the part of onnxruntime's interface that it uses."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
     (tmp_path / "main.cpp").write_text(MAIN)
     with_tail = npu.deploy(
@@ -395,34 +655,146 @@ def test_the_cpp_loader_opens_what_there_is(bundle: npu.Bundle, tmp_path: Path) 
         (bundle.folder, opened + 2 * missing),
         (with_tail, opened + missing + "extensions.so folder/postprocess.onnx\n"),
     ):
-        command = [
-            compiler,
-            "-std=c++17",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{folder}",
-            f"-I{tmp_path}",
-        ]
-        made = subprocess.run(
-            [*command, "main.cpp", "-o", "app"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert made.returncode == 0, made.stderr
+        done = compiled(tmp_path, f"-I{folder}")
+        assert (done.returncode, done.stdout) == (0, said)
+        assert "running on the CPU" in done.stderr
+
+
+def compiled(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Compile main.cpp against the stand-in for onnxruntime, and run it."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", *options]
+    made = subprocess.run(
+        [*command, "-I.", "main.cpp", "-o", "app"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    return subprocess.run(
+        [str(folder / "app")], capture_output=True, text=True, check=False
+    )
+
+
+SEVERAL = """
+#include "first/npu_session.hpp"
+#define NPU_BUNDLE second
+#include "second/provider_options.hpp"
+#include <iostream>
+int main() {
+  Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "app");
+  bool on_npu = true;
+  npu::open_session(env, "first", on_npu);
+  npu::open_session<npu::second>(env, "second", on_npu);
+  std::cout << (npu::options::cache_key != npu::second::cache_key);
+  std::cout << (npu::numbers("32.0.203.280") > npu::numbers("32.0.99.999"));
+  npu::Options chosen = {{"target", "X2"}};
+  Ort::SessionOptions options;
+  npu::append_provider(env, options, chosen);
+}
+"""
+
+
+@pytest.mark.parametrize("windows_ml", [False, True])
+def test_several_bundles_are_one_cpp_program(
+    bundle: npu.Bundle, tmp_path: Path, *, windows_ml: bool
+) -> None:
+    """With the provider of onnxruntime, or the NPU of the one that Windows ML registers."""
+    (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
+    (tmp_path / "win_onnxruntime_cxx_api.h").write_text(STUB)
+    (tmp_path / "winrt").mkdir()
+    (tmp_path / "winrt" / "Microsoft.Windows.AI.MachineLearning.h").write_text(CATALOG)
+    (tmp_path / "main.cpp").write_text(SEVERAL)
+    shutil.copytree(bundle.folder, tmp_path / "first")
+    npu.deploy(network(), data(), tmp_path / "second", config="A8W8")
+    done = compiled(tmp_path, *["-DNPU_WINDOWS_ML"] * windows_ml)
+    said = "first/model.onnx\nsecond/model.onnx\n11"
+    if windows_ml:
+        said += "registered target=X2 1 VitisAIExecutionProvider 1\n"
+    assert (done.returncode, done.stdout) == (0, said)
+
+
+CATALOG = """
+#include <iostream>
+namespace winrt::Microsoft::Windows::AI::MachineLearning {
+struct Action { void get() const {} };
+struct ExecutionProviderCatalog {
+  static ExecutionProviderCatalog GetDefault() { return {}; }
+  Action EnsureAndRegisterCertifiedAsync() const { std::cout << "registered "; return {}; }
+};
+}
+"""
+
+
+def test_cmake_builds_the_example_and_an_application(
+    bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    """With the stand-in for onnxruntime, its headers and its library where Ryzen AI has them."""
+    cmake, compiler = shutil.which("cmake"), shutil.which("g++")
+    if cmake is None or compiler is None:
+        pytest.skip("no CMake or no C++ compiler")
+    headers = tmp_path / "onnxruntime" / "include" / "onnxruntime" / "core" / "session"
+    library = tmp_path / "onnxruntime" / "lib"
+    headers.mkdir(parents=True)
+    library.mkdir()
+    (headers / "onnxruntime_cxx_api.h").write_text(STUB)
+    (tmp_path / "empty.cpp").write_text("")
+    name = "libonnxruntime.dylib" if sys.platform == "darwin" else "libonnxruntime.so"
+    words = ["-shared", str(tmp_path / "empty.cpp"), "-o", str(library / name)]
+    subprocess.run([compiler, *words], check=True)
+    application = tmp_path / "application"
+    application.mkdir()
+    shutil.copytree(bundle.folder, application / "model")
+    (application / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.19)\nproject(app LANGUAGES CXX)\n"
+        "add_subdirectory(model)\nadd_executable(app model/npu_example.cpp)\n"
+        "target_link_libraries(app PRIVATE npu_bundle)\nnpu_ship(app)\n"
+    )
+    environment = {**os.environ, "RYZEN_AI_INSTALLATION_PATH": str(tmp_path)}
+    for source, program in ((bundle.folder, "npu_example"), (application, "app")):
+        build = tmp_path / f"build {program}"
+        for step in (["-S", str(source), "-B", str(build)], ["--build", str(build)]):
+            made = subprocess.run(
+                [cmake, *step], env=environment, capture_output=True, text=True
+            )
+            assert made.returncode == 0, made.stdout + made.stderr
         done = subprocess.run(
-            [str(tmp_path / "app")], capture_output=True, text=True, check=False
+            [str(build / program), "bundle"], cwd=build, capture_output=True, text=True
         )
-        assert (done.returncode, done.stdout) == (
-            0,
-            said,
-        ) and "running on the CPU" in done.stderr
+        assert done.stdout == "bundle/model.onnx\non the CPU\n"
+    assert (tmp_path / "build app" / "bundle" / "model.onnx").is_file()
 
 
 def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
-    made = npu.deploy(network(), data(), tmp_path / "bundle", "stx", "BF16")
-    assert made.kind == "BF16" and made.report is None
+    options = {"preferred_data_storage": "vectorized", "opt_level": "2"}
+    made = npu.deploy(
+        network(), data(), tmp_path / "bundle", "stx", "BF16", ep_options=options
+    )
+    # The error of tensors with 8 bits, which is measured where there is data.
+    assert made.kind == "BF16" and made.report is not None
+    assert 30 < made.report.worst_sqnr < 60 and made.report.verdict is not None
+    text = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert "with tensors rounded to bfloat16 on a CPU." in text
+    config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
+    assert config["passes"][1]["vaiml_config"] == {
+        "optimize_level": 1,
+        "preferred_data_storage": "vectorized",
+    }
+    with pytest.raises(AccuracyError, match="the minimum is 90 dB"):
+        npu.deploy(network(), data(), tmp_path / "b", "stx", "BF16", min_sqnr=90)
+    for wrong, words in (
+        ({"config": "A8W8", "ep_options": options}, "option of the BF16 compiler"),
+        (
+            {"config": "BF16", "ep_options": {"optimize_level": "4"}},
+            "is '4'; it is one of 1, 2, 3",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            npu.deploy(network(), data(), tmp_path / "b", "stx", **wrong)
+    without = npu.deploy(network(), None, tmp_path / "without", "stx", "BF16")
+    assert without.report is None
     config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
     assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
     feeds = data(1)[0]
@@ -433,6 +805,8 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
         1e-6,
     )
     settings = json.loads((tmp_path / "bundle" / "provider_options.json").read_text())
+    assert settings["devices"]["stx"]["opt_level"] == "2"
+    assert "preferred_data_storage" not in settings["devices"]["stx"]
     assert (
         list(settings["devices"]) == ["stx", "krk"]
         and "config_file" in settings["devices"]["stx"]

@@ -202,7 +202,11 @@ SINGLE = {
     "leaky": "y = LeakyRelu <alpha = 0.25> (x)",
     "prelu": "y = PRelu (x, slope)",
     "bounds": "l = Max (x, c) y = Min (l, six)",
+    "leaky, a tenth": "y = LeakyRelu <alpha = 0.1> (x)",
     "hard sigmoid": "y = HardSigmoid <alpha = 0.125, beta = 0.5> (x)",
+    "hard sigmoid, a sixth": "y = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x)",
+    "hard swish": "y = HardSwish (x)",
+    "scaled": "y = Mul (x, tenth)",
     "identity": "y = Identity (x)",
 }
 
@@ -225,6 +229,7 @@ def single(text: str) -> ModelProto:
         zero=np.float32(0),
         six=np.float32(0.8125),
         three=np.float32(0.75),
+        tenth=np.float32(0.1),
         slope=np.float32([[[0.5]], [[0.25]], [[-1.0]], [[0.1015625]]]),
         room=np.int64([0, 1, 1, 2, 0, 0, 2, 1]),
         **{"from": np.int64([3, 5])},
@@ -237,13 +242,9 @@ def single(text: str) -> ModelProto:
     )
 
 
-#: Where a float32 rounds: a division that it does as a product, or a factor that is no short binary
-#: fraction.
+#: Where a float32 rounds: a division that it does as a product.
 ROUNDS = {
     "global average of 30": "y = GlobalAveragePool (x)",
-    "leaky": "y = LeakyRelu <alpha = 0.1> (x)",
-    "hard sigmoid": "y = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x)",
-    "hard swish": "y = HardSwish (x)",
     "average of 15": "y = AveragePool <kernel_shape = [3,5]> (x)",
 }
 POSITIONS = {"x": 5, "x2": 7, "y": 4, "b": 12, "u": 12} | dict.fromkeys(
