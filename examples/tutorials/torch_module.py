@@ -41,8 +41,8 @@ module = Network().eval()
 # %% [markdown]
 # ## A DataLoader as calibration data
 #
-# Integers that the loader yields after the inputs are labels: the report has the top-1 of both
-# models on the samples that were held out.
+# Integers that the loader yields after the inputs are labels: `print(result.report)` has the top-1
+# of both models on the samples that were held out.
 
 # %%
 images = torch.randn(64, 3, 32, 32)
@@ -50,7 +50,6 @@ with torch.no_grad():
     labels = module(images).argmax(1)
 loader = DataLoader(TensorDataset(images, labels), batch_size=8)
 result = quantize_module(module, images[:2], loader, "A8W8", OUT / "module.onnx")
-print(result.report)
 floats = 4 * sum(parameter.numel() for parameter in module.parameters())
 print(
     f"{floats:,} bytes of weights became {(OUT / 'module.onnx').stat().st_size:,} bytes"
