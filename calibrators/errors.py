@@ -4,6 +4,7 @@ CalibrationError              the calibration cannot be done as requested
 ├── RuntimeCrash              onnxruntime has ended the process that it ran in
 ├── UnknownOperator           onnxruntime lacks a custom operator of the model
 └── DataError                 the calibration data cannot be used
+    ├── DataNotFound          the path of the data does not exist
     ├── EmptyReader           no sample, or none left
     ├── ReaderEndedEarly      fewer samples than expected
     ├── NonFiniteSample       a sample holds NaN or infinity
@@ -14,13 +15,15 @@ A message names the object (sample, input, file), the value found, and the actio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import TypeVar
 
 from calibrators.shown import printable
 
 #: Most known names that a message lists.
 _LISTED = 12
+_Error = TypeVar("_Error", bound=Exception)
 
 
 class CalibrationError(Exception):
@@ -69,6 +72,10 @@ class DataError(CalibrationError):
     """The calibration data cannot be used: an unreadable file, an unknown kind of source."""
 
 
+class DataNotFound(DataError, FileNotFoundError):  # noqa: N818
+    """The path of the data does not exist."""
+
+
 class EmptyReader(DataError):  # noqa: N818
     """The data has no sample, or was read before and cannot restart."""
 
@@ -86,6 +93,22 @@ class SampleMismatch(DataError):  # noqa: N818
 
     Names, number, element types, ranks or fixed dimensions differ.
     """
+
+
+def reading_error(
+    kind: Callable[[str], _Error], message: str, cause: BaseException
+) -> _Error:
+    """Return the error for a file that cannot be read.
+
+    Args:
+        kind: class of the error. Its attribute ``not_found``, if it has one, is the class for a
+            file that does not exist.
+        message: the message.
+        cause: the error of the system.
+    """
+    if isinstance(cause, FileNotFoundError):
+        kind = getattr(kind, "not_found", kind)
+    return kind(message)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

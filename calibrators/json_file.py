@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from calibrators.errors import CalibrationError
+from calibrators.errors import CalibrationError, reading_error
 from calibrators.limits import regular_size
 from calibrators.shown import short
 
@@ -266,7 +266,9 @@ def read_document(
         return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")
     except OSError as cause:
         reason = cause.strerror or cause
-        raise error(f"{what} {path} cannot be read: {reason}") from cause
+        raise reading_error(
+            error, f"{what} {path} cannot be read: {reason}", cause
+        ) from cause
     except UnicodeDecodeError as cause:
         raise error(
             f"{what} {path} is no text in UTF-8: byte {cause.start} is"

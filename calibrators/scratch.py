@@ -127,6 +127,8 @@ def written(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
+        if error.errno is None:  # not of the system, such as a missing model
+            raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with contextlib.suppress(OSError):

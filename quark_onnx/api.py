@@ -22,7 +22,12 @@ from calibrators.onnx_runtime.tensors import loaded
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.errors import ConfigError, crash_errors, nearest
+from quark_onnx.common.errors import (
+    ConfigError,
+    ConfigNotFoundError,
+    crash_errors,
+    nearest,
+)
 from quark_onnx.common.progress_bars import ProgressCallback, progress_callback
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
@@ -560,29 +565,44 @@ def _replaces_model(call: Call) -> bool:
 
 
 @contextmanager
-def custom_op_libraries(*files: str | Path) -> Iterator[None]:
+def custom_op_libraries(
+    *files: str | Path, session_options: Callable[[Any], object] | None = None
+) -> Iterator[None]:
     """Register libraries of custom operators for all models that run inside the context.
 
     Nested contexts add their libraries. A library is native code, which is loaded at once.
 
     Args:
         *files: shared libraries with onnxruntime's ``RegisterCustomOps``.
+        session_options: a function that changes the ``onnxruntime.SessionOptions`` of each session,
+            such as one that registers operators from memory. Threads and optimizations are set
+            before. With ``isolate`` or an executor, it must be a function of an importable module.
 
     Raises:
-        ConfigError: a file does not exist, or cannot be registered.
+        ConfigError: a file does not exist or cannot be registered, or ``session_options`` is no
+            function, or fails.
     """
+    require(
+        session_options is None or callable(session_options),
+        "session_options",
+        session_options,
+        "a function of the onnxruntime.SessionOptions of a session, which it changes",
+    )
     for file in files:
         if not Path(file).is_file():
-            raise ConfigError(f"there is no file {str(file)!r} with custom operators")
+            raise ConfigNotFoundError(
+                f"there is no file {str(file)!r} with custom operators"
+            )
     paths = dict.fromkeys(str(Path(file).absolute()) for file in files)
-    added = [path for path in paths if path not in current_libraries()]
+    entries = [*paths] if session_options is None else [*paths, session_options]
+    added = [entry for entry in entries if entry not in current_libraries()]
     with libraries([*current_libraries(), *added]):
         if added:
             try:
                 open_session(parse_model(_IDENTITY), what="custom operators")
             except Exception as error:  # onnxruntime raises several unrelated types
                 raise ConfigError(
-                    f"the custom operators cannot be registered: {error}"
+                    f"the custom operators or session_options cannot be registered: {error}"
                 ) from error
         yield
 

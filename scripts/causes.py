@@ -27,6 +27,10 @@ CLASSES = {
         "A setting is unknown, malformed, contradictory, or without effect on this model.",
         "Correct the key or the value; see [settings](reference/settings.md).",
     ),
+    "ConfigNotFoundError": (
+        "A file of settings or of custom operators does not exist.",
+        "Correct the path; it is relative to the current folder.",
+    ),
     "CallError": (
         "An argument of a translated API (onnxruntime, AMD Quark) has no counterpart.",
         "Follow the alternative in the message; see the pages on migration.",
@@ -34,6 +38,10 @@ CLASSES = {
     "ModelError": (
         "The model cannot be read, checked, run or written.",
         "Run `onnx.checker` and the float model in onnxruntime; export the model again.",
+    ),
+    "ModelNotFoundError": (
+        "A file of the model does not exist.",
+        "Correct the path; it is relative to the current folder.",
     ),
     "TimeLimitError": (
         "A part of the work did not end within its time limit.",
@@ -71,6 +79,14 @@ CLASSES = {
     "DataError": (
         "The calibration data cannot be read, or do not fit the model's inputs.",
         "Compare names, shapes and types with the message; see [data](howto/data.md).",
+    ),
+    "DataNotFoundError": (
+        "The path of data or labels does not exist.",
+        "Correct the path; it is relative to the current folder.",
+    ),
+    "DataNotFound": (
+        "The path of the data does not exist; the package `calibrators` raises this error.",
+        "As for DataNotFoundError.",
     ),
     "EmptyReader": (
         "The data have no sample, or a generator was consumed before.",

@@ -338,8 +338,11 @@ def error_messages() -> dict[str, list[tuple[str, str]]]:
                     continue
                 function = node.exc.func
                 name = getattr(function, "id", getattr(function, "attr", ""))
-                if is_error(name) and name not in BUILT_IN and node.exc.args:
-                    found[name].append((message_template(node.exc.args[0]), place))
+                arguments = node.exc.args
+                if name == "reading_error":  # of a class and a message
+                    name, arguments = ast.unparse(arguments[0]), arguments[1:]
+                if is_error(name) and name not in BUILT_IN and arguments:
+                    found[name].append((message_template(arguments[0]), place))
     return dict(found)
 
 

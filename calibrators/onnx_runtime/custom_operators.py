@@ -1,11 +1,15 @@
-"""Libraries of custom operators, which sessions register."""
+"""Libraries of custom operators, which sessions register, and other options of sessions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
+
+from calibrators.errors import CalibrationError
 
 #: Message of onnxruntime about an unknown operator of a domain other than ONNX's, which is empty.
 _UNKNOWN = re.compile(
@@ -17,22 +21,40 @@ REMEDY = (
     " custom_op_libraries(file)"
 )
 
-_current: ContextVar[tuple[str, ...]] = ContextVar("libraries", default=())
+#: A file, or a function that changes the ``onnxruntime.SessionOptions`` of a session.
+Library = str | Callable[[Any], object]
+
+_current: ContextVar[tuple[Library, ...]] = ContextVar("libraries", default=())
 
 
-def current_libraries() -> tuple[str, ...]:
+def current_libraries() -> tuple[Library, ...]:
     """Return the libraries that sessions of this context register."""
     return _current.get()
 
 
 @contextmanager
-def libraries(files: Sequence[str]) -> Iterator[None]:
+def libraries(entries: Sequence[Library]) -> Iterator[None]:
     """Let sessions that are opened in the block register the operators of these libraries."""
-    token = _current.set(tuple(files))
+    token = _current.set(tuple(entries))
     try:
         yield
     finally:
         _current.reset(token)
+
+
+def check_importable(entries: Sequence[Library]) -> None:
+    """Raise CalibrationError for a function that another process cannot import by its name."""
+    for entry in entries:
+        if isinstance(entry, str):
+            continue
+        module = sys.modules.get(str(getattr(entry, "__module__", "")))
+        name = str(getattr(entry, "__qualname__", entry))
+        is_known = getattr(module, name, None) is entry
+        if not is_known or module is sys.modules["__main__"]:
+            raise CalibrationError(
+                f"session_options is {name}, which another process cannot import: define it at the"
+                " top of a module that can be imported, or run without isolation"
+            )
 
 
 def unknown_operator(error: Exception) -> str:

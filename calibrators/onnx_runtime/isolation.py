@@ -30,6 +30,7 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from calibrators.errors import CalibrationError, RuntimeCrash
+from calibrators.onnx_runtime.custom_operators import check_importable
 from calibrators.onnx_runtime.interrupt import waited
 from calibrators.onnx_runtime.worker import (
     Layer,
@@ -157,6 +158,7 @@ class Isolation:
         Raises:
             RuntimeCrash: the process died while opening it.
         """
+        check_importable(settings.libraries)
         number = next(self._numbers)
         # Large models would fill the pipe; a file is also there for the next process after a crash.
         if isinstance(source, bytes):

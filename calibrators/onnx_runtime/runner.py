@@ -32,7 +32,11 @@ from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
 from calibrators.names import names_of
 from calibrators.onnx_runtime.control_flow import Control, Observation, Scope
-from calibrators.onnx_runtime.custom_operators import current_libraries, libraries
+from calibrators.onnx_runtime.custom_operators import (
+    Library,
+    current_libraries,
+    libraries,
+)
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
 from calibrators.onnx_runtime.interrupt import Lanes
@@ -143,7 +147,7 @@ class _Watch:
     key: str
     threads: int
     defaults: Mapping[str, NDArray[Any]]
-    libraries: tuple[str, ...]
+    libraries: tuple[Library, ...]
     provider: str
 
     @classmethod

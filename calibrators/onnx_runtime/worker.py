@@ -46,7 +46,8 @@ class Settings(NamedTuple):
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights where they are, instead of packing them for speed.
         entries: further entries of the session's configuration.
-        libraries: files with operators to register.
+        libraries: files with operators to register, and functions that change the
+            ``onnxruntime.SessionOptions``.
         provider: execution provider of onnxruntime, by its full name; empty for the CPU's.
         engine: class that runs the model in place of onnxruntime, as "module:Class"; empty for
             none.
@@ -56,7 +57,7 @@ class Settings(NamedTuple):
     optimize: bool = True
     lean: bool = False
     entries: Mapping[str, str] = {}
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[str | Callable[[Any], object], ...] = ()
     provider: str = ""
     engine: str = ""
 
@@ -133,7 +134,10 @@ def session_options(settings: Settings) -> Any:
         # In the default order all constants are unpacked first.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     for library in settings.libraries:
-        options.register_custom_ops_library(library)
+        if isinstance(library, str):
+            options.register_custom_ops_library(library)
+        else:
+            library(options)
     return options
 
 

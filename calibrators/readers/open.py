@@ -19,6 +19,7 @@ import numpy as np
 from calibrators.base import is_number
 from calibrators.errors import (
     DataError,
+    DataNotFound,
     EmptyReader,
     ReaderEndedEarly,
     SampleMismatch,
@@ -216,6 +217,7 @@ class _Source:
         if_empty: reason for an empty pass, for the message.
         random: the batches are random numbers.
         left_out: reasons why entries are left out, by name; filled as they are read.
+        images: path of the image files, and how they are read; None for other entries.
     """
 
     open: Callable[[], Iterator[object]]
@@ -226,6 +228,7 @@ class _Source:
     if_empty: str = "the calibration data holds no sample"
     random: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
+    images: tuple[Path, ImageSpec] | None = None
 
 
 class Reader:
@@ -241,7 +244,9 @@ class Reader:
         labels: class of each row that was read, by the index of the row as text, where integer
             labels come with the data.
         rows: indices of the rows of each sample that was read, by the index of the sample.
+        labelled: whether the samples that were read came with classes, ignored ones included.
         left_out: reasons why damaged images were left out, by name.
+        images: path of the image files, and how they are read; None for other data.
         splits: batches may be split into samples.
     """
 
@@ -262,8 +267,10 @@ class Reader:
         self._axis = axis
         self._others = set[str]()
         self.labels: dict[str, int] = {}
+        self.labelled = False
         self.rows: dict[int, range] = {}
         self.left_out: Mapping[str, str] = source.left_out
+        self.images = source.images
         self.splits = splittable(inputs, stacked=source.stacked, axis=axis)
         self._limit = limit
         self._expected = expected
@@ -357,6 +364,7 @@ class Reader:
         """Keep the classes of the rows of a batch, and warn once of what else is left out."""
         classes = classes_in(others, len(rows))
         labels = next(iter(classes.values()), [])
+        self.labelled = self.labelled or bool(classes)
         for row, label in zip(rows, labels, strict=False):
             # Negative classes are those that a loss ignores.
             if label >= 0:
@@ -502,7 +510,7 @@ def _from_path(
         asked: the axis is the user's choice.
     """
     if not path.exists():
-        raise DataError(f"{path} does not exist")
+        raise DataNotFound(f"{path} does not exist")
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{path} is empty: there is no file in it")
     pictures = image_files(path)
@@ -514,7 +522,8 @@ def _from_path(
         source = _Source(
             partial(iter, pictures), len(pictures), if_empty=f"no image in {path}"
         )
-        return _decoding(source, images, path if path.is_dir() else path.parent)
+        decoding = _decoding(source, images, path if path.is_dir() else path.parent)
+        return replace(decoding, images=(path, images))
     if pictures and not arrays:
         raise DataError(
             f"{path}: to read images, say how with images=ImageSpec(size=(height,"

@@ -2,7 +2,7 @@
 # # A language model for llama.cpp
 #
 # This tutorial writes a GGUF file with 4-bit weights, and reads it back. It needs `pip install
-# 'quark-onnx[llm]'`. The model is a small Llama that `tiny_llama.py` trains in seconds.
+# '.[cpu,llm]'`. The model is a small Llama that `tiny_llama.py` trains in seconds.
 
 # %%
 import shutil

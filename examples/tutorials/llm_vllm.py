@@ -3,7 +3,7 @@
 #
 # This tutorial quantizes the weights of a language model to 4 bits, compares perplexity before
 # and after, and checks that vLLM loads the checkpoint. It needs `pip install
-# 'quark-onnx[llm]'`. The model is a small Llama that `tiny_llama.py` trains in seconds; replace
+# '.[cpu,llm]'`. The model is a small Llama that `tiny_llama.py` trains in seconds; replace
 # `FOLDER` by a folder of Hugging Face, and the rest stays the same.
 
 # %%

@@ -2,7 +2,7 @@
 # # A PyTorch module, in one call
 #
 # `quantize_module` exports an `nn.Module` to ONNX, checks that onnxruntime computes the same,
-# and quantizes the model. It needs `pip install 'quark-onnx[torch]'`.
+# and quantizes the model. It needs `pip install '.[cpu,torch]'` in a clone.
 
 # %%
 from pathlib import Path
@@ -41,12 +41,15 @@ module = Network().eval()
 # %% [markdown]
 # ## A DataLoader as calibration data
 #
-# Labels that the loader yields after the inputs are dropped.
+# Integers that the loader yields after the inputs are labels: `print(result.report)` has the top-1
+# of both models on the samples that were held out.
 
 # %%
 images = torch.randn(64, 3, 32, 32)
-loader = DataLoader(TensorDataset(images, torch.zeros(64)), batch_size=8)
-quantize_module(module, images[:2], loader, "A8W8", OUT / "module.onnx")
+with torch.no_grad():
+    labels = module(images).argmax(1)
+loader = DataLoader(TensorDataset(images, labels), batch_size=8)
+result = quantize_module(module, images[:2], loader, "A8W8", OUT / "module.onnx")
 floats = 4 * sum(parameter.numel() for parameter in module.parameters())
 print(
     f"{floats:,} bytes of weights became {(OUT / 'module.onnx').stat().st_size:,} bytes"

@@ -181,6 +181,8 @@ def compare(  # noqa: PLR0913
         reader = reader_for(Graph.of(before), data)
         if scorer is None:
             scorer = found_scorer(reader)
+        else:
+            scorer.rows = reader.rows
         known = [size for size in (reader.length, limit) if size is not None]
         total = None if reader.length is None else min(known)
         with Progress(progress, total, "comparing", "sample") as bar:

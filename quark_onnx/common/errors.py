@@ -1,16 +1,22 @@
 """Errors raised by the package on purpose.
 
 QuarkError
-├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
-├── ModelError            the model cannot be read, checked, run or written
-│   ├── RuntimeCrashError onnxruntime has ended the process that it ran in
+├── ConfigError              a setting is unknown, malformed, contradictory, or matches nothing
+│   └── ConfigNotFoundError  a file of settings does not exist
+├── ModelError               the model cannot be read, checked, run or written
+│   ├── ModelNotFoundError   a file of the model does not exist
+│   ├── RuntimeCrashError    onnxruntime has ended the process that it ran in
 │   ├── RunError             onnxruntime cannot run the model on a sample
 │   └── UnknownOperatorError onnxruntime lacks a custom operator of the model
-├── DataError             the calibration data does not fit the model, or is unusable
-├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
-├── ConstraintError       the constraints of a target cannot be met together
-├── AccuracyError         the quantized model is worse than the bound that was asked for
-└── MissingDependency     an optional package is needed for what was asked
+├── DataError                the calibration data does not fit the model, or is unusable
+│   └── DataNotFoundError    the path of data or labels does not exist
+├── PlanError                a rule decided something impossible (a defect of the rule, not of the input)
+├── ConstraintError          the constraints of a target cannot be met together
+├── AccuracyError            the quantized model is worse than the bound that was asked for
+└── MissingDependency        an optional package is needed for what was asked
+
+Where a class means what an exception of Python means, it derives from that, too: a wrong argument is
+a ValueError, a file that does not exist a FileNotFoundError, a missing package an ImportError.
 
 A message names the finding, its place (node, tensor, sample, file, option), and the remedy.
 TimeLimitError, the end of a time limit, is none of them: code that handles errors lets it pass.
@@ -21,18 +27,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from calibrators.errors import CalibrationError, RuntimeCrash, nearest
+from calibrators.errors import CalibrationError, RuntimeCrash, nearest, reading_error
 from calibrators.shown import printable
 
 __all__ = [
     "AccuracyError",
     "ConfigError",
+    "ConfigNotFoundError",
     "ConstraintError",
     "DataError",
+    "DataNotFoundError",
     "MissingDependency",
     "ModelError",
+    "ModelNotFoundError",
     "PlanError",
     "QuarkError",
     "RunError",
@@ -44,6 +53,7 @@ __all__ = [
     "data_errors",
     "nearest",
     "raise_crash",
+    "reading_error",
     "system_reason",
 ]
 
@@ -78,22 +88,34 @@ class QuarkError(Exception):
         super().__init__(printable(str(message).strip()))
 
 
-class ConfigError(QuarkError):
+class ConfigError(QuarkError, ValueError):
     """A setting is unknown, malformed, contradictory, or matches nothing."""
 
+    not_found: ClassVar[type[ConfigError]]
 
-class ModelError(QuarkError):
+
+class ConfigNotFoundError(ConfigError, FileNotFoundError):
+    """A file of settings does not exist."""
+
+
+class ModelError(QuarkError, ValueError):
     """The model cannot be read, checked, run or written."""
 
+    not_found: ClassVar[type[ModelError]]
 
-class RuntimeCrashError(ModelError):
+
+class ModelNotFoundError(ModelError, FileNotFoundError):
+    """A file of the model does not exist."""
+
+
+class RuntimeCrashError(ModelError, RuntimeError):
     """The process crashed in onnxruntime, or in onnx.
 
     Without ``isolate``, the crash would have ended this process.
     """
 
 
-class RunError(ModelError):
+class RunError(ModelError, RuntimeError):
     """onnxruntime opens the model, and cannot run it on a sample."""
 
 
@@ -101,15 +123,27 @@ class UnknownOperatorError(ModelError):
     """onnxruntime lacks a custom operator of the model; see ``custom_op_libraries``."""
 
 
-class DataError(QuarkError):
+class DataError(QuarkError, ValueError):
     """The calibration data does not fit the model, or is unusable."""
 
+    not_found: ClassVar[type[DataError]]
 
-class PlanError(QuarkError):
+
+class DataNotFoundError(DataError, FileNotFoundError):
+    """The path of data or labels does not exist."""
+
+
+# The classes that ``reading_error`` takes for a file that does not exist.
+ConfigError.not_found = ConfigNotFoundError
+ModelError.not_found = ModelNotFoundError
+DataError.not_found = DataNotFoundError
+
+
+class PlanError(QuarkError, RuntimeError):
     """A rule decided something impossible."""
 
 
-class ConstraintError(QuarkError):
+class ConstraintError(QuarkError, ValueError):
     """A model breaks rules of a target, or the constraints cannot be met together.
 
     Attributes:
@@ -159,7 +193,7 @@ class AccuracyError(QuarkError):
         self.outputs, self.verdict = tuple(outputs), verdict
 
 
-class MissingDependency(QuarkError):  # noqa: N818
+class MissingDependency(QuarkError, ImportError):  # noqa: N818
     """An optional package is needed for the request."""
 
 
@@ -239,4 +273,4 @@ def data_errors() -> Iterator[None]:
         yield
     # calibrators is a package of its own, whose errors are none of this package's.
     except CalibrationError as error:
-        raise DataError(str(error)) from error
+        raise reading_error(DataError, str(error), error) from error

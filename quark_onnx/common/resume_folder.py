@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from calibrators.json_file import read_json
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.errors import ConfigError, system_reason
+from quark_onnx.common.errors import ConfigError, QuarkError, system_reason
 
 logger = logging.getLogger(__name__)
 
@@ -233,6 +233,8 @@ def access_errors(place: str) -> Iterator[None]:
     """
     try:
         yield
+    except QuarkError:  # some of them are a ValueError
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{place} cannot be read and written: {system_reason(error)}"

@@ -9,7 +9,7 @@ import yaml
 
 from calibrators.limits import read_text
 from calibrators.shown import short
-from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.errors import ConfigError, reading_error
 
 #: Exceptions of PyYAML for a file that is no YAML. ValueError: it is no UTF-8 text; RecursionError:
 #: brackets nested too deeply; the others: a value that its tag does not fit (``!!bool maybe``).
@@ -38,8 +38,8 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(read_text(path, _BYTES), _Loader)
     except OSError as error:
-        raise ConfigError(
-            f"config file {path} cannot be read: {error.strerror}",
+        raise reading_error(
+            ConfigError, f"config file {path} cannot be read: {error.strerror}", error
         ) from error
     except _NO_YAML as error:
         # PyYAML writes several lines.

@@ -31,7 +31,7 @@ from calibrators.onnx_runtime.tensors import (
 from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.check.fields import check_tensor
 from quark_onnx.check.model import check_model, check_stored
-from quark_onnx.common.errors import ModelError, system_reason
+from quark_onnx.common.errors import ModelError, reading_error, system_reason
 from quark_onnx.files.model_file import MALFORMED, read_model
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
@@ -222,10 +222,14 @@ def _reading(path: Path) -> Iterator[None]:
     """Convert errors in reading a model file to ModelError with its path."""
     try:
         yield
+    except ModelError:  # a ValueError, too
+        raise
     except (OSError, ValueError) as error:
         # A ValueError is about a path that no file can have.
-        raise ModelError(
-            f"model file {path} cannot be read: {system_reason(error)}"
+        raise reading_error(
+            ModelError,
+            f"model file {path} cannot be read: {system_reason(error)}",
+            error,
         ) from error
 
 
@@ -302,7 +306,9 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
                 f" {offset}",
             )
     except OSError as error:
-        raise ModelError(f"{where} cannot be read: {error.strerror}") from error
+        raise reading_error(
+            ModelError, f"{where} cannot be read: {error.strerror}", error
+        ) from error
     check_tensor(tensor)
     # The shape decides how many bytes are needed; an explicit length must agree.
     size = tensor_size(tensor)

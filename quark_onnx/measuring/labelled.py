@@ -47,22 +47,22 @@ def scorer_for(
         DataError: the labels cannot be read.
         ConfigError: labels and data do not go together.
     """
-    folder = _image_folder(data)
+    images = _images_of(data)
+    folder = None if images is None else images[0]
     names = [] if folder is None else class_folders(folder)
     if labels is None and not names:
         return None
     if labels is None or Path(labels).suffix.lower() == ".txt":
         order = names if labels is None else read_class_names(Path(labels))
         return _folder_scorer(folder, names, order, labels, left_out)
-    if folder is None:
+    if images is None:
         return Scorer(_read(Path(labels), {}), None, None, left_out)
-    assert isinstance(data, partial)
-    samples = _sample_names(folder)
-    files = dict(zip(samples, image_files(folder), strict=True))
+    samples = _sample_names(images[0])
+    files = dict(zip(samples, image_files(images[0]), strict=True))
     return Scorer(
         _read(Path(labels), files),
         samples,
-        partial(placed, data.keywords["images"]),
+        partial(placed, images[1]),
         left_out,
     )
 
@@ -90,36 +90,47 @@ def found_scorer(reader: Reader) -> Scorer | None:
         DataError: the first sample does not fit the model.
     """
     first_sample(reader)
-    return scorer_of(reader.labels)
-
-
-def scorer_of(labels: Mapping[str, int]) -> Scorer | None:
-    """Return a scorer for the classes of rows, by their index as text; None for no class."""
-    if not labels:
+    if not reader.labelled:
         return None
-    return Scorer(Labels(Path("data"), labels, found=True), None, None)
+    return scorer_of(reader.labels, reader.rows)
+
+
+def scorer_of(labels: Mapping[str, int], rows: Mapping[int, range]) -> Scorer:
+    """Return a scorer for labels that came with the data.
+
+    Args:
+        labels: classes of rows, by the index of the row as text; filled as samples are read.
+        rows: as for ``Scorer``.
+    """
+    scorer = Scorer(Labels(Path("data"), labels, found=True), None, None)
+    scorer.rows = rows
+    return scorer
 
 
 def has_class_folders(data: CalibrationData | None) -> bool:
     """Return whether data is a folder with a sub-folder of images for each class."""
-    folder = _image_folder(data)
-    return folder is not None and bool(class_folders(folder))
+    images = _images_of(data)
+    return images is not None and bool(class_folders(images[0]))
 
 
-def _image_folder(data: CalibrationData | None) -> Path | None:
-    """Return the path of image files; None for other data.
+def _images_of(data: CalibrationData | None) -> tuple[Path, ImageSpec] | None:
+    """Return the path of image files, and how they are read; None for other data.
 
-    Images in files arrive as a partial of open_reader; arrays have no pixels to which boxes refer.
+    Images in files arrive as a reader or as a partial of open_reader; arrays have no pixels to
+    which boxes refer.
     """
+    if isinstance(data, Reader):
+        return data.images
     if not isinstance(data, partial) or not data.args:
         return None
-    if not isinstance(data.keywords.get("images"), ImageSpec):
+    spec = data.keywords.get("images")
+    if not isinstance(spec, ImageSpec):
         return None
     # Images in a data set have no files.
     if not isinstance(data.args[0], str | PathLike):
         return None
     folder = Path(data.args[0])
-    return folder if image_files(folder) else None
+    return (folder, spec) if image_files(folder) else None
 
 
 def _sample_names(folder: Path) -> list[str]:
@@ -228,6 +239,7 @@ def labelled_findings(
     if scorer.kind != "classifier":
         return None
     reader = reader_for(Graph.of(reference.model), data)
+    scorer.rows = reader.rows
     if reader.random:
         return None
     if not reader.restartable:
@@ -245,7 +257,7 @@ def labelled_findings(
             # The outputs of the first sample decide the task.
             task = task or find_task(reference.model, feeds, outputs, asked)
             # The float model takes the place of the quantized one: only its top-1 matters here.
-            check.add(feeds, outputs, scorer.add(task, outputs, outputs))
+            check.add(feeds, outputs, scorer.add(task, outputs, outputs, feeds))
             if check.is_full:
                 break
     return tuple(check.findings(reference.session))

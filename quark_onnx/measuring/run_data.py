@@ -170,24 +170,27 @@ class RunData:
         )
 
     @property
-    def held_out_labels(self) -> dict[str, int]:
-        """Return the classes of the rows in ``compared``, by their index there as text.
+    def held_out_labels(self) -> tuple[dict[str, int], dict[int, range]]:
+        """Return the classes of the rows in ``compared``, and the rows of each sample there.
 
-        Empty unless these are held out.
+        Rows are counted from the first one there; their index is a text for the classes. Both are
+        empty unless the samples are held out.
         """
         if self.hold_out is None or not self.held_out:
-            return {}
+            return {}, {}
         positions = dict(
             zip(map(id, self.hold_out.samples), self.hold_out.positions, strict=True)
         )
-        rows = [
-            row for sample in self.compared for row in self.rows[positions[id(sample)]]
-        ]
-        return {
-            str(index): self.labels[str(row)]
-            for index, row in enumerate(rows)
-            if str(row) in self.labels
-        }
+        classes, rows = dict[str, int](), dict[int, range]()
+        count = 0
+        for index, sample in enumerate(self.compared):
+            rows_in_data = self.rows[positions[id(sample)]]
+            rows[index] = range(count, count + len(rows_in_data))
+            count = rows[index].stop
+            for row, row_in_data in zip(rows[index], rows_in_data, strict=True):
+                if str(row_in_data) in self.labels:
+                    classes[str(row)] = self.labels[str(row_in_data)]
+        return classes, rows
 
     @property
     def notes(self) -> list[str]:

@@ -415,6 +415,8 @@ def _bundle_folder(folder: Path) -> Path:
                 # The folder is missing, or has files of another origin.
                 with contextlib.suppress(OSError):
                     parent.rmdir()
+    except ConfigError:  # a ValueError, too
+        raise
     # A ValueError is a path that no folder can have.
     except (OSError, ValueError) as error:
         raise ConfigError(

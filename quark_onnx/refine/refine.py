@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
-from quark_onnx.common.errors import ModelError
+from quark_onnx.common.errors import ModelError, QuarkError
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted, prefixed
 from quark_onnx.graph import Graph
@@ -207,6 +207,8 @@ class _Run:
         free = scalable(self._plan, self._params, place)
         try:
             problem = rows.problem(self._lattice(place), bias_lattice, free, seed)
+        except QuarkError:  # some of them are a ValueError
+            raise
         except (IndexError, ValueError) as error:
             read = quantized.shapes(source.name)[0]
             computed = floating.shapes(place.result)[0]

@@ -87,7 +87,7 @@ def judge_models(  # noqa: PLR0913
         # One entry for each row of the batch; None for a row without a label.
         classes: list[int | None] = []
         if scorer is not None and collector.task is not None:
-            classes = scorer.add(collector.task, expected, quantized)
+            classes = scorer.add(collector.task, expected, quantized, feeds)
         if check is not None:
             check.add(feeds, expected, classes)
 

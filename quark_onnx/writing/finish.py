@@ -318,7 +318,7 @@ class Judging:
         self.collector.add(feeds, expected, found)
         classes: list[int | None] = []
         if self.scorer is not None and self.collector.task is not None:
-            classes = self.scorer.add(self.collector.task, expected, found)
+            classes = self.scorer.add(self.collector.task, expected, found, feeds)
         if self.check is not None:
             self.check.add(feeds, expected, classes)
 

@@ -40,13 +40,14 @@ def judging_of(  # noqa: PLR0913
     check = None
     if not data.random and findings is None:
         check = PreprocessingCheck(trained or reference.model, task)
+    held_out = data.held_out_labels
     return Judging(
         VerdictCollector(reference.model, task),
         check,
         settings_of_config(config, data.count),
         data.further,
         findings or (),
-        scorer_of(data.held_out_labels),
+        scorer_of(*held_out) if held_out[0] else None,
     )
 
 

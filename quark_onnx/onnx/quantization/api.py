@@ -9,7 +9,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.common.errors import DataError
+from quark_onnx.common.errors import DataNotFoundError
 from quark_onnx.config.checks import require
 from quark_onnx.onnx.calibration.data_readers import PathDataReader
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
@@ -94,7 +94,7 @@ def choose_data(
         path: a folder of .npy files.
 
     Raises:
-        DataError: the path has no data.
+        DataNotFoundError: the path has no data.
     """
     if reader is not None:
         if path is not None:
@@ -105,7 +105,7 @@ def choose_data(
     if path is None:
         return None
     if not Path(path).exists():
-        raise DataError(f"calibration_data_path: {path} does not exist")
+        raise DataNotFoundError(f"calibration_data_path: {path} does not exist")
     # The reader opens files as they are needed, but lists them now: a wrong path is an error at
     # once.
     return PathDataReader(model, str(path))

@@ -350,7 +350,14 @@ def _box(annotation: Entry, classes: Mapping[int, int]) -> list[float]:
 
 
 class Scorer:
-    """A scorer of two models on labelled samples."""
+    """A scorer of two models on labelled samples.
+
+    Attributes:
+        rows: rows of each sample in the data, by its index; filled as samples are read. None where
+            they are not known.
+    """
+
+    rows: Mapping[int, range] | None = None
 
     def __init__(
         self,
@@ -380,14 +387,16 @@ class Scorer:
             )
         self._labels, self._names, self._placement = labels, names, placement
         self._left_out = left_out
-        # Before any model runs, and before a result is written. Arrays are named by index.
-        known = None if names is None else set(names)
-        if not labels.found and not any(
-            name.isdecimal() if known is None else name in known
-            for name in labels.names
-        ):
+        # Before any model runs, and before a result is written. Arrays are named by index, and so
+        # may files be, in their order.
+        known = [] if names is None else names
+        is_named = not set(known).isdisjoint(labels.names)
+        by_index = any(map(str.isdecimal, labels.names))
+        if not (labels.found or is_named or by_index):
             raise self._nothing_labelled()
-        self._index = 0
+        self._is_named = is_named
+        # Index of the next row, of those left out as well, and of the next sample.
+        self._index = self._sample = 0
         # Why the folders are not the classes of this model; None if they are.
         self._no_classes: str | None = None
         # Ranks of the label in the float and in the quantized model, for each row.
@@ -402,16 +411,31 @@ class Scorer:
         """Return the task of the labels."""
         return self._labels.kind
 
-    def add(self, task: Task, expected: Outputs, actual: Outputs) -> list[int | None]:
+    def add(
+        self,
+        task: Task,
+        expected: Outputs,
+        actual: Outputs,
+        feeds: Outputs | None = None,
+    ) -> list[int | None]:
         """Add the outputs of the two models on the next sample.
+
+        Args:
+            task: the task, whose output holds the scores.
+            expected: outputs of the float model by name.
+            actual: outputs of the quantized model by name.
+            feeds: the sample; None if it is not known.
 
         Returns:
             The class of each row, None for a row without a label; empty for boxes.
 
         Raises:
-            ConfigError: the labels are for another task.
+            ConfigError: the labels are for another task, or for samples of which the output has
+                other numbers of rows.
             DataError: the model has no class with the index of a label.
         """
+        sample = self._sample
+        self._sample += 1
         if self._labels.assumed and not self._are_classes(task, expected):
             return []
         if self._labels.found and task.name != self._labels.kind:
@@ -429,7 +453,28 @@ class Scorer:
         if task.layout is not None:
             self._add_boxes(task, expected, actual)
             return []
-        return self._add_classes(task, expected, actual)
+        before, after = _rows(expected[task.output]), _rows(actual[task.output])
+        if problem := self._other_rows(task, len(before), sample, feeds or {}):
+            if not (self._labels.found or self._labels.assumed):
+                raise ConfigError(f"labels {self._labels.source} {problem}")
+            self._no_classes = f"labels of the data {problem}"
+            return []
+        return self._add_classes(before, after)
+
+    def _other_rows(self, task: Task, rows: int, sample: int, feeds: Outputs) -> str:
+        """Return why the rows of the output are not those of the sample; empty if they are."""
+        if self.rows is None or sample not in self.rows:
+            return ""
+        counts = {len(self.rows[sample])}
+        # Rows of a batch are not counted where the lengths of the inputs differ.
+        if not (self._labels.found or self._is_named):
+            counts |= {np.shape(value)[0] for value in feeds.values() if np.ndim(value)}
+        if rows in counts:
+            return ""
+        return (
+            f"are for samples, and output {task.output!r} has {counted(rows, 'row')} for"
+            f" {counted(max(counts), 'sample')}: compare the model without labels"
+        )
 
     def _are_classes(self, task: Task, expected: Outputs) -> bool:
         """Return whether folders can be the classes of the model."""
@@ -462,24 +507,22 @@ class Scorer:
             self._index += 1
         index = self._index
         self._index += 1
-        # Rows beyond the names have no label.
-        return self._names[index] if index < len(self._names) else ""
+        if index >= len(self._names):  # rows beyond the names have no label
+            return ""
+        return self._names[index] if self._is_named else str(index)
 
     def _add_classes(
-        self, task: Task, expected: Outputs, actual: Outputs
+        self, before: NDArray[Any], after: NDArray[Any]
     ) -> list[int | None]:
         """Add the ranks of the labels of a sample's rows; return the labels.
 
         Args:
-            task: the task, whose output holds the scores.
-            expected: outputs of the float model by name.
-            actual: outputs of the quantized model by name.
+            before: scores of the float model (rows, classes), or chosen classes (rows,).
+            after: those of the quantized model.
 
         Raises:
             DataError: the model has no class with the index of a label.
         """
-        before = _rows(expected[task.output])
-        after = _rows(actual[task.output])
         # Rows of chosen classes have one axis, rows of scores two.
         if before.ndim == 1:
             self._depths = (1,)

@@ -15,7 +15,7 @@ import torch
 
 from calibrators.json_file import parse_json
 from calibrators.limits import regular_size
-from quark_onnx.common.errors import DataError, MissingDependency
+from quark_onnx.common.errors import DataError, MissingDependency, reading_error
 from quark_onnx.torch.calibration.perplexity import windows_of
 
 logger = logging.getLogger(__name__)
@@ -219,8 +219,12 @@ def _texts_of_file(path: Path) -> Iterator[str]:
             ]
         else:
             rows = parse_json(content, str(path), DataError).value
+    except DataError:  # a ValueError, too
+        raise
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as text: {error}") from error
+        raise reading_error(
+            DataError, f"{path} cannot be read as text: {error}", error
+        ) from error
     for row in rows if isinstance(rows, list) else [rows]:
         text = row.get("text") if isinstance(row, dict) else row
         if not isinstance(text, str):

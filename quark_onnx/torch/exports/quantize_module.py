@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx import ModelProto
-
 from calibrators.readers.open import CalibrationData
-from quark_onnx.api import Config, quantize_static
+from quark_onnx.api import Config, quantize
 from quark_onnx.common.errors import MissingDependency
 from quark_onnx.common.extras import pip_install
+from quark_onnx.job import Result
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +33,7 @@ def quantize_module(  # noqa: PLR0913
     dynamic: bool | Mapping[str, Mapping[int, str]] = True,
     opset: int = _OPSET,
     **settings: Any,
-) -> ModelProto:
+) -> Result:
     """Export a PyTorch module to ONNX and quantize it.
 
     ``torch.onnx.export(dynamo=True)`` traces the module in evaluation mode. onnxruntime runs the
@@ -46,24 +45,26 @@ def quantize_module(  # noqa: PLR0913
             float32.
         example_inputs: one batch of inputs: a tensor, a tuple of arguments, or a dict of keyword
             arguments.
-        data: calibration data: a torch ``DataLoader`` or another iterable of such batches. Labels
-            that follow the inputs in a batch of a ``DataLoader`` are dropped, as are entries of a
-            dict that are no input. All kinds of data of ``quantize_static`` are accepted.
-        config: as for ``quantize_static``.
+        data: calibration data: a torch ``DataLoader`` or another iterable of such batches. Integers
+            that follow the inputs in a batch, or have the key ``label`` or ``labels``, are labels:
+            the report has the top-1 of both models on the held-out samples. Further values of a
+            ``DataLoader`` are dropped. All kinds of data of ``quantize`` are accepted.
+        config: as for ``quantize``.
         output: path of the quantized ONNX model; None only returns it.
         dynamic: names of dynamic axes by input and axis, as ``{"x": {0: "batch"}}``. True stands
             for the first axis of each input ("batch") and the second axis of token ids and masks
             ("sequence"), False for none.
         opset: opset of the float ONNX model, 18 or later.
-        settings: further arguments of ``quantize_static``: executor, progress, external, resume,
-            isolate.
+        settings: further arguments of ``quantize``: executor, progress, external, resume, ranges,
+            task, labels, isolate.
 
     Returns:
-        The quantized model. Its inputs have the names of the parameters of ``module.forward``.
+        The quantized model, its plan and its report. The inputs have the names of the parameters of
+        ``module.forward``.
 
     Raises:
         MissingDependency: torch or onnxscript is not installed.
-        QuarkError: the module cannot be exported, or as for ``quantize_static``.
+        QuarkError: the module cannot be exported, or as for ``quantize``.
     """
     # find_spec imports neither package; torch takes seconds.
     if (
@@ -79,4 +80,4 @@ def quantize_module(  # noqa: PLR0913
         model,
         samples,
     ):
-        return quantize_static(model, samples, config, output, **settings)
+        return quantize(model, samples, config, output, **settings)

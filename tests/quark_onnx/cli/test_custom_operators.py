@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import ModelProto
 
@@ -30,7 +31,12 @@ from quark_onnx import (
     quantize_dynamic,
     quantize_weights,
 )
-from quark_onnx.common.errors import AccuracyError, ConfigError, UnknownOperatorError
+from quark_onnx.common.errors import (
+    AccuracyError,
+    ConfigError,
+    QuarkError,
+    UnknownOperatorError,
+)
 from tests.models import normal, parse, weight
 from tests.quark_onnx.cli.conftest import CommandLine
 
@@ -218,6 +224,57 @@ def test_processes_that_calibrate_know_the_library(library: str) -> None:
         serial = quantize(custom, DATA, "A8W8")
         sharded = quantize(custom, DATA, "A8W8", executor=OtherProcess())
     assert sharded.model == serial.model
+
+
+def register_extensions(options: Any) -> None:
+    """Register the library as an application does, on the options of its sessions."""
+    options.register_custom_ops_library(extensions.library())
+
+
+@pytest.mark.images
+@pytest.mark.parametrize("isolate", [False, True])
+def test_options_of_the_application_register_operators(
+    isolate: bool, library: str
+) -> None:
+    """In this process, in an isolated one and in workers: the file is the same."""
+    custom = model(*INVERSE)
+    with pytest.raises(UnknownOperatorError):
+        quantize(custom, DATA, "A8W8", isolate=isolate)
+    with custom_op_libraries(library):
+        expected = quantize(custom, DATA, "A8W8").model
+    with custom_op_libraries(session_options=register_extensions):
+        found = quantize(custom, DATA, "A8W8", isolate=isolate).model
+        sharded = quantize(custom, DATA, "A8W8", executor=OtherProcess()).model
+    assert found == sharded == expected
+    assert current_libraries() == ()
+
+
+def test_options_of_the_application_reach_every_session() -> None:
+    seen = list[Any]()
+    with custom_op_libraries(session_options=seen.append):
+        quantize(in_onnx(model()), DATA, "A8W8")
+    assert len(seen) > 2
+    assert {type(options).__name__ for options in seen} == {"SessionOptions"}
+
+
+def test_wrong_options_of_the_application_are_one_error() -> None:
+    def fail(_: Any) -> None:
+        raise OSError("no such device")
+
+    for options, message in {
+        onnxruntime.SessionOptions(): "session_options is .*; it must be a function of the",
+        fail: "cannot be registered: .*no such device",
+    }.items():
+        with (
+            pytest.raises(ConfigError, match=message),
+            custom_op_libraries(session_options=options),  # type: ignore[arg-type]
+        ):
+            pass
+    with (
+        custom_op_libraries(session_options=lambda _: None),
+        pytest.raises(QuarkError, match=r"lambda.*, which another process cannot"),
+    ):
+        quantize(in_onnx(model()), DATA, "A8W8", isolate=True)
 
 
 @pytest.mark.parametrize(

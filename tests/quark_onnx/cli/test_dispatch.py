@@ -172,7 +172,7 @@ def test_errors_go_to_the_json_file(cli: Any) -> None:
     finished = cli("explain", "absent.onnx", "--json", "report.json")
     assert (finished.code, finished.out) == (2, "")
     document = json.loads(Path("report.json").read_text(encoding="utf-8"))
-    error = {"kind": "ModelError", "message": finished.error}
+    error = {"kind": "ModelNotFoundError", "message": finished.error}
     assert document == {"schema": 1, "command": "explain", "error": error}
 
 
@@ -235,7 +235,7 @@ def test_as_a_module() -> None:
     assert process.returncode == 2
     assert err.startswith("quark-onnx: error: model file absent.onnx")
     assert err.count("\n") == 1
-    assert json.loads(out)["error"]["kind"] == "ModelError"
+    assert json.loads(out)["error"]["kind"] == "ModelNotFoundError"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from calibrators.readers.images import ImageSpec
-from calibrators.readers.open import open_reader
+from calibrators.readers.open import InputSpec, open_reader
 from quark_onnx import compare, quantize
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.measuring.held_out import is_held_out
@@ -181,6 +181,19 @@ def test_text_files_are_for_images(model: Any, images: Path) -> None:
         compare(model, model, [{"x": ROWS}], labels=images / "labels")
 
 
+def by_channel(batch: str = "N") -> Any:
+    """A classifier of images by their brightest channel."""
+    return parse(
+        f"""g (float[{batch},3,8,8] x) => (float[{batch},3] y) {{
+            m = GlobalAveragePool (x)
+            f = Flatten (m)
+            c = MatMul (f, w)
+            y = Softmax (c)
+        }}""",
+        w=np.eye(3, dtype=np.float32) * 9,
+    )
+
+
 @pytest.mark.images
 def test_a_damaged_image_moves_no_label(images: Path) -> None:
     """The damaged image is the fourth; the labels of the others stay theirs."""
@@ -194,15 +207,7 @@ def test_a_damaged_image_moves_no_label(images: Path) -> None:
     lines = [f"{index:02}.png,{index % 3}" for index in range(21)]
     labels = images / "labels.csv"
     labels.write_text("\n".join(["name,label", *lines, ""]), encoding="utf-8")
-    channels = parse(
-        """g (float[N,3,8,8] x) => (float[N,3] y) {
-            m = GlobalAveragePool (x)
-            f = Flatten (m)
-            c = MatMul (f, w)
-            y = Softmax (c)
-        }""",
-        w=np.eye(3, dtype=np.float32) * 9,
-    )
+    channels = by_channel()
     data = partial(open_reader, images / "images", images=ImageSpec((8, 8)))
     with pytest.warns(UserWarning, match="03.png is neither"):
         found = compare(channels, channels, data, labels=labels)
@@ -211,6 +216,82 @@ def test_a_damaged_image_moves_no_label(images: Path) -> None:
     with pytest.warns(UserWarning, match="03.png is neither"):
         report = quantize(channels, data, labels=labels).report
     assert any("1 image is left out" in note for note in report.notes)
+
+
+@pytest.mark.images
+@pytest.mark.parametrize("keys", ["names", "indices", "folders"])
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_damaged_image_moves_no_label_of_any_kind(
+    images: Path, keys: str, opened: bool
+) -> None:
+    """Labels by name, by index or by folder, of a reader or of its partial."""
+    image_module = pytest.importorskip("PIL.Image")
+    for index in range(30):
+        image = image_module.new("RGB", (8, 8), "black")
+        image.putdata([tuple(255 * (each == index % 3) for each in range(3))] * 64)
+        file = images / "classes" / f"{index % 3}" / f"{index // 3:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+    (images / "classes" / "1" / "01.png").write_bytes(b"damaged")
+    files = [f"{index % 3}/{index // 3:02}.png" for index in range(30)]
+    name = dict(zip(files, range(30), strict=True)) if keys == "indices" else {}
+    lines = [f"{name.get(file, file)},{file[0]}" for file in files]
+    labels = images / "labels.csv"
+    labels.write_text("\n".join(["name,label", *lines, ""]), encoding="utf-8")
+    data: Any = partial(open_reader, images / "classes", images=ImageSpec((8, 8)))
+    if opened:
+        data = data([InputSpec("x", np.dtype("float32"), ("N", 3, 8, 8))])
+    with pytest.warns(UserWarning, match=r"left out: .*01\.png"):
+        found = compare(
+            by_channel(),
+            by_channel(),
+            data,
+            labels=None if keys == "folders" else labels,
+        )
+    assert found.labelled == 29 and found.scores[0].reference == 1.0
+
+
+#: Several rows for each sample: the scores of three crops.
+CROPS = "g (float[N,3,3] x) => (float[N,3,3] y) { y = Softmax (x) }"
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_rows_that_are_no_samples_have_no_labels(
+    tmp_path: Path, given: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the second row would have the label of the second sample."""
+    model, crops = parse(CROPS), ROWS[:36].reshape(12, 1, 3, 3)
+    file = tmp_path / "labels.csv"
+    file.write_text("name,label\n0,1\n1,2\n", encoding="utf-8")
+    if given:
+        with pytest.raises(ConfigError, match="'y' has 3 rows for 1 sample"):
+            compare(
+                model,
+                model,
+                [{"x": crop} for crop in crops],
+                labels=file,
+                task="classifier",
+            )
+        return
+    data = [(crop, int(label)) for crop, label in zip(crops, CLASSES, strict=False)]
+    with caplog.at_level(logging.WARNING):
+        found = compare(model, model, data, task="classifier")
+    assert (found.scores, found.labelled) == ([], 0)
+    assert "'y' has 3 rows for 1 sample" in caplog.text
+
+
+def test_labels_that_a_loss_ignores_in_the_first_batch(model: Any) -> None:
+    """Classes of -1 have no score, and those of later batches have one."""
+    classes = np.where(np.arange(40) < 16, -1, CLASSES)
+    batches = [
+        (ROWS[start : start + 8], classes[start : start + 8])
+        for start in range(0, 40, 8)
+    ]
+    found = compare(model, model, batches)
+    assert found.labelled == 24 and found.scores[0].reference == 1.0
+    # All are ignored.
+    nothing = compare(model, model, batches[:2])
+    assert (nothing.labelled, nothing.scores) == (0, [])
 
 
 @pytest.mark.images
@@ -235,15 +316,7 @@ def test_a_damaged_entry_of_a_data_set_moves_no_label(
     labels = images / "labels.csv"
     lines = [f"{index},{index % 3}" for index in range(40)]
     labels.write_text("\n".join(["name,label", *lines, ""]), encoding="utf-8")
-    channels = parse(
-        f"""g (float[{batch},3,8,8] x) => (float[{batch},3] y) {{
-            m = GlobalAveragePool (x)
-            f = Flatten (m)
-            c = MatMul (f, w)
-            y = Softmax (c)
-        }}""",
-        w=np.eye(3, dtype=np.float32) * 9,
-    )
+    channels = by_channel(batch)
     data = partial(open_reader, entries, images=ImageSpec((8, 8)))
     for file_of_labels in (labels, None):
         with pytest.warns(UserWarning, match="left out: sample 3: the image"):

@@ -103,7 +103,7 @@ def op_types(model: onnx.ModelProto) -> set[str]:
 
 def test_a_cnn(tmp_path: Path) -> None:
     module, output = cnn(), tmp_path / "cnn.onnx"
-    model = quantize_module(module, images(1, 1)[0], images(), "A8W8", output)
+    model = quantize_module(module, images(1, 1)[0], images(), "A8W8", output).model
     assert module.training, "the mode is restored"
     assert onnx.load(output) == model
     assert "QuantizeLinear" in op_types(model)
@@ -123,7 +123,7 @@ def test_a_transformer_encoder_of_any_length(tmp_path: Path) -> None:
         for seed in range(6)
     ]
     axes = {"src": {0: "batch", 1: "time"}}
-    model = quantize_module(module, (data[0],), data, "A8W8", dynamic=axes)
+    model = quantize_module(module, (data[0],), data, "A8W8", dynamic=axes).model
     assert [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim][
         :2
     ] == ["batch", "time"]
@@ -151,22 +151,49 @@ def test_two_inputs_and_any_kind_of_data(kind: str) -> None:
         "loader of dicts": DataLoader(labelled, batch_size=None),
         "generator": (each for each in data),
     }
-    model = quantize_module(module, data[0], kinds[kind])
+    model = quantize_module(module, data[0], kinds[kind]).model
     assert [value.name for value in model.graph.input] == ["image", "vector"]
     assert [value.name for value in model.graph.output] == ["logits", "mixed"]
     reference = expected(module, *data[1])
     found = run(model, image=data[1][0], vector=data[1][1])
     assert sqnr(found[0], reference["logits"]) > 25
-    same = quantize_module(module, data[0], data)
+    same = quantize_module(module, data[0], data).model
     assert model.graph.initializer == same.graph.initializer, (
         "the same samples give the same scales"
     )
 
 
+@pytest.mark.parametrize("kind", ["pairs", "dicts", "loader", "loader of dicts"])
+def test_labels_of_the_data_give_the_top_1_of_both_models(kind: str) -> None:
+    module = nn.Sequential(*cnn(), nn.Softmax(1)).eval()
+    with torch.no_grad():
+        module[-2].weight.mul_(20)  # otherwise all classes are about as probable
+    batches = images(40)
+    with torch.no_grad():
+        classes = [module(batch).argmax(1) for batch in batches]
+    labelled = [
+        {"input": batch, "labels": right}
+        for batch, right in zip(batches, classes, strict=True)
+    ]
+    stacked = TensorDataset(torch.cat(batches), torch.cat(classes))
+    kinds: dict[str, Any] = {
+        "pairs": list(zip(batches, classes, strict=True)),
+        "dicts": labelled,
+        "loader": DataLoader(stacked, batch_size=4),
+        "loader of dicts": DataLoader(labelled, batch_size=None),
+    }
+    report = quantize_module(module, batches[0], kinds[kind]).report
+    assert (report.held_out, report.labelled) == (4, 16)
+    top1 = report.scores[0]
+    assert (top1.name, top1.reference) == ("top1", 1.0)
+    # Another class is chosen where two scores differ by less than the noise.
+    assert top1.other >= 14 / 16
+
+
 def test_values_that_are_no_tensors_are_constants() -> None:
     module, data = TwoInputs(), pairs()
     example = {"image": data[0][0], "vector": data[0][1], "scale": 0.25}
-    model = quantize_module(module, example, [(*pair, 0.25) for pair in data])
+    model = quantize_module(module, example, [(*pair, 0.25) for pair in data]).model
     reference = expected(module, *data[1], 0.25)
     found = run(model, image=data[1][0], vector=data[1][1])
     assert sqnr(found[0], reference["logits"]) > 25
@@ -176,7 +203,7 @@ def test_values_that_are_no_tensors_are_constants() -> None:
 def test_other_float_types_become_float32(dtype: Any) -> None:
     module = cnn().eval().to(dtype)
     data = [batch.to(dtype) for batch in images()]
-    model = quantize_module(module, data[0], data)
+    model = quantize_module(module, data[0], data).model
     assert next(module.parameters()).dtype == dtype, "the module is not changed"
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     reference = expected(cnn().to(dtype).float(), data[0].float())
@@ -209,7 +236,7 @@ def test_token_ids_have_a_dynamic_batch_and_sequence() -> None:
         }
         for length in (5, 7, 5, 9, 6, 7)
     ]
-    model = quantize_module(module, data[0], data)
+    model = quantize_module(module, data[0], data).model
     for value in model.graph.input:
         assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == [
             "batch",
@@ -243,7 +270,7 @@ def test_an_export_that_computes_something_else_is_refused() -> None:
 
 def test_weights_alone_need_no_data() -> None:
     module = cnn()
-    model = quantize_module(module, images(1)[0], None, "W8", dynamic=False)
+    model = quantize_module(module, images(1)[0], None, "W8", dynamic=False).model
     assert [
         dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim
     ] == [4, 3, 12, 12]
@@ -251,7 +278,7 @@ def test_weights_alone_need_no_data() -> None:
 
 
 def test_a_format_of_16_bits_raises_the_opset() -> None:
-    model = quantize_module(cnn(), images(1)[0], images(), "A16W8")
+    model = quantize_module(cnn(), images(1)[0], images(), "A16W8").model
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     assert opset >= 21  # the first with QuantizeLinear of 16 bits
     assert sqnr(run(model, input=images(1)[0])[0], expected(cnn(), images(1)[0])) > 35

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from calibrators.readers.open import CalibrationData, RandomData
-from calibrators.readers.samples import is_array
+from calibrators.readers.samples import LABEL_KEYS, is_array
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError, QuarkError
 from quark_onnx.torch.calibration.block_stream import Sample, inference
 from quark_onnx.torch.exports.onnx.trace import (
     Axes,
@@ -107,6 +108,8 @@ def _run(module: nn.Module, batch: Batch) -> Flat:
     """Run the module on the example inputs to find its outputs."""
     try:
         return Flat(module, batch)
+    except QuarkError:  # some of them are a ValueError
+        raise
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         given = ", ".join([*batch.tensors, *batch.others])
         raise DataError(
@@ -149,11 +152,11 @@ class _Signature:
         return _Batches(data, name)
 
     def _batch(self, batch: Any, *, labelled: bool) -> Any:
-        """Return a batch by input names; a single tensor stays as it is.
+        """Return a batch by input names, with its labels; a single tensor stays as it is.
 
         Args:
             batch: a mapping, a sequence in the order of the parameters, or a tensor.
-            labelled: whether the batch is of a DataLoader, and further values are labels.
+            labelled: whether the batch is of a DataLoader, and further values may be labels.
 
         Raises:
             DataError: the batch has more values than ``forward`` has parameters, or a tensor for
@@ -167,20 +170,26 @@ class _Signature:
             # Fewer values than inputs: this is one tensor, not one for each input.
             and len(batch) >= len(self.inputs)
         ):
-            # Labels of a DataLoader may make a batch longer than the parameters.
-            if len(batch) > len(self.parameters) and not labelled:
+            given = dict(zip(self.parameters, batch, strict=False))
+            # In a DataLoader, labels stand where the forward has optional parameters, too.
+            others = batch[len(self.inputs if labelled else self.parameters) :]
+            labels = list(filter(_is_label, others))
+            if len(labels) < len(others) and not labelled:
                 raise DataError(
                     f"a batch holds {len(batch)} values, but forward takes"
                     f" {', '.join(self.parameters)}",
                 )
-            given = dict(zip(self.parameters, batch, strict=False))
+            if labels:
+                given[LABEL_KEYS[0]] = labels[0]
         else:
             return _readable(batch)
-        # Labels and other entries are dropped.
+        # Other entries of a DataLoader are dropped.
         if labelled:
-            return {
-                name: _readable(given[name]) for name in self.inputs if name in given
-            }
+            wanted = [
+                *self.inputs,
+                *(key for key in LABEL_KEYS if _is_label(given.get(key))),
+            ]
+            return {name: _readable(given[name]) for name in wanted if name in given}
         constants = self._constants
         self._check_left_out(given)
         return {
@@ -191,8 +200,8 @@ class _Signature:
 
     @property
     def _constants(self) -> set[str]:
-        """Parameters without a tensor: constants of the ONNX model."""
-        return set(self.parameters) - set(self.inputs)
+        """Parameters without a tensor: constants of the ONNX model, and no labels."""
+        return set(self.parameters) - set(self.inputs) - set(LABEL_KEYS)
 
     def _check_left_out(self, given: Mapping[str, Any]) -> None:
         """Raise DataError for a tensor that would become a constant of the ONNX model."""
@@ -216,6 +225,14 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self.data)  # type: ignore[arg-type]  # raises the TypeError that says so where there is no length
+
+
+def _is_label(value: Any) -> bool:
+    """Return whether a value is a class, or the classes of a batch."""
+    if isinstance(value, torch.Tensor):
+        whole = not (value.is_floating_point() or value.is_complex())
+        return whole and value.dtype != torch.bool and value.ndim < 2
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _readable(value: Any) -> Any:
