@@ -594,7 +594,9 @@ def custom_op_libraries(
                 f"there is no file {str(file)!r} with custom operators"
             )
     paths = dict.fromkeys(str(Path(file).absolute()) for file in files)
-    entries = [*paths] if session_options is None else [*paths, session_options]
+    entries: list[str | Callable[[Any], object]] = [*paths]
+    if session_options is not None:
+        entries.append(session_options)
     added = [entry for entry in entries if entry not in current_libraries()]
     with libraries([*current_libraries(), *added]):
         if added:
