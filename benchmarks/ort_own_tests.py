@@ -183,6 +183,9 @@ LESS_ACCURATE: dict[str, str] = {
         "the known ranges of Sigmoid and Tanh leave room for data beyond the calibrated range. On"
         " other data within it two of three outputs lose 0.8 dB by that, over four draws"
     ),
+    "TestQDQMixedPrecision.test_add_tensor_qdq_ops_case": (
+        "the known range of Sigmoid, too: 0.6 to 1.0 dB over twelve draws of its 18 values"
+    ),
     "TestTensorQuantOverridesOption.test_qdq_default": (
         "0.2 dB, for the same reason; with scales per channel the same model gains 6.7 dB"
     ),
