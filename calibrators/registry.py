@@ -103,6 +103,9 @@ class Registry(Generic[T]):
     def add(self, name: str, value: T, *, override: bool = False) -> T:
         """Register a value, and return it.
 
+        A class or function of ``__main__`` replaces the one of the same name there: a cell of a
+        notebook may be run again.
+
         Args:
             name: the name to register, in any case where the registry has a ``spelling``.
             value: the value of the name.
@@ -115,7 +118,9 @@ class Registry(Generic[T]):
         name = self._spelling(name)
         if override:
             self._replaced.add(name)
-        elif name in self._registered:
+        elif name in self._registered and not _is_run_again(
+            self._registered[name], value
+        ):
             # The user's replacement came before ``home``, whose value is the one to drop.
             if self._home and name in self._replaced:
                 return value
@@ -226,6 +231,13 @@ def _failure(entry: EntryPoint, error: Exception) -> str:
         f" ({_distribution(entry)}, entry point {entry.name!r} of {entry.group}):"
         f" {type(error).__name__}: {error}; update or uninstall {package}"
     )
+
+
+def _is_run_again(registered: object, value: object) -> bool:
+    """Return whether a value is a class or function of ``__main__`` that is defined again."""
+    if getattr(value, "__module__", "") != "__main__":
+        return False
+    return hasattr(value, "__qualname__") and _origin(value) == _origin(registered)
 
 
 def _origin(value: object) -> str:

@@ -19,6 +19,7 @@ NATIVE = {
     "LayerSpec": ("config.spec", "LayerSpec"),
     "TensorSpec": ("config.spec", "TensorSpec"),
     "KVCache": ("config.torch_config", "KVCache"),
+    "Attention": ("config.torch_config", "Attention"),
     "scheme": ("config.schemes", "scheme"),
     "config_for": ("config.language", "config_for"),
     # algorithms
@@ -43,6 +44,7 @@ NATIVE = {
     "TorchReport": ("pipelines.report", "TorchReport"),
     "perplexity": ("calibration.perplexity", "perplexity"),
     # files
+    "Writing": ("pipelines.file_to_file", "Writing"),
     "load_checkpoint": ("checkpoints.load", "load_checkpoint"),
     "write_checkpoint": ("checkpoints.export", "write_checkpoint"),
     "write_gguf": ("exports.gguf", "write_gguf"),

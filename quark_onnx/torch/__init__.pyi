@@ -2,6 +2,7 @@ from quark_onnx.torch.config.torch_config import TorchConfig as TorchConfig
 from quark_onnx.torch.config.spec import LayerSpec as LayerSpec
 from quark_onnx.torch.config.spec import TensorSpec as TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache as KVCache
+from quark_onnx.torch.config.torch_config import Attention as Attention
 from quark_onnx.torch.config.schemes import scheme as scheme
 from quark_onnx.torch.config.language import config_for as config_for
 from quark_onnx.torch.algorithms.registered import AWQ as AWQ
@@ -23,6 +24,7 @@ from quark_onnx.torch.pipelines.ptq import ptq as ptq
 from quark_onnx.torch.pipelines.ptq import Text as Text
 from quark_onnx.torch.pipelines.report import TorchReport as TorchReport
 from quark_onnx.torch.calibration.perplexity import perplexity as perplexity
+from quark_onnx.torch.pipelines.file_to_file import Writing as Writing
 from quark_onnx.torch.checkpoints.load import load_checkpoint as load_checkpoint
 from quark_onnx.torch.checkpoints.export import write_checkpoint as write_checkpoint
 from quark_onnx.torch.exports.gguf import write_gguf as write_gguf
@@ -48,4 +50,4 @@ from quark_onnx.torch.quantization.params import save_params as save_params
 
 NATIVE: dict[str, tuple[str, str]]
 AMD_QUARK: dict[str, tuple[str, str]]
-__all__ = ['TorchConfig', 'LayerSpec', 'TensorSpec', 'KVCache', 'scheme', 'config_for', 'AWQ', 'AutoSmoothQuant', 'Clip', 'Distillation', 'GPTAQ', 'GPTQ', 'HQQ', 'Qronos', 'Rotation', 'SignedRounding', 'SmoothQuant', 'quantize_model', 'quantize_graph', 'quantize_checkpoint', 'mix', 'ptq', 'Text', 'TorchReport', 'perplexity', 'load_checkpoint', 'write_checkpoint', 'write_gguf', 'write_onnx', 'write_page', 'validate_checkpoint', 'repair_checkpoint', 'LLMTemplate', 'ModelExporter', 'ModelImporter', 'ModelPruner', 'ModelQuantizer', 'QuantFlow', 'RuntimeOptions', 'disable_native_inference', 'enable_native_inference', 'export_gguf', 'export_onnx', 'export_safetensors', 'import_model_from_safetensors', 'load_params', 'save_params']
+__all__ = ['TorchConfig', 'LayerSpec', 'TensorSpec', 'KVCache', 'Attention', 'scheme', 'config_for', 'AWQ', 'AutoSmoothQuant', 'Clip', 'Distillation', 'GPTAQ', 'GPTQ', 'HQQ', 'Qronos', 'Rotation', 'SignedRounding', 'SmoothQuant', 'quantize_model', 'quantize_graph', 'quantize_checkpoint', 'mix', 'ptq', 'Text', 'TorchReport', 'perplexity', 'Writing', 'load_checkpoint', 'write_checkpoint', 'write_gguf', 'write_onnx', 'write_page', 'validate_checkpoint', 'repair_checkpoint', 'LLMTemplate', 'ModelExporter', 'ModelImporter', 'ModelPruner', 'ModelQuantizer', 'QuantFlow', 'RuntimeOptions', 'disable_native_inference', 'enable_native_inference', 'export_gguf', 'export_onnx', 'export_safetensors', 'import_model_from_safetensors', 'load_params', 'save_params']

@@ -44,6 +44,25 @@ def test_a_class_is_named_by_the_module_that_defines_it() -> None:
         registry.add("int", Path)
 
 
+def test_a_cell_of_a_notebook_may_be_run_again() -> None:
+    cell = """
+@registry.register("mine")
+class Mine:
+    pass
+"""
+    registry: Registry[type] = Registry("kind")
+    names = {"registry": registry, "__name__": "__main__"}
+    exec(cell, names)
+    first = registry["mine"]
+    exec(cell, names)
+    assert registry["mine"] is names["Mine"] is not first
+    with pytest.raises(ConfigError, match=r"by __main__\.Mine and __main__\.Other"):
+        exec(cell.replace("Mine", "Other"), names)
+    # In a module, the same name twice is a mistake.
+    with pytest.raises(ConfigError, match=r"by __main__\.Mine and plugin\.Mine"):
+        exec(cell, {"registry": registry, "__name__": "plugin"})
+
+
 def test_names_with_a_spelling_are_the_same_in_any_case() -> None:
     registry: Registry[int] = Registry("number", spelling=str.upper)
     registry.add("One", 1)
