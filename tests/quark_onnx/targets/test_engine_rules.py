@@ -289,6 +289,16 @@ def test_sizes_become_static_where_an_engine_needs_them() -> None:
         assert value.type.tensor_type.shape.dim[0].dim_value == size
 
 
+@pytest.mark.parametrize("op_type", ["Identity", "Relu"])
+def test_a_float_result_has_static_sizes_too(op_type: str) -> None:
+    """A model in which nothing is quantized keeps the rules of its target."""
+    model = parse(f"g (float[N,4] x) => (float[N,4] y) {{ y = {op_type} (x) }}")
+    config = QConfig.of("A8W8").with_(target="qnn", exclude=("*",))
+    result = quantize(model, samples(model, 4), config)
+    assert check(result.model, "qnn").findings == ()
+    assert any("prepared for qnn" in note for note in result.report.notes)
+
+
 def test_an_engine_is_no_processor() -> None:
     assert npu_names() == ["npu", "phx", "hpt", "stx", "krk"]
     for function in (npu.preflight, npu.legalize, npu.choose):
