@@ -523,7 +523,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
     config, data = measured.planned.config, measured.data
     plans = [assembled.plan, *all_plans(measured.planned.body_plans)]
     # Without quantization the user's own file is the result, not a rewritten one.
-    if not assembled.quantized and not config.npu:
+    if not assembled.quantized and not config.prepares_float:
         return _float_model_as_result(job, plans, assembled.notes, assembled, data)
     notes = [*assembled.notes]
     notes += [
@@ -533,7 +533,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
     if not assembled.quantized:
         notes.append(
             "nothing was quantized: the result is the float model, prepared for"
-            f" {config.npu}",
+            f" {config.target}",
         )
     write_provenance(assembled.graph, job.config)
     reference = job.model.reference

@@ -428,6 +428,11 @@ class QConfig:
         return self.fix_sizes and bool(self.target) and TARGETS[self.target].is_static
 
     @property
+    def prepares_float(self) -> bool:
+        """Whether a model in which nothing is quantized is prepared for the target, too."""
+        return bool(self.npu) or self.fixes_sizes
+
+    @property
     def vendor_computes(self) -> bool:
         """Whether vendor operators compute block formats, instead of functions."""
         return self.form == "vendor" or not self.functions

@@ -30,10 +30,10 @@ def has_nothing_to_quantize(graph: Graph, config: QConfig) -> bool:
 
     Args:
         graph: the float graph.
-        config: the settings; a target for an NPU rewrites models in which it quantizes nothing, and
-            some settings quantize operators that move values.
+        config: the settings; a target may prepare models in which nothing is quantized, and some
+            settings quantize operators that move values.
     """
-    if config.npu or config.overrides or config.tensors or config.movers:
+    if config.prepares_float or config.overrides or config.tensors or config.movers:
         return False
     return not _computes_floats(graph)
 

@@ -184,7 +184,7 @@ def _of_activation(
         yield _finding(target, "activations", node, f"codes of {name}")
     zeros = grid.zero_point
     if not takes.zero_points and (zeros is None or np.any(zeros)):
-        text = "computed" if zeros is None else f"{zeros.reshape(-1)[0]}"
+        text = "computed" if zeros is None else f"{zeros[zeros != 0][0]}"
         yield _finding(target, "zero_points", node, f"a zero point of {text}")
     if takes.channels and grid.scale is not None and grid.scale.size != 1:
         yield _finding(target, "channels", node, f"{grid.scale.size} scales")
@@ -197,7 +197,9 @@ def _of_constant(
     name = _NAMES[grid.elem_type]
     result = node.outputs[0]
     readers = [reader for reader in graph.consumers(result) if reader.kind in LAYERS]
-    if any(reader.input(_BIAS) == result for reader in readers):
+    # No other constant has codes of int32: an Add of its own may hold the bias of a MatMul.
+    is_bias = grid.elem_type == TensorProto.INT32
+    if is_bias or any(reader.input(_BIAS) == result for reader in readers):
         if takes.biases and name not in takes.biases:
             yield _finding(target, "biases", node, f"a bias of {name}")
         return

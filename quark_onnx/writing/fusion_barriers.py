@@ -167,10 +167,15 @@ def _barriers(graph: Graph) -> list[Node]:
 def _is_barrier(graph: Graph, node: Node) -> bool:
     """Return whether a Min has a bound that no code of the pair beside it exceeds."""
     bound = graph.constant(node.inputs[1])
-    if bound is None or bound.size != 1:
+    if (
+        bound is None or bound.ndim
+    ):  # a bound of a higher rank would give its rank to the result
+        return False
+    producer = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
+    if producer is None and graph.is_output(node.outputs[0]):
+        # Callers read the bounded values, which no codes bound.
         return False
     readers = graph.consumers(node.outputs[0])
-    producer = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
     pairs: Iterable[Node] = readers if producer is None else [producer]
     greatest = [_greatest(graph, pair) for pair in pairs]
     return bool(greatest) and all(value <= bound.item() for value in greatest)

@@ -9,15 +9,17 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from quark_onnx import QConfig, convert, npu, on_engine, quantize
 from quark_onnx.common.errors import ConfigError, ConstraintError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.engines import selected
+from quark_onnx.graph import Graph
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.targets import RULES, Check, check
 from quark_onnx.targets.target import npu_names
+from quark_onnx.writing.fusion_barriers import describe_barriers, drop_barriers
 from tests.models import (
     Feeds,
     branches,
@@ -287,6 +289,16 @@ def test_sizes_become_static_where_an_engine_needs_them() -> None:
         assert value.type.tensor_type.shape.dim[0].dim_value == size
 
 
+@pytest.mark.parametrize("op_type", ["Identity", "Relu"])
+def test_a_float_result_has_static_sizes_too(op_type: str) -> None:
+    """A model in which nothing is quantized keeps the rules of its target."""
+    model = parse(f"g (float[N,4] x) => (float[N,4] y) {{ y = {op_type} (x) }}")
+    config = QConfig.of("A8W8").with_(target="qnn", exclude=("*",))
+    result = quantize(model, samples(model, 4), config)
+    assert check(result.model, "qnn").findings == ()
+    assert any("prepared for qnn" in note for note in result.report.notes)
+
+
 def test_an_engine_is_no_processor() -> None:
     assert npu_names() == ["npu", "phx", "hpt", "stx", "krk"]
     for function in (npu.preflight, npu.legalize, npu.choose):
@@ -368,3 +380,80 @@ def test_a_target_of_the_cpu_writes_what_none_writes() -> None:
         assert cpu.SerializeToString(deterministic=True) == default.SerializeToString(
             deterministic=True
         )
+
+
+@pytest.mark.parametrize("text", ["a = Abs (x) m = Min (a, six)", "m = Min (x, wide)"])
+def test_a_min_stays_whose_bound_or_shape_others_read(text: str) -> None:
+    """A caller reads the bounded values, which no codes bound; or the rank is that of the bound."""
+    is_wide = "wide" in text
+    shape, outputs = ("1,1,4", "") if is_wide else ("4", "float[4] m, ")
+    model = parse(
+        f"""g (float[4] x) => ({outputs}float[{shape}] y) {{
+            {text} q = QuantizeLinear (m, s, z) y = DequantizeLinear (q, s, z)
+        }}""",
+        six=np.float32(6),
+        wide=np.full((1, 1, 1), 6, np.float32),
+        s=np.float32(0.02),
+        z=np.uint8(0),
+    )
+    graph = Graph.of(model)
+    assert drop_barriers(graph) == 0 and describe_barriers(graph) == []
+    feeds = {"x": np.float32([1, 2, 5, 9])}
+    for found, expected in zip(
+        run(graph.to_model(), feeds), run(model, feeds), strict=True
+    ):
+        assert np.array_equal(found, expected)
+
+
+def biased_product(zeros: list[int]) -> ModelProto:
+    """A product whose bias is an Add of int32 codes, and results with a zero point each."""
+    return parse(
+        """g (float[1,4] x) => (float[1,3] y) {
+            xq = QuantizeLinear (x, s, z) xd = DequantizeLinear (xq, s, z)
+            wd = DequantizeLinear (w, s, z) a = MatMul (xd, wd)
+            bd = DequantizeLinear (b, s, n) p = Add (a, bd)
+            q = QuantizeLinear <axis = 1> (p, t, u) y = DequantizeLinear <axis = 1> (q, t, u)
+        }""",
+        w=np.ones((4, 3), np.int8),
+        b=np.ones(3, np.int32),
+        s=np.float32(0.1),
+        z=np.int8(0),
+        n=np.int32(0),
+        t=np.full(3, 0.1, np.float32),
+        u=np.int8(zeros),
+    )
+
+
+def test_a_bias_of_its_own_is_a_bias() -> None:
+    """Codes of int32 in an Add after a MatMul break the rule of biases, not that of activations."""
+    for target, expected in (("openvino", []), ("tensorrt", ["a bias of int32"])):
+        findings = check(biased_product([0, 0, 0]), target).findings
+        of_bias = [each.figures for each in findings if "int32" in each.figures]
+        assert of_bias == expected
+        assert all(
+            "biases" in each.rule for each in findings if "int32" in each.figures
+        )
+
+
+def test_the_zero_point_that_breaks_the_rule_is_named() -> None:
+    findings = check(biased_product([0, 5, 0]), "tensorrt").findings
+    assert "a zero point of 5" in [each.figures for each in findings]
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_a_function_of_the_model_is_no_foreign_operator(target: str) -> None:
+    """Engines inline functions, whose nodes are checked."""
+    model = parse("g (float[1,4] x) => (float[1,4] y) { r = Relu (x) y = Abs (r) }")
+    relu = model.graph.node[0]
+    function = helper.make_function(
+        "local",
+        "Bound",
+        ["a"],
+        ["b"],
+        [helper.make_node("Relu", ["a"], ["b"])],
+        model.opset_import,
+    )
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    relu.op_type, relu.domain = "Bound", "local"
+    assert check(model, target).findings == ()
