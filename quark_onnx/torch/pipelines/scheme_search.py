@@ -213,7 +213,8 @@ class SchemeSearchResult(Reported):
         kinds = {trial.name: "front" for trial in self.front} | {best: "best"}
         points = [
             Point(trial.name, trial.bits, trial.divergence, kinds.get(trial.name, ""))
-            for trial in self.measured
+            for trial in self.trials
+            if trial.divergence is not None
         ]
         rows = [
             (
