@@ -261,8 +261,8 @@ def waves(folder: Path) -> tuple[Path, Path, list[Feeds]]:
     sound += random.normal(0, 0.02, sound.shape)
     np.savez(folder / "inputs.npz", waves=sound.astype(np.float32))
     model = folder / "float.onnx"
-    onnx.save(_extractor(random), model)
-    onnx.save(_features(), folder / "features.onnx")
+    onnx.save(speaker_extractor(random), model)
+    onnx.save(features_model(), folder / "features.onnx")
     # Log energies of mel bands, as they come from waveforms of this kind.
     samples = [
         {"x": random.normal(-8, 4, (1, _FRAMES, _FEATURES)).astype(np.float32)}
@@ -271,7 +271,7 @@ def waves(folder: Path) -> tuple[Path, Path, list[Feeds]]:
     return model, folder / "quantized.onnx", samples
 
 
-def _extractor(random: np.random.Generator) -> onnx.ModelProto:
+def speaker_extractor(random: np.random.Generator) -> onnx.ModelProto:
     """Return two convolutions over time and their mean, as networks for speakers have them."""
     shapes = {"first": (64, _FEATURES, 3), "second": (64, 64, 3)}
     constants = [
@@ -290,7 +290,7 @@ def _extractor(random: np.random.Generator) -> onnx.ModelProto:
     return _with_metadata(nodes, constants, 64)
 
 
-def _features() -> onnx.ModelProto:
+def features_model() -> onnx.ModelProto:
     """Return a model that returns its input."""
     size = _FRAMES * _FEATURES
     shape = numpy_helper.from_array(np.array([1, size]), "shape")

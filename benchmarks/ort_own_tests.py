@@ -356,10 +356,10 @@ def main(arguments: list[str]) -> int:
     unknown = False
     for test in (test for test in passing if not after.get(test)):
         pair = measured.get(test)
-        reason = _known(DIFFERENT, test) or "NOT IN THE LIST"
-        unknown |= not _known(DIFFERENT, test)
+        reason = reason_for(DIFFERENT, test) or "NOT IN THE LIST"
+        unknown |= not reason_for(DIFFERENT, test)
         if pair is not None and pair[0] < pair[1] - MARGIN:
-            why = _known(LESS_ACCURATE, test)
+            why = reason_for(LESS_ACCURATE, test)
             reason += f". Less accurate: {why or 'NOT IN THE LIST'}"
             unknown |= not why
         rows.append(_row(test, reason, pair))
@@ -374,7 +374,7 @@ def main(arguments: list[str]) -> int:
     return 1 if unknown or stale or len(passing) < REACHED else 0
 
 
-def _known(reasons: dict[str, str], test: str) -> str:
+def reason_for(reasons: dict[str, str], test: str) -> str:
     """Return what is known of a test; empty if nothing is."""
     return next((why for end, why in reasons.items() if test.endswith(end)), "")
 

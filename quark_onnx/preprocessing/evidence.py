@@ -55,6 +55,7 @@ class Evidence(Protocol):
         """Return whether the outputs on a sample are evidence.
 
         Args:
+            outputs: outputs of the float model by name.
             rows: number of rows of the sample's inputs.
         """
 
