@@ -261,7 +261,7 @@ def waves(folder: Path) -> tuple[Path, Path, list[Feeds]]:
     sound += random.normal(0, 0.02, sound.shape)
     np.savez(folder / "inputs.npz", waves=sound.astype(np.float32))
     model = folder / "float.onnx"
-    onnx.save(embedding_model(random), model)
+    onnx.save(speaker_extractor(random), model)
     onnx.save(features_model(), folder / "features.onnx")
     # Log energies of mel bands, as they come from waveforms of this kind.
     samples = [
@@ -271,7 +271,7 @@ def waves(folder: Path) -> tuple[Path, Path, list[Feeds]]:
     return model, folder / "quantized.onnx", samples
 
 
-def embedding_model(random: np.random.Generator) -> onnx.ModelProto:
+def speaker_extractor(random: np.random.Generator) -> onnx.ModelProto:
     """Return two convolutions over time and their mean, as networks for speakers have them."""
     shapes = {"first": (64, _FEATURES, 3), "second": (64, 64, 3)}
     constants = [

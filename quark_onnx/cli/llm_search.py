@@ -22,7 +22,6 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import AccuracyError, ConfigError
-from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Facts
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
@@ -118,21 +117,10 @@ def _answer(options: Namespace, result: Any, source: Any, flow: Any) -> Answer:
         **result.to_dict(),
     }
     if result.best is None:
-        # A failed trial has no divergence.
-        sizes = [trial.bits for trial in result.trials if trial.divergence is not None]
-        if result.trials and not sizes:
-            raise ConfigError(
-                f"all trials failed; the first: {_figures(result.trials[0])}"
-            )
-        message = "no candidate was tried within --budget"
-        if sizes:
-            message = (
-                f"none of {counted(len(result.trials), 'trial')} has at most"
-                f" {options.bits:g} bits a weight; the smallest has {min(sizes):.2f}."
-                " Layers that stay float count, too"
-            )
+        if result.trials and not result.measured:
+            raise ConfigError(result.failure)
         # The measurements are shown, and no checkpoint is written.
-        failure = AccuracyError(message)
+        failure = AccuracyError(result.failure)
         return Answer([*result.blocks(), Facts((), facts)], document, failure)
     _write_best(options, result.best, source, flow)
     facts["written"] = [f"{options.output}: {result.best.name}"]

@@ -49,7 +49,7 @@ WAYS = {
         " ScaledFakeQuantize SequentialQuantize StaticScaledFakeQuantize"
         " dispatch_scaled_fake_quantize enable_or_disable_quantizer"
     ),
-    "quark-onnx llm ptq FOLDER quantizes file to file; in Python quantize_checkpoint": (
+    "quark-onnx llm ptq FOLDER quantizes file to file; quark_onnx.torch.quantize_checkpoint, too": (
         "quantize_model_per_safetensor"
     ),
     "low-rank error correction is not done; AWQConfig or GPTQConfig": "SVDQuantConfig",
@@ -115,7 +115,15 @@ WAYS = {
 _WAY_OF = {name: way for way, names in WAYS.items() for name in names.split()}
 
 
-class Absent:
+class _AbsentType(type):
+    """The type of the names: their members do not exist, either."""
+
+    def __getattr__(cls, name: str) -> Any:
+        # An AttributeError, so that hasattr answers.
+        raise AttributeError(f"{name!r}: {_explanation(cls.absent)}")
+
+
+class Absent(metaclass=_AbsentType):
     """Base of the names: a call raises ConfigError.
 
     Attributes:
@@ -126,9 +134,11 @@ class Absent:
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         """Raise ConfigError, whatever the arguments."""
-        raise ConfigError(
-            f"{cls.absent} of AMD Quark does not exist here: {_WAY_OF[cls.absent]}"
-        )
+        raise ConfigError(_explanation(cls.absent))
+
+
+def _explanation(name: str) -> str:
+    return f"{name} of AMD Quark does not exist here: {_WAY_OF[name]}"
 
 
 def __getattr__(name: str) -> Any:
@@ -137,5 +147,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"{__name__} has no {name!r}")
     document = f"No counterpart of AMD Quark's name: {_WAY_OF[name]}."
     attributes = {"__module__": __name__, "__doc__": document, "absent": name}
-    globals()[name] = absent = type(name, (Absent,), attributes)
+    globals()[name] = absent = _AbsentType(name, (Absent,), attributes)
     return absent

@@ -30,7 +30,10 @@ from quark_onnx.fusions.base import (
 )
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
-from quark_onnx.patterns.quantized_attention import has_quantized_form
+from quark_onnx.patterns.quantized_attention import (
+    effective_attributes,
+    has_quantized_form,
+)
 
 #: Zero point of int8 codes that are stored as uint8.
 _MIDDLE = 128
@@ -177,7 +180,7 @@ def attention_integer(graph: Graph, node: Node) -> bool:
     )
     inputs = [x.codes, w.codes, node.input(2), x.scale, w.scale, node.input(3)]
     inputs += [x.zero_point, weight_zero, node.input(4)]
-    outputs, settings = list(node.outputs), attributes(node)
+    outputs, settings = list(node.outputs), effective_attributes(node)
     graph.remove([node])
     graph.import_domain(CONTRIB)
     written = graph.add("QAttention", inputs, outputs, domain=CONTRIB, **settings)

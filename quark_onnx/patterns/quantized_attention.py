@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from onnx import helper
+
 from quark_onnx.graph import Node
 
 ATTENTION = "com.microsoft::Attention"
@@ -15,10 +19,15 @@ _INPUTS = 5
 
 def has_quantized_form(node: Node) -> bool:
     """Return whether a com.microsoft Attention has a QAttention, which needs a bias."""
-    given = {attribute.name for attribute in node.to_proto().attribute}
     return (
         node.kind == ATTENTION
         and bool(node.input(2))
-        and given.issubset(ATTRIBUTES)
+        and set(effective_attributes(node)).issubset(ATTRIBUTES)
         and not any(node.inputs[_INPUTS:])
     )
+
+
+def effective_attributes(node: Node) -> dict[str, Any]:
+    """Return the attributes but those that QAttention computes as 0, which are 0."""
+    given = {a.name: helper.get_attribute_value(a) for a in node.to_proto().attribute}
+    return {n: value for n, value in given.items() if n in ATTRIBUTES or value}

@@ -26,6 +26,11 @@ Responses = list[tuple[Floats, Floats]]
 _LAYERS = 3
 #: Minimum number of layers with a bias that tell the size of the inputs on their own.
 _ENOUGH_LAYERS = 2
+#: Normalizations that make up for inputs of any size, and operators that may stand before them.
+_NORMALIZING = frozenset(
+    {"InstanceNormalization", "GroupNormalization", "LayerNormalization", "GroupNorm"}
+)
+_REARRANGING = frozenset({"Reshape", "Transpose"})
 #: Ratio of responses to biases for too large inputs (minimum), and for fitting inputs (maximum).
 _TOO_LARGE, _FITS = 20.0, 8.0
 #: Distance in octaves beyond which a scaling is farther from the biases than another one, and
@@ -100,7 +105,7 @@ class FirstLayers:
             responses: mean and variance by channel, for every first layer.
 
         Returns:
-            A ratio per layer with a bias and without a BatchNormalization after it.
+            A ratio per layer with a bias other than zero and without a normalization after it.
         """
         medians = []
         for layer, (_, variance) in zip(self._layers, responses, strict=True):
@@ -254,10 +259,34 @@ def _first(model: ModelProto) -> list[_Layer]:
         if norm is not None:
             mean = constant(norm.input[3])
             variance = constant(norm.input[4])
+        # Such biases have no size that the inputs of the training gave them.
+        if bias is not None and (
+            not np.median(np.abs(bias)) or _is_normalized(graph, output)
+        ):
+            bias = None
         layers.append(_Layer(output, bias, mean, variance))
         if len(layers) == _LAYERS:
             break
     return layers
+
+
+def _is_normalized(graph: GraphProto, output: str) -> bool:
+    """Return whether only a normalization of the data themselves reads an output."""
+    name = output
+    while True:
+        readers = [
+            node
+            for node in graph.node
+            if name in node.input and node.op_type != "Shape"
+        ]
+        if len(readers) != 1:
+            return False
+        [reader] = readers
+        if reader.op_type in _NORMALIZING:
+            return True
+        if reader.op_type not in _REARRANGING:
+            return False
+        name = reader.output[0]
 
 
 def _added_constant(

@@ -32,6 +32,8 @@ _POOLING = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 #: Further operators of this kind where a kernel rounds to any scale. An integer engine copies the
 #: codes of a Concat, and clips them afterwards.
 _ROUNDING = frozenset({"Concat"})
+#: Further operators of this kind where onnxruntime's quantizer places the pairs.
+_NORMALIZING = frozenset({"InstanceNormalization", "LayerNormalization"})
 
 
 @rule("Relu", "Clip")
@@ -87,6 +89,10 @@ def _fusing(node: Node, plan: PlanBuilder) -> frozenset[str]:
         return _FUSING | _POOLING
     if plan.integer_only(node):
         return _FUSING
+    spec = plan.specs[node].activation
+    # Before a clip to symmetric codes, which stays, onnxruntime writes a pair.
+    if plan.asked.all_pairs and spec is not None and not spec.symmetric:
+        return _FUSING | _ROUNDING | _NORMALIZING
     return _FUSING | _ROUNDING
 
 

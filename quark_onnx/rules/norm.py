@@ -34,7 +34,8 @@ def _parameters(node: Node, plan: PlanBuilder) -> None:
     """Quantize scale and bias as onnxruntime does; engines without float need them in codes."""
     x, scale, bias = node.inputs[:3]
     if plan.graph.is_constant(scale) and plan.graph.is_constant(bias):
-        plan.weight(node, scale, axis=0)
+        # onnxruntime gives the scale one scale, also with scales per channel.
+        plan.weight(node, scale, axis=None)
         plan.bias(node, bias, x, scale)
 
 

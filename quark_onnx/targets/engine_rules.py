@@ -114,7 +114,12 @@ _NAMES = {
     TensorProto.DataType.Value(name): name.lower()
     for name in TensorProto.DataType.keys()  # noqa: SIM118  a protobuf enumeration
 }
-#: Inputs of a layer: the weight, and the bias.
+#: Operators with a weight and a bias, and their inputs.
+_WEIGHTED = LAYERS | {
+    "InstanceNormalization",
+    "LayerNormalization",
+    "BatchNormalization",
+}
 _WEIGHT, _BIAS = 1, 2
 #: Operators of onnxruntime with the meaning of ONNX's.
 _PAIR_OPERATORS = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -196,7 +201,7 @@ def _of_constant(
     """Yield the broken rules at a DequantizeLinear of a constant."""
     name = _NAMES[grid.elem_type]
     result = node.outputs[0]
-    readers = [reader for reader in graph.consumers(result) if reader.kind in LAYERS]
+    readers = [node for node in graph.consumers(result) if node.kind in _WEIGHTED]
     # No other constant has codes of int32: an Add of its own may hold the bias of a MatMul.
     is_bias = grid.elem_type == TensorProto.INT32
     if is_bias or any(reader.input(_BIAS) == result for reader in readers):

@@ -180,12 +180,13 @@ def fused_attention() -> ModelProto:
 
 
 def styled() -> ModelProto:
-    """Conv, InstanceNormalization, Conv: the part of a network that transfers styles."""
+    """Conv, InstanceNormalization, Relu, Conv: part of a network that transfers styles."""
     node = helper.make_node
     nodes = [
         node("Conv", ["x", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
         node("InstanceNormalization", ["c", "gain", "shift"], ["n"], "norm"),
-        node("Conv", ["n", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
+        node("Relu", ["n"], ["r"], "relu"),
+        node("Conv", ["r", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
     ]
     weights = {
         "w1": _normal(8, 3, 3, 3, seed=1, scale=0.3),

@@ -468,6 +468,11 @@ def instance_normalization(q: Any, folder: Path, data: list[Feeds]) -> None:
     static(q, folder, data, activation_type=q.QuantType.QUInt8)
 
 
+@pattern(networks.styled)
+def instance_normalization_per_channel(q: Any, folder: Path, data: list[Feeds]) -> None:
+    static(q, folder, data, activation_type=q.QuantType.QUInt8, per_channel=True)
+
+
 @pattern(networks.bounded)
 def symmetric_clip(q: Any, folder: Path, data: list[Feeds]) -> None:
     static(q, folder, data, extra_options={"ActivationSymmetric": True})

@@ -138,12 +138,35 @@ class SchemeSearchResult(Reported):
             none.
         untried: candidates that the time budget did not reach.
         bits: the budget in bits per weight.
+        leaves_out: whether the budget in bits leaves out candidates.
     """
 
     trials: tuple[TriedScheme, ...]
     best: SchemeCombination | None
     untried: tuple[SchemeCombination, ...] = ()
     bits: float = math.inf
+    leaves_out: bool = False
+
+    @property
+    def measured(self) -> list[TriedScheme]:
+        """Return the trials that did not fail."""
+        return [each for each in self.trials if each.divergence is not None]
+
+    @property
+    def failure(self) -> str:
+        """Return the reason why no candidate is the best one; empty if one is."""
+        if self.best is not None:
+            return ""
+        sizes = [trial.bits for trial in self.measured]
+        if sizes:
+            return (
+                f"none of {counted(len(self.trials), 'trial')} has at most"
+                f" {self.bits:g} bits a weight; the smallest has {min(sizes):.2f}."
+                " Layers that stay float count, too"
+            )
+        if self.trials:
+            return f"all trials failed; the first: {self.trials[0].record.error}"
+        return "no candidate was tried within --budget"
 
     @property
     def front(self) -> list[TriedScheme]:
@@ -157,14 +180,14 @@ class SchemeSearchResult(Reported):
         actions = list[Action]()
         if self.untried:
             left = counted(len(self.untried), "candidate was", "candidates were")
-            actions.append(
-                Action(f"run the same command again: {left} not tried within --budget")
-            )
+            again = "run the same command again with --overwrite"
+            actions.append(Action(f"{again}: {left} not tried within --budget"))
         best = next((each for each in self.trials if each.candidate == self.best), None)
         if best is None or best.divergence is None:
-            return Judgement("poor", "no candidate fits the budget", tuple(actions))
+            band = "poor" if self.measured else "unknown"
+            return Judgement(band, self.failure, tuple(actions))
         band = THRESHOLDS["language"][0].band(best.divergence)
-        if band != "good":
+        if band != "good" and self.leaves_out:
             actions.append(Action("raise --bits: larger checkpoints lose less"))
         return Judgement(
             band,
@@ -193,7 +216,6 @@ class SchemeSearchResult(Reported):
             for trial in self.trials
             if trial.divergence is not None
         ]
-        measured = [trial for trial in self.trials if trial.divergence is not None]
         rows = [
             (
                 trial.name,
@@ -203,7 +225,7 @@ class SchemeSearchResult(Reported):
                 f"{trial.record.seconds:.0f}",
                 kinds.get(trial.name, ""),
             )
-            for trial in sorted(measured, key=attrgetter("bits"))
+            for trial in sorted(self.measured, key=attrgetter("bits"))
         ]
         header = ("candidate", "bits", "size", "divergence", "seconds", "")
         failed = {
@@ -327,7 +349,11 @@ def search_schemes(  # noqa: PLR0913
     # of equal divergence, the smallest
     best = min(within, key=attrgetter("divergence", "bits"), default=None)
     return SchemeSearchResult(
-        tuple(trials), best.candidate if best else None, tuple(study.untried), bits
+        tuple(trials),
+        best.candidate if best else None,
+        tuple(study.untried),
+        bits,
+        len(fitting) < len(candidates),
     )
 
 

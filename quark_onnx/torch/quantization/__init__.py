@@ -3,7 +3,5 @@
 Scripts for ``quark.torch.quantization`` only change the name of the package.
 """
 
-from quark_onnx.torch.quantization.config import config
 from quark_onnx.torch.quantization.config.config import *  # noqa: F403
-
-__all__ = config.__all__
+from quark_onnx.torch.quantization.config.config import __all__ as __all__

@@ -22,6 +22,15 @@ def test_every_name_can_be_imported(module: str) -> None:
     assert [name for name in FACTS["names"][module] if not hasattr(ours, name)] == []
 
 
+@pytest.mark.parametrize("module", FACTS["names"])
+def test_every_path_leads_to_its_module(module: str) -> None:
+    """``import a.b.c as name`` follows attributes, which a name of a package may hide."""
+    path = module.replace("quark", "quark_onnx", 1)
+    imported: dict[str, object] = {}
+    exec(f"import {path} as found", imported)
+    assert imported["found"] is import_module(path)
+
+
 @pytest.mark.skipif(find_spec("quark") is None, reason="amd-quark is not installed")
 def test_the_names_are_those_of_the_installed_package() -> None:
     assert script("amd_names").names() == FACTS["names"]
@@ -30,12 +39,16 @@ def test_the_names_are_those_of_the_installed_package() -> None:
 @pytest.mark.parametrize(
     "names", absent.WAYS.values(), ids=lambda text: text.split()[0]
 )
-def test_a_name_without_a_counterpart_raises_at_its_first_call(names: str) -> None:
+def test_a_name_without_a_counterpart_raises_at_its_first_use(names: str) -> None:
     for name in names.split():
         with pytest.raises(
             ConfigError, match=f"^{name} of AMD Quark does not exist here: "
         ):
             getattr(absent, name)("model", setting=1)
+        with pytest.raises(
+            AttributeError, match=f"^'from_float': {name} of AMD Quark does not exist"
+        ):
+            _ = getattr(absent, name).from_float
 
 
 def test_absent_names_are_those_of_amd_quark() -> None:

@@ -184,3 +184,54 @@ def convolution(product: NodeProto, kernel: Array) -> ModelProto:
     return helper.make_model(
         graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]
     )
+
+
+def attention(attributes: str, further: str = "") -> ModelProto:
+    """Attention of com.microsoft with a mask of keys."""
+    return parse(
+        f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[1, 5, 16] x, int32[1, 5] m) => (float[1, 5, 16] y) {{
+            y = com.microsoft.Attention <num_heads = 4{attributes}> (x, w, b, m{further})
+        }}""",
+        w=weight(16, 48),
+        b=normal(48, scale=0.1),
+        scores=normal(1, 4, 5, 5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "further", "has_integers"),
+    [
+        ("", "", True),
+        (", unidirectional = 1, scale = 0.2", "", True),
+        # The value 0 is not the default of this one: masked keys count as well.
+        (", mask_filter_value = 0.0", "", True),
+        (", do_rotary = 0, past_present_share_buffer = 0", "", True),
+        (", qkv_hidden_sizes = [16, 16, 16]", "", False),
+        ("", ", , scores", False),
+    ],
+)
+def test_attention_is_that_of_its_codes(
+    attributes: str, further: str, has_integers: bool
+) -> None:
+    """QAttention, where it has the attributes and inputs, computes Attention of float values."""
+    model = attention(attributes, further)
+    feeds: Feeds = {"x": normal(1, 5, 16), "m": np.array([[1, 1, 1, 0, 0]], np.int32)}
+    quantized = quantize(model, [feeds], DYNAMIC).model
+    assert ("QAttention" in kinds(quantized)) is has_integers
+    if not has_integers:
+        assert "Attention" in kinds(quantized)
+        return
+    (node,) = (node for node in quantized.graph.node if node.op_type == "QAttention")
+    stored = {t.name: numpy_helper.to_array(t) for t in quantized.graph.initializer}
+    codes, scale, zero = (stored[node.input[i]] for i in (1, 4, 7))
+    values = (codes.astype(np.float32) - zero.astype(np.float32)) * scale
+    for tensor in model.graph.initializer:
+        if tensor.name == "w":
+            tensor.CopyFrom(numpy_helper.from_array(values, "w"))
+    x = feeds["x"]
+    step = np.float32((x.max() - x.min()) / 255)
+    middle = np.rint(-x.min() / step)
+    rounded = (np.clip(np.rint(x / step) + middle, 0, 255) - middle) * step
+    expected = run(model, {**feeds, "x": rounded.astype(np.float32)})[0]
+    np.testing.assert_allclose(run(quantized, feeds)[0], expected, atol=1e-5)

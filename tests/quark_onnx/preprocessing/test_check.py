@@ -353,6 +353,51 @@ def test_small_biases_do_not_call_for_small_inputs() -> None:
     assert findings(model, pictures(16)) == []
 
 
+NORMALIZED = {
+    "channels": "{n} = InstanceNormalization ({c}, gain, shift)",
+    "groups": """{n}1 = Reshape ({c}, groups)
+        {n}2 = InstanceNormalization ({n}1, ones, zeros)
+        {n}3 = Shape ({c})
+        {n} = Reshape ({n}2, {n}3)""",
+    "positions": """{n}1 = Transpose <perm = [0, 2, 3, 1]> ({c})
+        {n}2 = LayerNormalization ({n}1, gain, shift)
+        {n} = Transpose <perm = [0, 3, 1, 2]> ({n}2)""",
+}
+
+
+@pytest.mark.parametrize("norm", [*NORMALIZED, "none"])
+def test_biases_that_no_training_gave_a_size_tell_nothing(norm: str) -> None:
+    """Zeros, and biases before a normalization, which makes up for inputs of any size."""
+    first, second = (
+        NORMALIZED.get(norm, "{n} = Identity ({c})").format(n=name, c=name + "0")
+        for name in "ad"
+    )
+    model = parse(
+        f"""g (float[N, 3, H, W] x) => (float y) {{
+            a0 = Conv (x, w, bias)
+            {first}
+            b = Relu (a)
+            d0 = Conv (b, v, bias)
+            {second}
+            e = Relu (d)
+            f = GlobalAveragePool (e)
+            g0 = Flatten (f)
+            h = LpNormalization <axis = 1> (g0)
+            y = Gemm (h, u)
+        }}""",
+        w=weight(8, 3, 3, 3),
+        v=weight(8, 8, 3, 3),
+        bias=0.1 * normal(8, seed=3) if norm in NORMALIZED else np.zeros(8, np.float32),
+        gain=np.ones(8, np.float32),
+        shift=0.3 * normal(8, seed=4),
+        groups=np.array([0, 2, -1]),
+        ones=np.ones(2, np.float32),
+        zeros=np.zeros(2, np.float32),
+        u=30 * weight(8, 10),
+    )
+    assert not any("biases" in each.evidence for each in findings(model, pictures(16)))
+
+
 def test_a_factor_of_all_logits_changes_no_prediction_less() -> None:
     """Larger inputs make a classifier more certain, and no steadier against shifts."""
     logits, shifted = normal(16, 10), normal(16, 10) + 0.3 * normal(16, 10, seed=1)

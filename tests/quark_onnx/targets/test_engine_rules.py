@@ -75,7 +75,23 @@ def recurrent() -> ModelProto:
     )
 
 
+def styled() -> ModelProto:
+    """Convolutions around an InstanceNormalization with an activation."""
+    return parse(
+        """g (float[N,3,8,8] x) => (float[N,4,6,6] y) {
+            a = Conv <pads = [1,1,1,1]> (x, w)
+            n = InstanceNormalization (a, gain, shift) r = Relu (n)
+            y = Conv (r, v)
+        }""",
+        w=weight(8, 3, 3, 3),
+        gain=np.abs(normal(8)) + np.float32(0.5),
+        shift=normal(8, seed=1),
+        v=weight(4, 8, 3, 3),
+    )
+
+
 NETS: dict[str, Callable[[], ModelProto]] = {
+    "style": styled,
     "classifier": residual,
     "depthwise": mobile,
     "transformer": transformer_block,

@@ -18,6 +18,7 @@ optuna = pytest.importorskip("optuna")
 
 from quark_onnx.cli.dispatch import main
 from quark_onnx.common.errors import ConfigError, MissingDependency, QuarkError
+from quark_onnx.study.record import Record
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language_recipes import EFFORTS, RECIPES, recipe_for
@@ -26,6 +27,7 @@ from quark_onnx.torch.pipelines import scheme_search
 from quark_onnx.torch.pipelines.ptq import Text, ptq
 from quark_onnx.torch.pipelines.scheme_search import (
     SchemeCombination,
+    SchemeSearchResult,
     TriedScheme,
     search_schemes,
 )
@@ -325,6 +327,42 @@ def test_what_cannot_fit_is_not_tried(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("divergence", "error", "leaves_out", "band", "sentence", "actions"),
+    [
+        (0.3, "", True, "poor", "the best is fp8: 4.00 bits", ["raise --bits"]),
+        (0.3, "", False, "poor", "the best is fp8: 4.00 bits", []),
+        (0.01, "", True, "good", "the best is fp8: 4.00 bits", []),
+        (None, "too wide", True, "unknown", "all trials failed; the first: too", []),
+        (None, "", True, "unknown", "no candidate was tried", ["run the same"]),
+    ],
+)
+def test_verdict(
+    divergence: float | None,
+    error: str,
+    leaves_out: bool,
+    band: str,
+    sentence: str,
+    actions: list[str],
+) -> None:
+    """The sentence says what happened, and each action can change it."""
+    candidate = SchemeCombination("fp8")
+    score = None if divergence is None else -divergence
+    record = Record(score, 1.0, 500, error)
+    was_tried = divergence is not None or bool(error)
+    verdict = SchemeSearchResult(
+        (TriedScheme(candidate, record, 4.0),) if was_tried else (),
+        candidate if divergence is not None else None,
+        () if was_tried else (candidate,),
+        5.0,
+        leaves_out,
+    ).judgement()
+    assert verdict.band == band and verdict.sentence.startswith(sentence)
+    found = [action.text for action in verdict.actions]
+    assert len(found) == len(actions)
+    assert all(map(str.startswith, found, actions))
+
+
+@pytest.mark.parametrize(
     ("change", "device", "message"),
     [
         ({"source": "missing.npy"}, "cpu", "missing.npy"),
@@ -368,9 +406,11 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     band = "good" if lost <= 0.05 else "risky" if lost <= 0.20 else "poor"
     assert verdict["band"] == band and best["candidate"] in verdict["sentence"]
     proposed = [action["text"] for action in verdict["actions"]]
-    assert any("run the same command again" in text for text in proposed) == bool(
-        document["untried"]
-    )
+    # The output of the first run is there.
+    again = "run the same command again with --overwrite"
+    assert any(again in text for text in proposed) == bool(document["untried"])
+    assert main([*command, "--bits", "14", "--budget", "1s", "--overwrite"]) == 0
+    capsys.readouterr()
     page = tmp_path / "kept" / "search.html"
     check_alone(page.read_text(encoding="utf-8"))
     for width in (1280, 390):
