@@ -119,8 +119,9 @@ class _AbsentType(type):
     """The type of the names: their members do not exist, either."""
 
     def __getattr__(cls, name: str) -> Any:
-        # An AttributeError, so that hasattr answers.
-        raise AttributeError(f"{name!r}: {_explanation(cls.absent)}")
+        # An AttributeError, so that hasattr answers. The base itself stands for no name.
+        what = f": {_explanation(cls.absent)}" if cls.absent else ""
+        raise AttributeError(f"{name!r}{what}")
 
 
 class Absent(metaclass=_AbsentType):
