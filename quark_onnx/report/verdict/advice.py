@@ -189,7 +189,7 @@ _RECIPES = {
         "detector",
         "cle",
         "equalizes channels across SiLU and Relu6 and corrects biases",
-        "YOLOX-nano gains 6 mAP, same speed",
+        "YOLOX-nano 32.7 -> 33.1 mAP, 1.13 times the runtime",
     ),
     "image": (
         "superres",
