@@ -97,6 +97,10 @@ class ConfigError(QuarkError, ValueError):
 class ConfigNotFoundError(ConfigError, FileNotFoundError):
     """A file of settings does not exist."""
 
+    # That of ValueError, which comes first, makes no OSError; libraries that restore an exception
+    # of another process call it.
+    __new__ = FileNotFoundError.__new__  # type: ignore[assignment]
+
 
 class ModelError(QuarkError, ValueError):
     """The model cannot be read, checked, run or written."""
@@ -106,6 +110,8 @@ class ModelError(QuarkError, ValueError):
 
 class ModelNotFoundError(ModelError, FileNotFoundError):
     """A file of the model does not exist."""
+
+    __new__ = FileNotFoundError.__new__  # type: ignore[assignment]
 
 
 class RuntimeCrashError(ModelError, RuntimeError):
@@ -131,6 +137,8 @@ class DataError(QuarkError, ValueError):
 
 class DataNotFoundError(DataError, FileNotFoundError):
     """The path of data or labels does not exist."""
+
+    __new__ = FileNotFoundError.__new__  # type: ignore[assignment]
 
 
 # The classes that ``reading_error`` takes for a file that does not exist.
