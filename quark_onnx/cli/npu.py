@@ -263,8 +263,7 @@ def _deploy_options(parser: Parser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="option of the execution provider or the BF16 compiler, such as opt_level=2;"
-        " may be repeated",
+        help="option of the provider or BF16 compiler, as opt_level=2; may be repeated",
     )
     parser.add_argument(
         "--xclbin",
