@@ -24,8 +24,8 @@ from quark_onnx.torch.quantization import (
     QTensorConfig,
     QuantizationConfig,
     QuantizationSpec,
-    config,
 )
+from quark_onnx.torch.quantization.config import config
 from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 from quark_onnx.torch.quantization.observer.observer import PerTensorMinMaxObserver
 
