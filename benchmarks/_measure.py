@@ -105,7 +105,7 @@ def _run(tool: str, setting: Setting, model: Path, samples: Samples) -> Measurem
     import onnxruntime.quantization  # noqa: F401
 
     tools: dict[str, Tool] = {
-        "ours": Ours(),
+        "ours": Ours(target=""),
         "onnxruntime": OnnxRuntime(preprocess=False),
     }
     if tool == "ours":
