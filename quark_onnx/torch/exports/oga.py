@@ -235,17 +235,15 @@ def ryzen_ai_flows() -> dict[str, Any]:
         "release": "Ryzen AI 1.8, Windows, Strix Point or Krackan Point",
         # The fastest first; full fusion exists for the models that AMD lists (llm_list.rst).
         "npu, up to 4,096 tokens": {
-            "command": _model_generate("model_generate --npu --full_fusion", "npu-4k"),
+            "command": _model_generate("npu", "full_fusion", "npu-4k"),
         },
         "npu, up to 16,384 tokens": {
-            "command": _model_generate("model_generate --npu --token_fusion", "npu-16k")
+            "command": _model_generate("npu", "token_fusion", "npu-16k")
             + " --extra_options max_seq_len=16384",
         },
-        "npu, any model": {
-            "command": _model_generate("model_generate --npu --basic", "npu-basic")
-        },
+        "npu, any model": {"command": _model_generate("npu", "basic", "npu-basic")},
         "hybrid": {
-            "command": _model_generate("model_generate --hybrid", "hybrid"),
+            "command": _model_generate("hybrid", "", "hybrid"),
             "genai_config.json for more than 4096 tokens": {
                 "model": {
                     "decoder": {
@@ -260,9 +258,16 @@ def ryzen_ai_flows() -> dict[str, Any]:
     }
 
 
-def _model_generate(command: str, folder: str) -> str:
-    """Return the command line of AMD's tool that makes a folder of the checkpoint."""
-    return f"{command} --input {CHECKPOINT} --output {folder}"
+def _model_generate(processor: str, form: str, folder: str) -> str:
+    """Return the command line of AMD's tool that makes a folder of the checkpoint.
+
+    Args:
+        processor: "npu" or "hybrid".
+        form: how the NPU's operators are fused; empty for hybrid.
+        folder: the folder to make.
+    """
+    mode = f"{processor} --{form}" if form else processor
+    return f"model_generate --{mode} --input {CHECKPOINT} --output {folder}"
 
 
 def _check_layout(checkpoint: Path) -> None:
