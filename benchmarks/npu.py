@@ -183,7 +183,7 @@ def measured(
 
 
 def marks(found: list[Found]) -> Iterator[tuple[list[object], bool]]:
-    """What this has to show of one model: the mark, ours, what it is held against, the difference.
+    """What this has to show of one model: the mark, ours, what it is compared with, the difference.
 
     And whether met.
     """

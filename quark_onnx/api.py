@@ -15,7 +15,11 @@ from typing import Any, ParamSpec, Protocol, overload
 from onnx import ModelProto
 from onnx.parser import parse_model
 
-from calibrators.onnx_runtime.custom_operators import current_libraries, libraries
+from calibrators.onnx_runtime.custom_operators import (
+    Library,
+    current_libraries,
+    libraries,
+)
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.tensors import loaded
@@ -594,7 +598,7 @@ def custom_op_libraries(
                 f"there is no file {str(file)!r} with custom operators"
             )
     paths = dict.fromkeys(str(Path(file).absolute()) for file in files)
-    entries: list[str | Callable[[Any], object]] = [*paths]
+    entries: list[Library] = [*paths]
     if session_options is not None:
         entries.append(session_options)
     added = [entry for entry in entries if entry not in current_libraries()]

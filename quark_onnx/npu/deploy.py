@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -449,6 +449,18 @@ def _unknown(folder: Path) -> str:
     return ""
 
 
+class _Options(NamedTuple):
+    """What a bundle tells the engine.
+
+    Attributes:
+        devices: options of the execution provider by device.
+        compiler: configuration of the BF16 compiler.
+    """
+
+    devices: dict[str, dict[str, str]]
+    compiler: dict[str, Any]
+
+
 def _put(
     bundle: Bundle,
     model: ModelProto,
@@ -473,10 +485,9 @@ def _put(
                 overlay=overlay is not None,
             )
             transformer = bundle.kind == "BF16" and has_attention(Graph.of(model))
-            options = {
-                "devices": devices,
-                "compiler": compiler_config(compiler, transformer=transformer),
-            }
+            options = _Options(
+                devices, compiler_config(compiler, transformer=transformer)
+            )
             _write(inside, bundle, model, samples, options)
             _replace(inside, target, folder)
     # Both name a file inside the temporary folder.
@@ -494,7 +505,7 @@ def _write(
     bundle: Bundle,
     model: ModelProto,
     samples: Sequence[Sample],
-    options: Mapping[str, Any],
+    options: _Options,
 ) -> None:
     """Write all files of a bundle, the checksums last.
 
@@ -502,8 +513,7 @@ def _write(
         folder: an empty folder.
         model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
-        options: "devices", the options of the execution provider by device, and "compiler", the
-            configuration of the BF16 compiler.
+        options: options of the provider and of the compiler.
     """
     target, kind = bundle.forecast.target, bundle.kind
     # One file: the loaders and the checksums need no weights beside the model.
@@ -512,13 +522,13 @@ def _write(
     # The provider keeps compiled models by this key, in a folder that bundles share: another model,
     # or the same one under other options, must not find the cache of this one.
     digest = hashlib.sha256((folder / _MODEL).read_bytes())
-    digest.update(json.dumps(options, sort_keys=True).encode())
+    digest.update(json.dumps(options._asdict(), sort_keys=True).encode())
     settings: dict[str, Any] = {
         "model": _MODEL,
         "format": kind,
         "cache_key": digest.hexdigest()[:16],
         "least_driver": LEAST_DRIVER,
-        "devices": options["devices"],
+        "devices": options.devices,
     }
     if bundle.images is not None:
         with staged(image_model(bundle.images), folder / _READER, external=False):
@@ -532,7 +542,7 @@ def _write(
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(settings))
     if kind == "BF16":
-        _json(folder / CONFIG_FILE, options["compiler"])
+        _json(folder / CONFIG_FILE, options.compiler)
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))

@@ -122,8 +122,9 @@ _WEIGHTED = LAYERS | {
 }
 _WEIGHT, _BIAS = 1, 2
 #: Operators of onnxruntime with the meaning of ONNX's.
-_PAIR_OPERATORS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_VENDOR_PAIRS = frozenset({"com.microsoft"})
+_VENDOR_PAIRS = frozenset(
+    {"com.microsoft::QuantizeLinear", "com.microsoft::DequantizeLinear"}
+)
 
 
 def engine_findings(
@@ -153,7 +154,7 @@ def engine_structure(graph: Graph, target: Target, takes: Takes) -> Iterator[Fin
     for node in graph.nodes:
         if node.kind in takes.refused:
             yield _finding(target, "refused", node, f"it is {node.op_type}")
-        elif node.domain and not _is_taken(node, target, takes):
+        elif node.domain and not _is_taken(node, takes):
             yield _finding(target, "codes", node, f"it is {node.domain}.{node.op_type}")
     if not takes.static:
         return
@@ -168,16 +169,9 @@ def engine_structure(graph: Graph, target: Target, takes: Takes) -> Iterator[Fin
             )
 
 
-def _is_taken(node: Node, target: Target, takes: Takes) -> bool:
+def _is_taken(node: Node, takes: Takes) -> bool:
     """Return whether an engine may load an operator of a domain other than ONNX's."""
-    if takes.codes:
-        return True
-    # The provider is part of onnxruntime, whose pairs of its own domain it knows.
-    return (
-        target.name == "qnn"
-        and node.domain in _VENDOR_PAIRS
-        and node.op_type in _PAIR_OPERATORS
-    )
+    return takes.codes or (takes.vendor_pairs and node.kind in _VENDOR_PAIRS)
 
 
 def _of_activation(
@@ -187,12 +181,18 @@ def _of_activation(
     name = _NAMES[grid.elem_type]
     if takes.activations and name not in takes.activations:
         yield _finding(target, "activations", node, f"codes of {name}")
+    yield from _of_zero_point(node, grid, target, takes)
+    if takes.channels and grid.scale is not None and grid.scale.size != 1:
+        yield _finding(target, "channels", node, f"{grid.scale.size} scales")
+
+
+def _of_zero_point(
+    node: Node, grid: Grid, target: Target, takes: Takes
+) -> Iterator[Finding]:
     zeros = grid.zero_point
     if not takes.zero_points and (zeros is None or np.any(zeros)):
         text = "computed" if zeros is None else f"{zeros[zeros != 0][0]}"
         yield _finding(target, "zero_points", node, f"a zero point of {text}")
-    if takes.channels and grid.scale is not None and grid.scale.size != 1:
-        yield _finding(target, "channels", node, f"{grid.scale.size} scales")
 
 
 def _of_constant(
@@ -214,8 +214,7 @@ def _of_constant(
     if takes.weights and name not in taken:
         rule = "weights" if layers else "activations"
         yield _finding(target, rule, node, f"codes of {name}")
-    if not takes.zero_points and (grid.zero_point is None or np.any(grid.zero_point)):
-        yield _finding(target, "zero_points", node, "a zero point other than 0")
+    yield from _of_zero_point(node, grid, target, takes)
     if not takes.channels or (kinds and kinds <= set(takes.channels)):
         return
     if grid.scale is not None and grid.scale.size != 1:

@@ -23,6 +23,7 @@ class Takes:
         one_scale: type of the codes of the weights of other operators; empty for any.
         codes: operators of ONNX and onnxruntime on codes, scales computed at runtime, blocks, and
             weights without activations in codes.
+        vendor_pairs: Q/DQ pairs of onnxruntime's own domain, where ``codes`` is false.
         refused: operators that the engine does not load.
         static: shapes must be static.
         paired: an operator runs on integers only where its result is quantized, too.
@@ -38,6 +39,7 @@ class Takes:
     channels: tuple[str, ...] = ()
     one_scale: str = ""
     codes: bool = False
+    vendor_pairs: bool = False
     refused: tuple[str, ...] = ()
     static: bool = False
     paired: bool = False
@@ -205,6 +207,7 @@ _ENGINES = (
             biases=("int32", "float"),
             channels=("Conv", "ConvTranspose"),
             one_scale="uint8",
+            vendor_pairs=True,  # the provider is part of onnxruntime
             refused=(*_ON_CODES, "If", "Loop", "Scan"),
             static=True,
             paired=True,
