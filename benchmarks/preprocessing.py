@@ -345,6 +345,10 @@ def sizes(name: str) -> Iterator[Size]:
     names = [value.name for value in session.get_outputs()]
     right = IMAGES[name][0]
 
+    def outputs_on(samples: Iterable[Feeds]) -> Iterator[Feeds]:
+        for feeds in samples:
+            yield dict(zip(names, session.run(names, feeds), strict=True))
+
     def ratios(feeds: Iterable[Feeds]) -> list[float]:
         return layers.ratios(layers.responses(list(feeds)))
 
@@ -352,9 +356,8 @@ def sizes(name: str) -> Iterator[Size]:
         if variant not in ("right", *SCALINGS) or not layers:
             continue
         check = PreprocessingCheck(model)
-        for feed in feeds:
-            outputs = session.run(names, feed)
-            check.add(feed, dict(zip(names, outputs, strict=True)))
+        for feed, outputs in zip(feeds, outputs_on(feeds), strict=True):
+            check.add(feed, outputs)
         given = ratios(feeds[:4])
         if len(given) < 2:
             continue
@@ -365,7 +368,7 @@ def sizes(name: str) -> Iterator[Size]:
             if other.swapped:
                 continue
             gap = octaves(given) - octaves(ratios(other.feeds(0, 4)))
-            if gap >= min(OCTAVES) and check.tells(session, other, given):
+            if gap >= min(OCTAVES) and check.tells(outputs_on, other, given):
                 gaps.append(gap)
         is_right = variant == "right" or (variant in SMALL) == (right in SMALL)
         yield Size(is_right, np.array(gaps))

@@ -26,8 +26,8 @@ _CHUNK = 1 << 16
 #: Counters of a row: two sets of bins for both signs, or four sets for one sign.
 _COUNTERS = 4 * BINS
 #: Offsets added to the bins of a row, so that neighbouring values use different sets of counters.
-_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32), _CHUNK)
-_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int32), _CHUNK)
+_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int64), _CHUNK)
+_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int64), _CHUNK)
 
 Counts = NDArray[np.int64]
 
@@ -98,10 +98,11 @@ class Histogram:
         """
         # One-sided rows, as after a ReLU, have room for four sets instead of two.
         offsets = _SIGNED if signed else _UNSIGNED
-        # A product with a power of two is exact outside of bin 0. int32 suffices: magnitudes are
-        # below BINS.
+        # A product with a power of two is exact outside of bin 0.
         scaled = values * np.ldexp(np.float32(1), -self.exponent[row])
-        index = scaled.astype(np.int32)  # truncates towards zero
+        # Truncates towards zero. int64 is what bincount computes with: its own conversion of
+        # narrower integers takes longer than the counting.
+        index = scaled.astype(np.int64)
         index += offsets[: len(index)]
         if signed:
             bins = 2 * BINS

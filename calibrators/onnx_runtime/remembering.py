@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ class ReopenedSession:
             open_again: opens the session; called again after ``release``.
         """
         self._open = open_again
+        self._lock = Lock()
         self._session: Any = open_again()
         # onnxruntime's own values would keep the session alive.
         self._inputs, self._outputs = interface(self._session)
@@ -121,9 +123,11 @@ class ReopenedSession:
         self._session = None
 
     def _opened(self) -> Any:
-        if self._session is None:
-            self._session = self._open()
-        return self._session
+        # Runs in several lanes would open several sessions.
+        with self._lock:
+            if self._session is None:
+                self._session = self._open()
+            return self._session
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._opened(), name)

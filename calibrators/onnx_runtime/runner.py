@@ -39,7 +39,7 @@ from calibrators.onnx_runtime.custom_operators import (
 )
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
-from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
 from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.providers import current_provider, provider
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, open_session, run_uncopied
@@ -194,7 +194,7 @@ class _Watch:
         statistics = self.empty()
         if cores == 1 or any(_is_ordered(statistic) for statistic in statistics):
             return [statistics]
-        return [statistics, self.empty()]
+        return [statistics, *(self.empty() for _ in range(AT_ONCE - 1))]
 
     def sharded(
         self, samples: Iterable[Sample], executor: Executor, progress: Progress | None

@@ -39,7 +39,7 @@ from calibrators.onnx_runtime.external_tensors import (
     place,
 )
 from calibrators.onnx_runtime.freed_memory import return_freed_memory
-from calibrators.onnx_runtime.interrupt import interruptible
+from calibrators.onnx_runtime.interrupt import interruptible, lane_threads
 from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.providers import current_provider
 from calibrators.onnx_runtime.tensors import (
@@ -68,8 +68,6 @@ _WORTH_TRIMMING = 1 << 23
 #: fused into integer operators.
 PRECISE = "session.x64quantprecision"
 DEFINED = "session.disable_quant_qdq"
-#: Entry of a session's configuration that lets its threads rest after each run.
-RESTING = "session.force_spinning_stop"
 
 #: Types of arrays that numpy and onnxruntime share.
 _PLAIN = ("float32", "float64", "int32", "int64", "uint8", "int8", "bool")
@@ -89,11 +87,10 @@ logger = logging.getLogger(__name__)
 def open_session(  # noqa: PLR0913  the options of a session are independent
     model: onnx.ModelProto | bytes | Path,
     *,
-    threads: int = 0,
+    threads: int | None = None,
     optimize: bool = True,
     lean: bool = False,
     integers: bool | None = None,
-    in_turns: bool = False,
     what: str = "a model",
 ) -> Any:
     """Open a session: ``run``, ``get_inputs``, ``get_outputs`` as in ``InferenceSession``.
@@ -106,7 +103,8 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     Args:
         model: the model, its serialized bytes, or a file. External tensors of a ModelProto are not
             loaded; the session reads held tensors from their arrays.
-        threads: threads inside an operator; 0 lets onnxruntime choose.
+        threads: threads inside an operator; None for those of a lane, see ``lane_threads``, and 0
+            lets onnxruntime choose, as an application does.
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights in files that are mapped into memory, instead of packing them for speed;
             always so for a ModelProto with tensors in files.
@@ -116,9 +114,6 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
             processor. The default avoids saturating sums, so that all processors find the same.
             Where onnxruntime cannot avoid saturation, at loading or in the first run, the default
             acts as False: the model is computed as ONNX defines it.
-        in_turns: the runs take turns with those of other sessions, and are timed: the threads rest
-            after a run. By default they spin for the next one, and where that is of another
-            session, it takes twice as long (onnxruntime 1.32, two cores).
 
     Raises:
         RuntimeCrash: the other process died while loading the model.
@@ -128,13 +123,16 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         is_on_disk(tensor) for tensor in initializers(model.graph)
     )
     lean = lean or stored
-    resting = RESTING if in_turns else ""
 
     def opened(entry: str) -> Any:
-        # Entries without a name are those that were not asked for.
-        entries = {name: "1" for name in (entry, resting) if name}
+        entries = {entry: "1"} if entry else {}
         settings = Settings(
-            threads, optimize, lean, entries, current_libraries(), current_provider()
+            lane_threads() if threads is None else threads,
+            optimize,
+            lean,
+            entries,
+            current_libraries(),
+            current_provider(),
         )
         return _opened(model, settings, what, stored=stored)
 
@@ -157,7 +155,6 @@ def open_in_engine(
     engine: str,
     *,
     threads: int = 0,
-    in_turns: bool = False,
     what: str = "a model",
 ) -> Any:
     """Open a model in an engine, which runs in another process: its crash is an error here.
@@ -168,7 +165,6 @@ def open_in_engine(
         model: the model, its serialized bytes, or a file.
         engine: the class of the engine, as "module:Class".
         threads: threads inside an operator; 0 lets the engine choose.
-        in_turns: as for ``open_session``.
         what: names the model in the error of a crash.
 
     Returns:
@@ -183,7 +179,6 @@ def open_in_engine(
         )
     settings = Settings(
         threads,
-        entries={RESTING: "1"} if in_turns else {},
         libraries=current_libraries(),
         provider=current_provider(),
         engine=engine,

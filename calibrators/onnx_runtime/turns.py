@@ -1,7 +1,4 @@
-"""Runtimes of several models that run in turns.
-
-Sessions for this are opened with ``open_session(..., in_turns=True)``.
-"""
+"""Runtimes of several models that run in turns."""
 
 from __future__ import annotations
 

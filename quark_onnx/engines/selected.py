@@ -57,7 +57,6 @@ class Selected:
         model: ModelProto | Path,
         *,
         threads: int = 0,
-        in_turns: bool = False,
         what: str = "a model",
     ) -> Any:
         """Open a model; the session has a further method ``layers``.
@@ -65,16 +64,13 @@ class Selected:
         Args:
             model: the model, or its file.
             threads: threads inside an operator; 0 lets the engine choose.
-            in_turns: as for ``open_session``.
             what: names the model in the error of a crash.
 
         Raises:
             RuntimeCrash: the engine's process died while loading the model.
         """
         place = f"{self.engine.__module__}:{self.engine.__qualname__}"
-        return open_in_engine(
-            model, place, threads=threads, in_turns=in_turns, what=what
-        )
+        return open_in_engine(model, place, threads=threads, what=what)
 
 
 def selected() -> Selected | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import TypeVar
 
 from calibrators.onnx_runtime.interrupt import Lanes
@@ -31,10 +30,5 @@ def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     if len(items) == 1:
         yield work(items[0])
         return
-    with Lanes(cores) as pool:
-        todo = iter(items)
-        running = [pool.submit(work, item) for item in islice(todo, 2 * cores)]
-        while running:
-            result = running.pop(0).result()
-            running += [pool.submit(work, item) for item in islice(todo, 1)]
-            yield result
+    with Lanes(cores) as lanes:
+        yield from lanes.in_order(work, items)

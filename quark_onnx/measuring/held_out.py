@@ -99,6 +99,7 @@ class _Reservoir:
         self._draws = random.Random(0)
         self._seen = 0
         self._kept: dict[int, Any] = {}
+        self._bytes = 0
 
     @property
     def positions(self) -> list[int]:
@@ -114,14 +115,14 @@ class _Reservoir:
         """Keep the next sample of the stream, in place of another one if full, or drop it."""
         index = self._seen
         self._seen += 1
-        if len(self._kept) < self._most:
-            self._kept[index] = sample
-        else:
+        if len(self._kept) >= self._most:
             # Sample number n replaces a kept one with probability most / n.
             drawn = self._draws.randrange(self._seen)
-            if drawn < self._most:
-                self._kept.pop(sorted(self._kept)[drawn])
-                self._kept[index] = sample
+            if drawn >= self._most:
+                return
+            self._bytes -= _array_bytes(self._kept.pop(sorted(self._kept)[drawn]))
+        self._kept[index] = sample
+        self._bytes += _array_bytes(sample)
         self._bound()
 
     def shrink(self, most: int) -> None:
@@ -132,25 +133,25 @@ class _Reservoir:
     def _bound(self) -> None:
         """Drop the latest samples until number and bytes are within the limits."""
         while len(self._kept) > self._most:
-            # popitem removes the sample that was added last.
-            self._kept.popitem()
-        while self._kept and _array_bytes(self._kept.values()) > self._size:
-            self._kept.popitem()
+            self._drop_last()
+        while self._kept and self._bytes > self._size:
+            self._drop_last()
             # As many samples of this size fit; one more would exceed the limit again.
             self._most = min(self._most, max(1, len(self._kept)))
 
+    def _drop_last(self) -> None:
+        """Drop the sample that was added last."""
+        self._bytes -= _array_bytes(self._kept.popitem()[1])
 
-def _array_bytes(samples: Iterable[Any]) -> int:
-    """Return the total size of the arrays in samples, in bytes.
+
+def _array_bytes(sample: Any) -> int:
+    """Return the total size of the arrays in a sample, in bytes.
 
     Args:
-        samples: mappings from names to values; values other than arrays count as 0.
+        sample: a mapping from names to values; values other than arrays count as 0.
     """
-    total = 0
-    for sample in samples:
-        values = sample.values() if isinstance(sample, Mapping) else ()
-        total += sum(getattr(value, "nbytes", 0) for value in values)
-    return total
+    values = sample.values() if isinstance(sample, Mapping) else ()
+    return sum(getattr(value, "nbytes", 0) for value in values)
 
 
 class HoldOut:
@@ -224,7 +225,7 @@ class HoldOut:
         for dropped in self._outputs.keys() - positions:
             del self._outputs[dropped]
         kept = [*self._outputs.values(), outputs]
-        if position in positions and _array_bytes(kept) <= _VERDICT_BYTES:
+        if position in positions and sum(map(_array_bytes, kept)) <= _VERDICT_BYTES:
             self._outputs[position] = outputs
 
     def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
@@ -245,7 +246,7 @@ class HoldOut:
             if is_chosen and self._has_room(sample):
                 self.samples.append(sample)
                 self.positions.append(index)
-                self._bytes += _array_bytes([sample])
+                self._bytes += _array_bytes(sample)
                 # Held-out samples are better evidence, and come first.
                 self._reservoir.shrink(
                     max(0, _VERDICT_SAMPLES + _FEW - len(self.samples))
@@ -264,7 +265,7 @@ class HoldOut:
             return True
         if self._most is not None and len(self.samples) >= self._most:
             return False
-        return self._bytes + _array_bytes([sample]) <= _HELD_OUT_BYTES
+        return self._bytes + _array_bytes(sample) <= _HELD_OUT_BYTES
 
 
 def held_out_samples(

@@ -11,7 +11,7 @@ independent of the amount of data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,9 +43,12 @@ from quark_onnx.preprocessing.first_layers import (
 from quark_onnx.preprocessing.pixels import picture_axis, scaling_of, smoothness
 from quark_onnx.preprocessing.search import FIRST, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
+from quark_onnx.report.measure import lanes_for
 from quark_onnx.report.verdict.task import Task, find_task
 
 Feeds = Mapping[str, NDArray[Any]]
+#: Yields the outputs of the float model on samples.
+Runs = Callable[[Iterable[Feeds]], Iterator[Mapping[str, NDArray[Any]]]]
 
 #: Maximum number of rows, of rows with labels, and of bytes of their stored inputs.
 _ROWS, _LABELLED_ROWS, _BYTES = 32, 128, 1 << 27
@@ -207,7 +210,7 @@ class PreprocessingCheck:
             # The float model runs on further samples only where pictures have alternatives to
             # compare.
             for feeds in self._unknown:
-                self.add(feeds, _run(session, feeds))
+                self.add(feeds, _outputs(session, feeds))
         yield from token_findings(self._model, self._feeds)
         if self._constant():
             yield Finding(
@@ -231,9 +234,11 @@ class PreprocessingCheck:
                 "--layout nchw",
             )
         elif smooth.natural and estimate_bytes(self._model) <= _LARGEST:
-            yield from self._picture_findings(
-                without_memory(session), name, axis, images
-            )
+            with lanes_for(session) as lanes:
+                run = partial(_outputs, without_memory(session))
+                yield from self._picture_findings(
+                    partial(lanes.in_order, run), name, axis, images
+                )
 
     def _constant(self) -> bool:
         """Return whether the output is constant although the inputs change."""
@@ -264,7 +269,7 @@ class PreprocessingCheck:
         return name, axis, images
 
     def _picture_findings(
-        self, session: Any, name: str, axis: int, images: list[NDArray[Any]]
+        self, run: Runs, name: str, axis: int, images: list[NDArray[Any]]
     ) -> Iterator[Finding]:
         """Yield findings on the scaling and the order of channels of pictures.
 
@@ -275,16 +280,16 @@ class PreprocessingCheck:
         pictures = Pictures(self._feeds, name, axis, images, scaling_of(images))
         alternatives = list(pictures.alternatives())
         if self._labelled is not None and len(self._labelled) >= FIRST:
-            finding = self._better_top1(session, self._labelled, alternatives)
+            finding = self._better_top1(run, self._labelled, alternatives)
             if finding is not None:
                 yield finding
             # Labels that fit the given preprocessing settle the question without further runs.
             if finding is not None or self._labelled.fits:
                 return
-        yield from self._unlabelled(session, alternatives)
+        yield from self._unlabelled(run, alternatives)
 
     def _unlabelled(
-        self, session: Any, alternatives: list[Alternative]
+        self, run: Runs, alternatives: list[Alternative]
     ) -> Iterator[Finding]:
         """Yield a finding from the responses of the first layers, or from the outputs.
 
@@ -311,14 +316,14 @@ class PreprocessingCheck:
         elif fits(ratios):
             alternatives = self._as_near(layers, alternatives, ratios)
         if finding is None and distance is None:
-            finding = self._by_biases(session, layers, ratios, alternatives)
-        finding = finding or self._by_outputs(session, alternatives, distance)
+            finding = self._by_biases(run, layers, ratios, alternatives)
+        finding = finding or self._by_outputs(run, alternatives, distance)
         if finding is not None:
             yield finding
 
     def _by_outputs(
         self,
-        session: Any,
+        run: Runs,
         alternatives: list[Alternative],
         distance: BatchNormDistance | None,
     ) -> Finding | None:
@@ -330,7 +335,7 @@ class PreprocessingCheck:
         """
         if self._given is None or self._given_rows[self._count(_ROWS)] < FIRST:
             return None
-        finding = self._better(session, alternatives)
+        finding = self._better(run, alternatives)
         if finding is None and distance is None and self._collapsed():
             return Finding(
                 "outputs",
@@ -364,7 +369,7 @@ class PreprocessingCheck:
 
     def _by_biases(
         self,
-        session: Any,
+        run: Runs,
         layers: FirstLayers,
         ratios: Sequence[float],
         alternatives: Sequence[Alternative],
@@ -390,7 +395,7 @@ class PreprocessingCheck:
         for alternative, distance in distances:
             if distance > nearest + _OF_A_SIZE:
                 continue
-            if not self.tells(session, alternative, ratios):
+            if not self.tells(run, alternative, ratios):
                 continue
             size = "far above" if min(ratios) > 1 else "far below"
             return Finding(
@@ -404,7 +409,7 @@ class PreprocessingCheck:
         return None
 
     def tells(
-        self, session: Any, alternative: Alternative, ratios: Sequence[float]
+        self, run: Runs, alternative: Alternative, ratios: Sequence[float]
     ) -> bool:
         """Return whether the outputs may be believed to be as good with an alternative.
 
@@ -413,7 +418,7 @@ class PreprocessingCheck:
         training leaves first layers that hardly look at their inputs.
 
         Args:
-            session: session on the float model.
+            run: runs the float model.
             alternative: another preprocessing of the samples that were added.
             ratios: ratios of responses to biases with the given inputs.
         """
@@ -422,11 +427,11 @@ class PreprocessingCheck:
         if given is None or self._given_rows[count] < FIRST:
             return max(ratios) < 1
         evidence = self._fresh()
-        for feeds in alternative.feeds(0, count):
-            evidence.add(_run(session, feeds))
+        for outputs in run(alternative.feeds(0, count)):
+            evidence.add(outputs)
         return given.head(self._given_rows[count]).kept_by(evidence)
 
-    def _is_steady(self, session: Any, alternative: Alternative) -> bool:
+    def _is_steady(self, run: Runs, alternative: Alternative) -> bool:
         """Return whether much larger inputs make a classifier's predictions steadier.
 
         Inputs of another size saturate a softmax, which looks like certainty. They speak for
@@ -439,11 +444,12 @@ class PreprocessingCheck:
         def size(samples: Sequence[Feeds]) -> float:
             return float(np.mean([feeds[pictures.name].std() for feeds in samples]))
 
-        def unsteadiness(samples: Iterable[Feeds]) -> float:
+        def unsteadiness(samples: Sequence[Feeds]) -> float:
             evidence, shifted = self._fresh(), self._fresh()
-            for feeds in samples:
-                evidence.add(_run(session, feeds))
-                shifted.add(_run(session, pictures.shifted(feeds)))
+            for outputs in run(samples):
+                evidence.add(outputs)
+            for outputs in run(map(pictures.shifted, samples)):
+                shifted.add(outputs)
             assert isinstance(evidence, Classified) and isinstance(shifted, Classified)
             return evidence.change(shifted)
 
@@ -452,9 +458,7 @@ class PreprocessingCheck:
             return True
         return unsteadiness(other) <= _STEADIER * unsteadiness(given)
 
-    def _better(
-        self, session: Any, alternatives: Sequence[Alternative]
-    ) -> Finding | None:
+    def _better(self, run: Runs, alternatives: Sequence[Alternative]) -> Finding | None:
         """Return a preprocessing with significantly more evidence in the outputs.
 
         Args:
@@ -469,16 +473,16 @@ class PreprocessingCheck:
             # With labels, more rows are collected than evidence without labels needs.
             self._given.head(self._given_rows[counts[-1]]),
             self._fresh,
-            partial(_run, session),
+            run,
             counts,
             self._count(FIRST),
             self._given_rows,
-            partial(self._is_steady, session),
+            partial(self._is_steady, run),
         )
         return search.finding(self._admissible(alternatives))
 
     def _better_top1(
-        self, session: Any, labelled: Labelled, alternatives: Sequence[Alternative]
+        self, run: Runs, labelled: Labelled, alternatives: Sequence[Alternative]
     ) -> Finding | None:
         """Return a preprocessing with a significantly higher top-1 of the float model.
 
@@ -494,7 +498,7 @@ class PreprocessingCheck:
             labelled.head(self._labelled_rows[counts[-1]]),
             # The labels are shared; hits begin anew.
             lambda: Labelled(labelled.output, self._labels),
-            partial(_run, session),
+            run,
             counts,
             self._count(FIRST),
             self._labelled_rows,
@@ -614,7 +618,7 @@ def _are_equal(first: Feeds, second: Feeds) -> bool:
     )
 
 
-def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
+def _outputs(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
     """Return the array outputs of a model on a sample, by name.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class PreprocessingSearch:
     Attributes:
         given: the evidence with the given preprocessing, on the last number of samples.
         fresh: returns empty evidence.
-        run: runs the float model on a sample.
+        run: yields the outputs of the float model on samples.
         counts: numbers of samples after which hopeless alternatives are dropped.
         first: the number of samples after which only the best alternatives are kept.
         rows: number of rows of ``given`` in the first 0, 1, 2, ... samples.
@@ -39,7 +39,7 @@ class PreprocessingSearch:
 
     given: Evidence
     fresh: Callable[[], Evidence]
-    run: Callable[[Feeds], Mapping[str, NDArray[Any]]]
+    run: Callable[[Iterable[Feeds]], Iterator[Mapping[str, NDArray[Any]]]]
     counts: Sequence[int]
     first: int
     rows: Sequence[int]
@@ -94,8 +94,8 @@ class PreprocessingSearch:
         done = self.counts[0]
         for count in self.counts[1:]:
             for alternative, evidence in tried:
-                for feeds in alternative.feeds(done, count):
-                    evidence.add(self.run(feeds))
+                for outputs in self.run(alternative.feeds(done, count)):
+                    evidence.add(outputs)
             done = count
             tried = [trial for trial in tried if not self._hopeless(count, trial[1])]
             # Before, chance on a few rows could drop the right alternative.
@@ -121,8 +121,8 @@ class PreprocessingSearch:
             if any(alternative.is_twin_of(rejected) for rejected in hopeless):
                 continue
             evidence = self.fresh()
-            for feeds in alternative.feeds(0, count):
-                evidence.add(self.run(feeds))
+            for outputs in self.run(alternative.feeds(0, count)):
+                evidence.add(outputs)
             if self._hopeless(count, evidence):
                 hopeless.append(alternative)
             else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
 from calibrators.onnx_runtime.remembering import may_be_random, without_memory
 from calibrators.onnx_runtime.worker import Session
 
@@ -112,11 +113,31 @@ def measure(
         observe: called after each sample.
     """
     measurement = Measurement(reference, other)
-    for sample in samples:
-        run = measurement.add(sample)
-        if observe is not None:
-            observe(*run)
+    with lanes_for(reference) as lanes:
+        for run in lanes.in_order(measurement.run, samples):
+            measurement.add(run)
+            if observe is not None:
+                observe(*run)
     return measurement.results()
+
+
+def lanes_for(session: Session) -> Lanes:
+    """Return threads for runs of a session; one where outputs depend on the order of the runs."""
+    return Lanes(1 if may_be_random(session) else AT_ONCE)
+
+
+class Run(NamedTuple):
+    """A run of two models on a sample.
+
+    Attributes:
+        feeds: the inputs of the reference.
+        expected: the outputs of the reference by name.
+        actual: the outputs of the other model by name.
+    """
+
+    feeds: dict[str, Any]
+    expected: dict[str, Any]
+    actual: dict[str, Any]
 
 
 class Measurement:
@@ -141,19 +162,17 @@ class Measurement:
         self._totals = OutputTotals(self._names)
         self._feeds: dict[str, Any] | None = None
 
-    def add(
-        self, sample: Mapping[str, NDArray[Any]]
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Run both models on a sample.
-
-        Returns:
-            The inputs of the reference, its outputs, and those of the other model, by name.
-        """
-        self._feeds = _feeds(self._reference, sample)
-        expected = _run(self._reference, self._names, self._feeds)
+    def run(self, sample: Mapping[str, NDArray[Any]]) -> Run:
+        """Run both models on a sample."""
+        feeds = _feeds(self._reference, sample)
+        expected = _run(self._reference, self._names, feeds)
         actual = _run(self._other, self._names, _feeds(self._other, sample))
-        self._totals.add(self._names, expected, actual)
-        return self._feeds, expected, actual
+        return Run(feeds, expected, actual)
+
+    def add(self, run: Run) -> None:
+        """Add the errors of a run."""
+        self._feeds = run.feeds
+        self._totals.add(self._names, run.expected, run.actual)
 
     def so_far(self) -> list[OutputError]:
         """Return the error of each output, random outputs included."""

@@ -12,7 +12,7 @@ from calibrators.readers.spool import Spool
 from quark_onnx.common.errors import ModelError
 from quark_onnx.engines import selected
 from quark_onnx.graph.random_operators import may_be_random
-from quark_onnx.report.measure import Measurement, measure
+from quark_onnx.report.measure import Measurement, lanes_for, measure
 from quark_onnx.report.parts import JoinedParts
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.running.run import Reference
@@ -91,14 +91,17 @@ class SqnrScorer:
             else:
                 session = engine.open(with_bodies(model), what="the quantized model")
             measurement = Measurement(self._reference, session, self._names)
-            for count, sample in enumerate(self._samples, 1):
-                parts.add(*measurement.add(sample))
-                # After the last sample nothing is saved by ending early.
-                if count % every or count == len(self._samples):
-                    continue
-                worst = parts.least_sqnr(measurement.so_far())
-                if worst is not None and hopeless(worst, count):
-                    return SqnrScore(worst, count, pruned=True)
+            with lanes_for(self._reference) as lanes:
+                runs = lanes.in_order(measurement.run, self._samples)
+                for count, run in enumerate(runs, 1):
+                    measurement.add(run)
+                    parts.add(*run)
+                    # After the last sample nothing is saved by ending early.
+                    if count % every or count == len(self._samples):
+                        continue
+                    worst = parts.least_sqnr(measurement.so_far())
+                    if worst is not None and hopeless(worst, count):
+                        return SqnrScore(worst, count, pruned=True)
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
                 f"the quantized model cannot be judged: {error}",

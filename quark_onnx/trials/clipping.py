@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from calibrators import Extremes, Grid, QParams, Range, covered
 from calibrators.errors import DataError
+from calibrators.extremes import bounds
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.onnx_runtime.runner import Receive, collect
 from quark_onnx.graph import Graph
@@ -34,9 +35,14 @@ class _Outside(Extremes):
     count: int = 0
 
     def observe(self, rows: NDArray[np.float32]) -> None:
-        super().observe(rows)
-        # NaN is outside of no interval.
-        self.outside += int(np.sum((rows < self.low) | (rows > self.high)))
+        if not rows.size:
+            return
+        lo, hi, nonfinite = bounds(rows)
+        self.observe_bounds(lo, hi, nonfinite)
+        # NaN is outside of no interval. Most samples have no value outside.
+        if nonfinite or (lo < self.low).any() or (hi > self.high).any():
+            self.outside += np.count_nonzero(rows < self.low)
+            self.outside += np.count_nonzero(rows > self.high)
         self.count += rows.size
 
     def merge(self, other: Extremes) -> None:

@@ -289,13 +289,10 @@ class _Timed:
                     # The kernels of an application on this processor, saturating sums included:
                     # accuracy does not matter here.
                     integers=True,
-                    in_turns=True,
                     what=what,
                 )
             else:
-                self._session = engine.open(
-                    complete, threads=threads, in_turns=True, what=what
-                )
+                self._session = engine.open(complete, threads=threads, what=what)
             self._feeds = {
                 value.name: sample[value.name]
                 for value in self._session.get_inputs()

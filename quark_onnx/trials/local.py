@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE, kinds_of
@@ -34,8 +34,6 @@ Step = tuple[Use, int]
 
 # A signal of zero gives a large finite ratio instead of a division by zero.
 _LEAST_SIGNAL = 1e-30
-#: Samples that run at the same time.
-_AT_ONCE = 2
 # Types of results with an error; a type that shape inference leaves open counts as float.
 _FLOAT = (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
@@ -134,9 +132,9 @@ class LocalErrors:
             return dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
         ratios: dict[Step, list[float]] = {step: [] for step in scales}
-        with Lanes(_AT_ONCE) as pool:
+        with Lanes(AT_ONCE) as lanes:
             # Runs of one session may overlap; results come in the order of the samples.
-            runs = list(pool.map(run, self._samples))
+            runs = list(lanes.in_order(run, self._samples))
         for values in runs:
             # Sums of squares are float32, and may overflow for large tensors; their ratio is then
             # dropped.

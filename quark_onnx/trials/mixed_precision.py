@@ -327,7 +327,7 @@ class _Search:
             result.prices = self._prices(result.changed)
             models = (self._graph.to_model(), *(trial.model for trial in trials))
             floating, plain, mixed = (
-                open_session(model, in_turns=True) for model in models
+                open_session(model, threads=0) for model in models
             )
             result.runtimes = _runtimes((floating, plain, mixed), self._deciding[0])
 

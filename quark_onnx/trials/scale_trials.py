@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
-from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
@@ -26,8 +26,6 @@ from quark_onnx.writing.insert import insert
 _FLOOR = 1e-3
 #: Operators that only move values.
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-#: Samples that run at the same time.
-_AT_ONCE = 2
 Scales = Mapping[Use, NDArray[np.float32]]
 
 
@@ -100,7 +98,7 @@ class ScaleTrial:
                 self._samples.append(sample)
                 self._references.append(measurable)
         self.usable = bool(self._references)
-        self._pool = Lanes(_AT_ONCE)
+        self._lanes = Lanes(AT_ONCE)
 
     def noise(self, scales: Scales) -> list[float]:
         """Return the mean log noise-to-signal ratio over the outputs, per sample that is measured.
@@ -112,8 +110,11 @@ class ScaleTrial:
             ModelError: an output has another shape than in the float model.
         """
         model = self._opened(scales)
-        indices = range(len(self._references))
-        return list(self._pool.map(lambda index: self._one(model, index), indices))
+        return list(
+            self._lanes.in_order(
+                lambda index: self._one(model, index), range(len(self._references))
+            )
+        )
 
     def _opened(self, scales: Scales) -> _Quantized:
         """Quantize with other scales, and open the model.
@@ -180,7 +181,7 @@ class ScaleTrial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.__exit__(kind, error, trace)
+        self._lanes.__exit__(kind, error, trace)
 
 
 def _outputs(

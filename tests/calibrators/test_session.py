@@ -51,16 +51,11 @@ def test_options(threads: int, optimize: bool, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("integers", [None, False, True])
-def test_threads_rest_after_a_run_where_sessions_take_turns(
-    integers: bool | None,
-) -> None:
-    opened = open_session(doubling(), in_turns=True, integers=integers)
+def test_threads_rest_after_a_run(integers: bool | None) -> None:
+    opened = open_session(doubling(), integers=integers)
     assert run(opened) == [2, 4, 6]
     options = opened.get_session_options()
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
-    with pytest.raises(RuntimeError, match="force_spinning_stop"):
-        plain = open_session(doubling(), integers=integers).get_session_options()
-        plain.get_session_config_entry("session.force_spinning_stop")
 
 
 def test_a_file_with_external_data(tmp_path: Path) -> None:

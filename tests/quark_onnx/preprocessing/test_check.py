@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -203,10 +204,11 @@ def runs_of_search(given: float, other: float) -> int:
         def add(self, outputs: Outputs) -> None:
             self.rows.append(classified(32, other).rows[len(self.rows)])
 
-    def run(feeds: Outputs) -> Outputs:
+    def run(samples: Iterable[Outputs]) -> Iterator[Outputs]:
         nonlocal runs
-        runs += 1
-        return feeds
+        for feeds in samples:
+            runs += 1
+            yield feeds
 
     search = PreprocessingSearch(
         classified(32, given), lambda: Row("y"), run, (2, 4, 8, 16), 8, range(17)
@@ -436,7 +438,7 @@ def test_more_evidence_that_fails_a_further_test_is_no_finding() -> None:
         search = PreprocessingSearch(
             classified(16, 0.5),
             lambda: Row("y"),
-            lambda feeds: feeds,
+            iter,
             (2, 4, 8, 16),
             8,
             range(17),
