@@ -40,7 +40,12 @@ from quark_onnx.preprocessing.first_layers import (
     octaves,
     too_large,
 )
-from quark_onnx.preprocessing.pixels import picture_axis, scaling_of, smoothness
+from quark_onnx.preprocessing.pixels import (
+    are_faint,
+    picture_axis,
+    scaling_of,
+    smoothness,
+)
 from quark_onnx.preprocessing.search import FIRST, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.measure import lanes_for
@@ -66,9 +71,19 @@ _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
 _TELLING_ROWS = 12
 #: Octaves by which a scaling may be farther from the biases than the nearest one of its size.
 _OF_A_SIZE = 1.5
+#: Factor from which inputs are as large as others.
+_AS_LARGE = 0.9
 #: Factor by which inputs are of another size, and maximum changes of a classifier's predictions
 #: with a shift then, compared with those as given.
 _MUCH_LARGER, _STEADIER = 8.0, 0.95
+
+_FAINT = Finding(
+    "scaling",
+    "the pictures hardly differ from one value per channel, as by a mean of pixels from 0 to 255"
+    " that is subtracted from pixels from 0 to 1",
+    "use --scale 1",
+    "--scale 1",
+)
 
 
 class PreprocessingCheck:
@@ -212,13 +227,17 @@ class PreprocessingCheck:
             for feeds in self._unknown:
                 self.add(feeds, _outputs(session, feeds))
         yield from token_findings(self._model, self._feeds)
+        pictures = self._pictures()
+        # Before the outputs are looked at, which are nearly constant then, too.
+        if pictures is not None and are_faint(pictures[2][: self._count(_ROWS)]):
+            yield _FAINT
+            return
         if self._constant():
             yield Finding(
                 "outputs",
                 f"the float model computes the same for all {self._rows} inputs",
                 "look at the inputs: scaling, mean and standard deviation, layout",
             )
-        pictures = self._pictures()
         if pictures is None:
             return
         name, axis, images = pictures
@@ -299,7 +318,7 @@ class PreprocessingCheck:
         layers = FirstLayers(self._model)
         # Statistics of the first layers need few rows, and no run of the whole model.
         few = self._feeds[: self._count(FIRST)]
-        responses = layers.responses(few) if layers else []
+        responses = layers.responses(few)
         distance = layers.batch_norm_distance(responses)
         ratios = layers.ratios(responses)
         finding: Finding | None = None
@@ -431,12 +450,19 @@ class PreprocessingCheck:
             evidence.add(outputs)
         return given.head(self._given_rows[count]).kept_by(evidence)
 
-    def _is_steady(self, run: Runs, alternative: Alternative) -> bool:
-        """Return whether much larger inputs make a classifier's predictions steadier.
+    def _is_plausible(
+        self, run: Runs, alternative: Alternative, evidence: Evidence
+    ) -> bool:
+        """Return whether a classifier's evidence with an alternative is no effect of another kind.
 
-        Inputs of another size saturate a softmax, which looks like certainty. They speak for
-        themselves only if predictions change less with a small shift. Other inputs pass.
+        Where all pictures show one thing, wrong inputs make predictions differ, which looks like
+        information. The right ones make them surer, too, unless the given inputs are larger.
+
+        Inputs of another size saturate a softmax, which looks like certainty. Much larger ones
+        speak for themselves only if predictions change less with a small shift.
         """
+        if not isinstance(self._given, Classified):
+            return True
         pictures = alternative.pictures
         given = self._feeds[: self._count(_TELLING_ROWS)]
         other = list(alternative.feeds(0, len(given)))
@@ -453,8 +479,14 @@ class PreprocessingCheck:
             assert isinstance(evidence, Classified) and isinstance(shifted, Classified)
             return evidence.change(shifted)
 
-        is_classifier = isinstance(self._given, Classified)
-        if not is_classifier or size(other) < _MUCH_LARGER * size(given):
+        assert isinstance(evidence, Classified)
+        larger = size(other) / size(given)
+        if (
+            larger >= _AS_LARGE
+            and self._given.head(len(evidence)).student(evidence) < 0
+        ):
+            return False
+        if larger < _MUCH_LARGER:
             return True
         return unsteadiness(other) <= _STEADIER * unsteadiness(given)
 
@@ -477,7 +509,7 @@ class PreprocessingCheck:
             counts,
             self._count(FIRST),
             self._given_rows,
-            partial(self._is_steady, run),
+            partial(self._is_plausible, run),
         )
         return search.finding(self._admissible(alternatives))
 

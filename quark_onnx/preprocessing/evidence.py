@@ -381,7 +381,10 @@ class Labelled:
         if not won + lost:
             return False
         certain = won - lost >= _MCNEMAR * (won + lost) ** 0.5
-        return bool(certain and won - lost >= _LEAST_TOP1_GAIN * len(mine))
+        # Labels in another order fit no preprocessing, and one of them by chance least badly.
+        return bool(
+            certain and won - lost >= _LEAST_TOP1_GAIN * len(mine) and other.fits
+        )
 
     def __len__(self) -> int:
         return len(self.hits)

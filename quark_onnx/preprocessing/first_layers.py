@@ -61,7 +61,6 @@ class FirstLayers:
     def __init__(self, model: ModelProto) -> None:
         """Extract the first convolutions, without changing the model."""
         self._layers = _first(model)
-        # A model without convolutions has no session, and must not be asked for responses.
         self._session: Any = None
         if self._layers:
             self._session = open_session(
@@ -77,6 +76,8 @@ class FirstLayers:
         Args:
             feeds: the samples, at least one; only the inputs that the first layers read are used.
         """
+        if not self._layers:
+            return []
         outputs = [layer.output for layer in self._layers]
         inputs = [value.name for value in self._session.get_inputs()]
         moments: list[list[Floats]] = []

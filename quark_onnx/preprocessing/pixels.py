@@ -18,6 +18,8 @@ _UNLIKE = 0.3
 #: Correlation of neighbouring pixels of a natural image (minimum), and of unrelated rows
 #: (maximum).
 _SMOOTH, _UNRELATED = 0.5, 0.3
+#: Standard deviation of a channel, as a share of its mean, below which pictures are faint.
+_FAINT = 0.02
 #: Minimum side in pixels of an image with meaningful smoothness.
 _LEAST_SIDE = 16
 
@@ -144,6 +146,23 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
     if errors[best] > _UNLIKE:
         return None
     return SCALINGS[best]
+
+
+def are_faint(images: Sequence[Images]) -> bool:
+    """Return whether pictures hardly differ from one value per channel.
+
+    So they are if mean and standard deviation in units of 0 to 255 are applied to pixels from 0 to
+    1.
+
+    Args:
+        images: batches with the channels on axis 1.
+    """
+    # (channels, values)
+    values = np.concatenate(
+        [np.moveaxis(batch, 1, 0).reshape(batch.shape[1], -1) for batch in images],
+        axis=1,
+    ).astype(np.float64)
+    return bool((values.std(axis=1) < _FAINT * np.abs(values.mean(axis=1))).all())
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class PreprocessingSearch:
         counts: numbers of samples after which hopeless alternatives are dropped.
         first: the number of samples after which only the best alternatives are kept.
         rows: number of rows of ``given`` in the first 0, 1, 2, ... samples.
-        accept: returns whether an alternative with more evidence passes a further test.
+        accept: returns whether an alternative, with more evidence, passes a further test.
     """
 
     given: Evidence
@@ -43,7 +43,7 @@ class PreprocessingSearch:
     counts: Sequence[int]
     first: int
     rows: Sequence[int]
-    accept: Callable[[Alternative], bool] = lambda alternative: True
+    accept: Callable[[Alternative, Evidence], bool] = lambda alternative, evidence: True
 
     def finding(self, alternatives: Sequence[Alternative]) -> Finding | None:
         """Return the alternative with significantly more evidence as a finding.
@@ -55,7 +55,7 @@ class PreprocessingSearch:
         confirmed = [
             trial
             for trial in tried
-            if self.given.beaten_by(trial[1]) and self.accept(trial[0])
+            if self.given.beaten_by(trial[1]) and self.accept(*trial)
         ]
         if not confirmed:
             return None

@@ -39,6 +39,8 @@ _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 _RECALLS = np.linspace(0, 1, 101)
 #: Share of an image by which a rounded box may stand out.
 _OUTSIDE = 0.01
+#: Top-1 that counts as chance, as a multiple of it, and least number of labelled rows to tell.
+_BY_CHANCE, _ENOUGH = 1.5, 20
 #: Metrics in words.
 _METRICS = {
     "top1": "top-1",
@@ -401,6 +403,8 @@ class Scorer:
         self._no_classes: str | None = None
         # Ranks of the label in the float and in the quantized model, for each row.
         self._ranks: list[tuple[int, int]] = []
+        # Number of classes of the model; 0 if it is not known.
+        self._classes = labels.assumed
         # Numbers of classes among which the label counts: top-1 and top-5.
         self._depths: tuple[int, ...] = (1, 5)
         # For each image: true boxes (n, 5), and detections (n, 6) of both models.
@@ -526,6 +530,8 @@ class Scorer:
         # Rows of chosen classes have one axis, rows of scores two.
         if before.ndim == 1:
             self._depths = (1,)
+        else:
+            self._classes = before.shape[1]
         labels: list[int | None] = []
         for before_row, after_row in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
@@ -602,15 +608,11 @@ class Scorer:
                 Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
                 for k in self._depths
             ]
-            chance = 1 / max(1, self._labels.assumed)
-            if self._labels.assumed and scores[0].reference <= 1.5 * chance:
-                logger.warning(
-                    "the float model's top-1 is %s, as by chance, with the folders in %s as"
-                    " classes: their order is not the model's, or the preprocessing is"
-                    " wrong; give the names in the model's order, --labels NAMES.txt",
-                    percent(scores[0].reference) + " %",
-                    self._labels.source,
-                )
+            # Of a few samples a right model may miss every one.
+            enough = self._labels.assumed or len(self._ranks) >= _ENOUGH
+            times_chance = scores[0].reference * self._classes
+            if self._classes and enough and times_chance <= _BY_CHANCE:
+                logger.warning("%s", self._as_by_chance(scores[0]))
             return scores
         truths, before, after = zip(*self._found, strict=True)
         reference, reference_at_50 = mean_average_precision(truths, before)
@@ -619,6 +621,17 @@ class Scorer:
             Score("map", reference, other),
             Score("map50", reference_at_50, other_at_50),
         ]
+
+    def _as_by_chance(self, top1: Score) -> str:
+        """Return what a top-1 of the float model as by chance may come from."""
+        source, remedy = f"the labels of {self._labels.source}", ""
+        if self._labels.assumed:
+            source = f"the folders in {self._labels.source} as classes"
+            remedy = "; give the names in the model's order, --labels NAMES.txt"
+        return (
+            f"the float model's top-1 is {percent(top1.reference)} %, as by chance, with {source}:"
+            f" their order is not the model's, or the preprocessing is wrong{remedy}"
+        )
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:

@@ -23,6 +23,7 @@ from quark_onnx.preprocessing.first_layers import farther
 from quark_onnx.preprocessing.pixels import (
     SCALINGS,
     Scaling,
+    are_faint,
     picture_axis,
     scaling_of,
     smoothness,
@@ -104,6 +105,44 @@ def test_a_scaling_is_known_by_its_range(scaling: Scaling) -> None:
     inputs = scaling.of_pixels(pixels)
     assert scaling_of([inputs]) is scaling
     assert np.allclose(scaling.pixels(inputs), pixels)
+
+
+def test_a_mean_of_pixels_that_is_subtracted_from_shares() -> None:
+    """Mean and standard deviation in units of 0 to 255, and pixels from 0 to 1."""
+    shares = [each / 255 for each in pictures(16)]
+    (finding,) = findings(trained(IMAGENET), [(each - 120) / 58 for each in shares])
+    assert (finding.cause, finding.options) == ("scaling", "--scale 1")
+    assert not are_faint(shares)
+    assert not are_faint([0.9 + 0.1 * each for each in shares]), "bright pictures"
+
+
+def test_one_class_that_another_order_of_channels_makes_several() -> None:
+    """The last channel says class 0 for sure, and the first one may be bright or dark."""
+    model = parse(
+        """g (float[N, 3, H, W] x) => (float y) {
+            a = GlobalAveragePool (x)  b = Flatten (a)  y = Gemm (b, weight, bias)
+        }""",
+        weight=np.array([[0] * 4, [0] * 4, [40, 0, 0, 0]], np.float32),
+        bias=np.array([-10, 0, 0, 0], np.float32),
+    )
+    images = []
+    for number, each in enumerate(pictures(32)):
+        image = each / 255
+        image[:, 0] = 0.1 * image[:, 0] + (number % 2) * 0.85
+        image[:, 2] = 0.1 * image[:, 2] + 0.45
+        image[..., 0, 0], image[..., -1, -1] = 0, 1
+        images.append(image)
+    session = Reference(model).session
+    check = PreprocessingCheck(model, "classifier")
+    swapped = Classified("y")
+    for image in images:
+        feeds = {"x": image.astype(np.float32)}
+        outputs = {"y": session.run(None, feeds)[0]}
+        check.add(feeds, outputs)
+        other = {"x": np.ascontiguousarray(feeds["x"][:, ::-1])}
+        swapped.add({"y": session.run(None, other)[0]})
+    assert swapped.classes == 2 and swapped.strength > 0.5, "what would speak for it"
+    assert check.findings(session) == []
 
 
 def test_a_range_of_no_scaling() -> None:
@@ -442,7 +481,7 @@ def test_more_evidence_that_fails_a_further_test_is_no_finding() -> None:
             (2, 4, 8, 16),
             8,
             range(17),
-            lambda alternative: accepted,
+            lambda alternative, evidence: accepted,
         )
         return search.finding(alternatives)
 
@@ -662,6 +701,13 @@ def test_a_higher_top1_must_be_significant(won: int, lost: int, beaten: bool) ->
     given = Labelled("y", [], [False] * won + [True] * (rows - won))
     hits = [True] * (rows - lost) + [False] * lost
     assert given.beaten_by(Labelled("y", [], hits)) is beaten
+
+
+def test_labels_in_another_order_fit_no_preprocessing() -> None:
+    """A tenth of the classes right, where none was, is chance."""
+    given = Labelled("y", [], [False] * 100, classes=10)
+    other = Labelled("y", [], [True] * 12 + [False] * 88, classes=10)
+    assert not given.beaten_by(other)
 
 
 def test_labels_of_quantize_and_compare(tmp_path: Path) -> None:
