@@ -44,6 +44,7 @@ from quark_onnx.targets.target import Takes
 
 #: The bias types of an engine that takes no biases in codes.
 _FLOAT = ("float",)
+_FLOAT_WEIGHTS = "the target takes its weights in float alone"
 _NO_RULE = "no quantization rule for this operator"
 
 
@@ -160,13 +161,20 @@ def _float_reason(plan: PlanBuilder, node: Node) -> str:
 
 
 def _suited(specs: dict[Node, NodeSpec], takes: Takes) -> dict[Node, NodeSpec]:
-    """Return the settings with one scale for weights that an engine takes with one scale alone."""
-    if not takes.channels:
-        return specs
-    dtype = DTYPES[takes.one_scale]
+    """Return the settings of nodes for an engine.
+
+    It may take some weights with one scale alone, and others in float alone.
+    """
     suited = dict(specs)
     for node, spec in specs.items():
-        if spec.weight is not None and node.kind not in takes.channels:
+        if node.kind in takes.floats and not spec.keep:
+            suited[node] = replace(spec, keep=_FLOAT_WEIGHTS)
+        elif (
+            takes.channels
+            and spec.weight is not None
+            and node.kind not in takes.channels
+        ):
+            dtype = DTYPES[takes.one_scale]
             weight = spec.weight.with_(per_channel=False, dtype=dtype)
             suited[node] = replace(spec, weight=weight)
     return suited

@@ -45,6 +45,12 @@ _RULES = {
     "openvino.biases": Rule(
         "biases are int32 or float", _OPENVINO, True, f"{_AGAIN} openvino"
     ),
+    "openvino.floats": Rule(
+        "weights of LSTM and GRU are float: beside uint8 activations it loads no others",
+        _OPENVINO,
+        True,
+        f"{_AGAIN} openvino",
+    ),
     "openvino.codes": Rule(
         "operators compute between ONNX's own Q/DQ pairs", _OPENVINO, False, _PAIRS
     ),
@@ -201,6 +207,10 @@ def _of_constant(
     """Yield the broken rules at a DequantizeLinear of a constant."""
     name = _NAMES[grid.elem_type]
     result = node.outputs[0]
+    for reader in graph.consumers(result):
+        if reader.kind in takes.floats:
+            yield _finding(target, "floats", reader, f"a weight of {name}")
+            return
     readers = [node for node in graph.consumers(result) if node.kind in _WEIGHTED]
     # No other constant has codes of int32: an Add of its own may hold the bias of a MatMul.
     is_bias = grid.elem_type == TensorProto.INT32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.config import Override, QConfig
+from quark_onnx.config import Override, QConfig, TensorOverride
 from quark_onnx.config.spec import QuantizationSpec, is_dynamic
 from quark_onnx.dtypes import Integer
 from quark_onnx.targets.target import Takes, Target
@@ -126,6 +126,9 @@ def _beside_xint8(target: Target, config: QConfig) -> str:
             )
         if spec.per_channel:
             return f"{engine} takes one scale per tensor; per_channel is true: leave it out"
+    for override in config.tensors:
+        if override.dtype is not None and override.dtype.bits not in (8, 32):
+            return f"{engine} takes 8-bit codes, not {_own_type(override)}"
     return ""
 
 
@@ -169,7 +172,19 @@ def _beyond_types(takes: Takes, config: QConfig) -> str:
         )
         if why:
             return why
+    # A tensor may be an activation, a weight or a bias, which only the model tells.
+    types = dict.fromkeys((*takes.activations, *takes.weights, *takes.biases))
+    for override in config.tensors:
+        dtype = override.dtype
+        if takes.activations and dtype is not None and dtype.name not in types:
+            return f"codes of {' or '.join(types)}, not {_own_type(override)}"
     return ""
+
+
+def _own_type(override: TensorOverride) -> str:
+    """Return the type of an override in words, with the tensors that it is for."""
+    assert override.dtype is not None
+    return f"{override.dtype.name}, which tensors {', '.join(override.tensors)} have"
 
 
 def _beyond_pairs(config: QConfig) -> str:

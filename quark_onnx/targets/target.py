@@ -21,6 +21,7 @@ class Takes:
         biases: types of stored biases; ``float`` alone keeps them float.
         channels: operators whose weights may have a scale per channel.
         one_scale: type of the codes of the weights of other operators; empty for any.
+        floats: operators whose weights stay float.
         codes: operators of ONNX and onnxruntime on codes, scales computed at runtime, blocks, and
             weights without activations in codes.
         vendor_pairs: Q/DQ pairs of onnxruntime's own domain, where ``codes`` is false.
@@ -38,6 +39,7 @@ class Takes:
     biases: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     one_scale: str = ""
+    floats: tuple[str, ...] = ()
     codes: bool = False
     vendor_pairs: bool = False
     refused: tuple[str, ...] = ()
@@ -181,7 +183,12 @@ _ENGINES = (
         "OpenVINO on the CPU",
         ("A8W8",),
         _MEASURED,
-        Takes(activations=("uint8",), weights=("int8",), biases=("int32", "float")),
+        Takes(
+            activations=("uint8",),
+            weights=("int8",),
+            biases=("int32", "float"),
+            floats=("LSTM", "GRU"),
+        ),
     ),
     _engine(
         "tensorrt",

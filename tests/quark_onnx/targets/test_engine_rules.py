@@ -185,6 +185,7 @@ def broken() -> Iterator[tuple[str, Callable[[], ModelProto]]]:
     yield "openvino.activations", preset("S8S8")
     yield "openvino.weights", preset("U8U8")
     yield "openvino.biases", int16_biases
+    yield "openvino.floats", lambda: written(recurrent(), "cpu")
     yield "openvino.codes", vendor
     yield "tensorrt.activations", preset("A8W8", bias=False)
     yield "tensorrt.weights", preset("U8U8", bias=False)
@@ -234,7 +235,14 @@ def test_each_bound_of_an_engine_is_a_rule() -> None:
         takes = TARGETS[name].takes
         bounded = {
             field
-            for field in ("activations", "weights", "biases", "channels", "one_scale")
+            for field in (
+                "activations",
+                "weights",
+                "biases",
+                "channels",
+                "one_scale",
+                "floats",
+            )
             if getattr(takes, field)
         }
         bounded |= {
@@ -268,6 +276,11 @@ def test_each_bound_of_an_engine_is_a_rule() -> None:
             "not uint16",
         ),
         ("web", {"preset": "S8S8"}, "of uint8, not int8"),
+        (
+            "tensorrt",
+            {"preset": "S8S8", "tensors": [{"tensors": "a", "dtype": "uint8"}]},
+            "codes of int8.*, not uint8, which tensors a have",
+        ),
     ],
     ids=str,
 )

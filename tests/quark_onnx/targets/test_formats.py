@@ -68,6 +68,13 @@ def test_what_a_target_does_not_take_is_refused(
     assert (why in report.notes) == bool(why)
 
 
+def test_a_tensor_with_a_type_that_a_target_does_not_take() -> None:
+    config = QConfig.of(
+        {"preset": "XINT8", "tensors": [{"tensors": ["a", "b"], "dtype": "int16"}]}
+    )
+    assert "not int16, which tensors a, b have" in unfit(TARGETS["phx"], config)
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
