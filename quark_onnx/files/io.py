@@ -91,9 +91,6 @@ def open_model(model: str | Path | ModelProto, *, hold: bool = False) -> LoadedM
     elif isinstance(model, str | Path):
         path = Path(model)
         stored, arrays = _read_message(path, hold=hold)
-        # Such a model is worked on in files.
-        if arrays and estimate_bytes(stored) > store.LARGE_MODEL:
-            stored, arrays = _read_message(path)
         checked = check_model(stored, partial(_with_values, path), path)
     else:
         raise ModelError(
@@ -169,10 +166,7 @@ def _read_message(
         ModelError: the file is missing, or holds no graph.
     """
     _check_file(path)
-    split = None
-    # Larger models are worked on in files (``Store``), where held arrays have no use.
-    if hold and path.stat().st_size <= store.LARGE_MODEL:
-        split = read_model(path)
+    split = read_model(path) if hold else None
     model, arrays = split or (_parsed(path), [])
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")

@@ -23,7 +23,7 @@ from quark_onnx.common.errors import ModelError
 from quark_onnx.files import model_file
 from quark_onnx.files.io import open_model
 from quark_onnx.files.model_file import mentions, read_model
-from quark_onnx.graph import Graph, model_key
+from quark_onnx.graph import Graph, model_key, store
 from tests.models import parse, weight
 
 SIDE = 256
@@ -137,6 +137,15 @@ def test_a_small_file_is_read_as_always(
     opened = open_model(path, hold=True)
     assert opened.model == large()
     assert opened.arrays == []
+
+
+def test_weights_of_a_model_that_is_worked_on_in_files_are_held(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """protobuf would hold them twice while it reads the file."""
+    monkeypatch.setattr(store, "LARGE_MODEL", 1000)
+    opened = open_model(saved(large(), tmp_path), hold=True)
+    assert opened.arrays and loaded(opened.model) == large()
 
 
 def test_texts_are_not_sought_in_weights(tmp_path: Path) -> None:
