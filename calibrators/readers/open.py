@@ -347,10 +347,14 @@ class Reader:
             sample = deepcopy(sample)
         first = self.rows[index - 1].stop if index else 0
         size = batch_size(sample, self._inputs, self._axis)
-        self._note_labels(others, range(first, first + size))
-        parts = split(
-            sample, self._inputs, stacked=self._source.stacked, axis=self._axis
-        )
+        has_classes = self._note_labels(others, range(first, first + size))
+        # A class for each row says that rows are samples.
+        stacked = self._source.stacked or (has_classes and size > 1)
+        self.splits = splittable(self._inputs, stacked=stacked, axis=self._axis)
+        if self.splits and size > 1:
+            # The source has counted its entries.
+            self.length = None
+        parts = split(sample, self._inputs, stacked=stacked, axis=self._axis)
         del sample
         self.rows[index] = range(first, first + (1 if self.splits else size))
         yield conform(next(parts), self._inputs, index, self._layout)
@@ -360,8 +364,12 @@ class Reader:
             self.rows[index] = range(first, first + 1)
             yield conform(part, self._inputs, index, self._layout)
 
-    def _note_labels(self, others: Mapping[str, Any], rows: range) -> None:
-        """Keep the classes of the rows of a batch, and warn once of what else is left out."""
+    def _note_labels(self, others: Mapping[str, Any], rows: range) -> bool:
+        """Keep the classes of the rows of a batch, and warn once of what else is left out.
+
+        Returns:
+            Whether the batch has a class for each row.
+        """
         classes = classes_in(others, len(rows))
         labels = next(iter(classes.values()), [])
         self.labelled = self.labelled or bool(classes)
@@ -382,6 +390,7 @@ class Reader:
                 f" out: {short(left_out)}",
                 stacklevel=2,
             )
+        return bool(classes)
 
 
 #: Calibration data, see `open_reader`; a ``partial`` of `open_reader` lacks only the inputs.
@@ -405,6 +414,7 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     images: ImageSpec | None = None,
     constants: Collection[str] = (),
     batch_axis: int | Literal["auto"] | None = "auto",
+    batches: bool = False,
 ) -> Reader:
     """Return a reader over calibration data.
 
@@ -429,8 +439,9 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     are labels: the second of a pair, or the key ``label`` or ``labels``. The key ``pixel_values``
     stands for the input of a model with one input.
 
-    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, an
-    array file, or a batch of a DataLoader, of N where the model leaves the batch open.
+    A batch of N for a model whose batch is fixed to 1 becomes N samples. Where the model leaves the
+    batch open, so does a stack, an array file, a batch of a DataLoader, and a batch with N labels;
+    any other entry is one sample, unless ``batches`` says otherwise.
 
     An image that cannot be decoded is left out with a warning, up to one in twenty.
 
@@ -445,6 +456,7 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
         batch_axis: axis of the inputs that counts samples; None for a model that takes one sample
             at a time, whose files are not cut into rows. ``"auto"`` is 0, and None where the model
             calls its first axis by a name of time, such as ``time`` or ``frames``.
+        batches: the rows of an entry are samples, as those of a DataLoader.
 
     Raises:
         DataError: the data is of another kind, or an option is wrong or does not apply. The samples
@@ -476,6 +488,8 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     else:
         entries = data if images is None else undecoded(data)
         source = _from_object(entries, inputs, axis, images)
+        if batches:
+            source = replace(source, stacked=True)
         if images is not None:
             source = _decoding(source, images)
     return Reader(source, inputs, limit, expected, layout, constants, axis)

@@ -123,6 +123,24 @@ def test_tuples_follow_the_order_of_the_inputs() -> None:
     assert list(sample) == ["ids", "mask"] and sample["ids"].tolist() == [[3, 4]]
 
 
+@pytest.mark.parametrize("wrap", [list, iter])
+def test_rows_of_labelled_batches_are_samples(wrap: Callable[[Any], Any]) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    reader = open_reader(wrap([(rows, [5, 6, 7]), (rows[:1], [8])]), [X])
+    assert reader.first()["x"].tolist() == [[0, 1]]
+    assert reader.splits and reader.length is None
+    assert len(list(reader)) == 4
+    assert reader.labels == {"0": 5, "1": 6, "2": 7, "3": 8}
+    assert reader.rows[3] == range(3, 4)
+
+
+def test_batches_are_split_on_request() -> None:
+    batch = np.zeros((3, 2), np.float32)
+    assert len(list(open_reader([batch, batch], [X]))) == 2
+    assert len(list(open_reader([batch, batch], [X], batches=True))) == 6
+    assert len(list(open_reader([batch, batch], [X], batches=True, limit=4))) == 4
+
+
 def test_a_torch_loader() -> None:
     torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(
