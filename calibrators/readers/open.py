@@ -336,8 +336,8 @@ class Reader:
         index = next(indices)
         if index == 0 and holds_image(batch):
             raise DataError(
-                "the samples hold images; say how to read them with images=ImageSpec(size=(height,"
-                " width)) (--image-size)"
+                "the samples hold images; say how to read them: partial(open_reader, data,"
+                " images=ImageSpec(size=(height, width))) as data (--image-size)"
             )
         batch, others = separate(batch, self._inputs, self._constants)
         sample = name_arrays(batch, self._inputs, index, constants=self._constants)
@@ -540,8 +540,8 @@ def _from_path(
         return replace(decoding, images=(path, images))
     if pictures and not arrays:
         raise DataError(
-            f"{path}: to read images, say how with images=ImageSpec(size=(height,"
-            " width))",
+            f"{path}: to read images, say how: partial(open_reader, {str(path)!r},"
+            " images=ImageSpec(size=(height, width))) as data (--image-size)",
         )
     if axis == 0 and not asked and splittable(inputs, stacked=True):
         _warn_of_lengths(row_counts(arrays, inputs))
@@ -555,7 +555,8 @@ def _warn_of_lengths(counts: Mapping[Path, int]) -> None:
     (file, rows), (other, more) = list(counts.items())[:2]
     warnings.warn(
         f"each row of a file is a sample: {rows} of {file.name}, {more} of {other.name}, and so"
-        " on; if a file is one sample, give batch_axis=None, and otherwise batch_axis=0",
+        " on; if a file is one sample, give open_reader(..., batch_axis=None), and otherwise"
+        " batch_axis=0",
         stacklevel=4,
     )
 

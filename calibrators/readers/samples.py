@@ -518,7 +518,7 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
         if spec.fits([shape[axis] for axis in axes]):
             remedy = f"np.transpose(array, {axes})"
             if axes == (0, 3, 1, 2) and array.dtype.kind == "f":
-                remedy = "layout='nhwc'"
+                remedy = "open_reader(..., layout='nhwc')"
             return (
                 f"; {usual.get(axes, 'its axes fit in another order')}; transpose it"
                 f" with {remedy}"

@@ -435,18 +435,24 @@ def _diagnostics(options: Namespace) -> Iterator[None]:
     handler = _ToStderr(logging.INFO if options.verbose else logging.WARNING)
     loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
     levels = [logger.level for logger in loggers]
+    warned = set[str]()
+
+    def complain_once(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = f"warning: {in_flags(str(message), options)}"
+        if text not in warned:
+            warned.add(text)
+            _complain(text)
+
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(handler.level)
     try:
-        # Each of several trials in a command would repeat them.
+        # Each of several trials, or passes over the data, would repeat them.
         with WarningsOnce(), warnings.catch_warnings():
             # Deprecations of dependencies are nothing that a user could change.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: _complain(
-                f"warning: {in_flags(str(message), options)}",
-            )
+            warnings.showwarning = complain_once
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

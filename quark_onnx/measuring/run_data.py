@@ -166,7 +166,7 @@ class RunData:
         )
         return ModelError(
             f"{error}; the sample is one row of the data ({shapes}): if the model takes a file at"
-            " once, say batch_axis=None"
+            " once, say open_reader(..., batch_axis=None)"
         )
 
     @property

@@ -492,7 +492,8 @@ def test_fitting_arrays_are_not_copied() -> None:
         (
             ("n", 3, 4, 6),
             (5, 4, 6, 3),
-            "looks like NHWC data for an NCHW input; transpose it with layout='nhwc'$",
+            "looks like NHWC data for an NCHW input; "
+            r"transpose it with open_reader\(\.\.\., layout='nhwc'\)$",
         ),
         (
             ("n", 4, 6, 3),
@@ -935,7 +936,9 @@ def test_files_without_a_row(tmp_path: Path, shape: tuple[int, ...]) -> None:
 
 def test_image_folders_need_a_spec_and_only_they_do(tmp_path: Path) -> None:
     (tmp_path / "a.JPG").touch()
-    with pytest.raises(DataError, match=r"say how with images=ImageSpec\(size="):
+    with pytest.raises(
+        DataError, match=r"partial\(open_reader, .*images=ImageSpec\(size="
+    ):
         open_reader(tmp_path, [IMAGE])
     if find_spec("onnxruntime_extensions") is not None:
         with pytest.raises(DataError, match="no image in it, and images= says how"):

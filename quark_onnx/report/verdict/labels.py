@@ -170,10 +170,11 @@ def read_box_files(folder: Path, images: Mapping[str, Path]) -> Labels:
         rows[:, :4] *= np.tile(size, 2)
         found[name] = _Image(size, rows)
     if not any(len(image.boxes) for image in found.values()):
-        raise DataError(
-            f"labels {folder}: no text file in it labels an image; files are called like the"
-            f" images, such as {Path(next(iter(images), 'a.jpg')).with_suffix('.txt')}"
-        )
+        name = next(iter(images), "a.jpg")
+        hint = f"files are called like the images, such as {Path(name).with_suffix('.txt')}"
+        if "/" in name and (folder / name).is_file():
+            hint = "if its sub-folders are the classes, leave out the labels: they are known"
+        raise DataError(f"labels {folder}: no text file in it labels an image; {hint}")
     return Labels(folder, images=found)
 
 
