@@ -55,7 +55,7 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     check_paths,
-    join_image_size,
+    in_words,
     rename_options,
 )
 from quark_onnx.cli.terminal import complain, show
@@ -240,7 +240,7 @@ def parse(arguments: list[str]) -> Namespace:
     # argparse would list all commands; this message names the nearest one.
     if not word.startswith("-") and word not in parsers:
         raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
-    words = join_image_size(arguments)
+    words = in_words(arguments)
     # parse_args would end with its own message about the rest, without a hint.
     options, unknown = parser.parse_known_args(words)
     # Commands that are printed as advice repeat these words.

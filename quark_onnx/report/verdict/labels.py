@@ -8,7 +8,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
 
 logger = logging.getLogger(__name__)
+#: Least number of labelled samples on which a top-1 by chance tells something.
+_TELLING = 8
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -73,9 +76,15 @@ class Score:
         return f"{self.title}: {values}"
 
 
-def score_lines(scores: Sequence[Score], labelled: int) -> list[str]:
-    """Return scores in words, with the number of labelled samples."""
-    return [f"{score}, on {counted(labelled, 'labelled sample')}" for score in scores]
+def score_lines(
+    scores: Sequence[Score], labelled: int, sample: str = "labelled sample"
+) -> list[str]:
+    """Return scores in words, with the number of labelled samples.
+
+    Args:
+        sample: the word for a sample.
+    """
+    return [f"{score}, on {counted(labelled, sample)}" for score in scores]
 
 
 @dataclass(frozen=True)
@@ -262,7 +271,7 @@ def _csv(path: Path, text: str) -> Labels:
             except (TypeError, ValueError):
                 raise DataError(
                     f"labels {path}, line {number}: label {short(row['label'])} is not the"
-                    " index of a class",
+                    " index of a class, counted from 0 in the model's order",
                 ) from None
             if classes.setdefault(row[name], label) != label:
                 raise DataError(
@@ -412,6 +421,32 @@ class Scorer:
         """Return the task of the labels."""
         return self._labels.kind
 
+    def only(
+        self, rows: Sequence[range], left_out: Collection[str] = ()
+    ) -> Scorer | None:
+        """Return a scorer of some of the samples; None if none of them has a label.
+
+        Args:
+            rows: the rows of each of these samples in the data.
+            left_out: names of samples that the reader has left out of the data.
+        """
+        self._left_out = left_out
+        names = [self._name() for _ in range(max(chosen.stop for chosen in rows))]
+        chosen_names = [names[row] for chosen in rows for row in chosen]
+        if set(chosen_names).isdisjoint(self._labels.names):
+            return None
+        if self._labels.images:
+            return Scorer(self._labels, chosen_names, self._placement)
+        classes = {
+            str(row): self._labels.classes[name]
+            for row, name in enumerate(chosen_names)
+            if name in self._labels.classes
+        }
+        scorer = Scorer(replace(self._labels, classes=classes), None, None)
+        ends = [*accumulate(map(len, rows), initial=0)]
+        scorer.rows = dict(enumerate(starmap(range, pairwise(ends))))
+        return scorer
+
     def add(
         self,
         task: Task,
@@ -488,7 +523,7 @@ class Scorer:
         if scores.ndim == 2 and scores.shape[1] != self._labels.assumed:
             self._no_classes = (
                 f"{folders}, and the model has {scores.shape[1]} classes: for top-1 give"
-                " the names of all classes in the model's order, --labels NAMES.txt"
+                " the names of all classes in the model's order, one a line, --labels NAMES.txt"
             )
             return False
         return True
@@ -604,7 +639,8 @@ class Scorer:
                 for k in self._depths
             ]
             chance = 1 / max(1, self._labels.assumed)
-            if self._labels.assumed and scores[0].reference <= 1.5 * chance:
+            by_chance = len(ranks) >= _TELLING and scores[0].reference <= 1.5 * chance
+            if self._labels.assumed and by_chance:
                 logger.warning(
                     "the float model's top-1 is %s, as by chance, with the folders in %s as"
                     " classes: their order is not the model's, or the preprocessing is"

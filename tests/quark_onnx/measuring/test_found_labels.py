@@ -254,14 +254,31 @@ def test_a_damaged_image_moves_no_label_of_any_kind(
     data: Any = partial(open_reader, images / "classes", images=ImageSpec((8, 8)))
     if opened:
         data = data([InputSpec("x", np.dtype("float32"), ("N", 3, 8, 8))])
+    given = None if keys == "folders" else labels
     with pytest.warns(UserWarning, match=r"left out: .*01\.png"):
-        found = compare(
-            by_channel(),
-            by_channel(),
-            data,
-            labels=None if keys == "folders" else labels,
-        )
+        found = compare(by_channel(), by_channel(), data, labels=given)
     assert found.labelled == 29 and found.scores[0].reference == 1.0
+    with pytest.warns(UserWarning, match=r"left out: .*01\.png"):
+        report = quantize(by_channel(), data, labels=given).report
+    assert (report.held_out, report.labelled) == (2, 2)
+    assert report.scores[0].reference == 1.0
+    assert "on 2 labelled held-out samples" in str(report)
+
+
+@pytest.mark.images
+def test_folders_of_other_classes_are_no_labels(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    for index in range(24):
+        file = images / "classes" / f"{index % 2}" / f"{index:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image_module.new("RGB", (8, 8), (10 * index, 0, 200)).save(file)
+    data = partial(open_reader, images / "classes", images=ImageSpec((8, 8)))
+    with caplog.at_level(logging.WARNING):
+        report = quantize(by_channel(), data).report
+    assert (report.scores, report.labelled) == ([], 0)
+    assert "2 folders in" in caplog.text and "the model has 3 classes" in caplog.text
 
 
 #: Several rows for each sample: the scores of three crops.
