@@ -41,6 +41,8 @@ from _settings import Setting
 from onnx import ModelProto
 
 Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
+#: Numbers of images of the table in the documentation.
+IMAGES = (1000, 4000, 16_000)
 SIZES = (1000, 2000, 5000, 10_000, 20_000)
 WORK = ("W8", "explain", "A8W8", "check", "preflight", "analyze")
 #: Of the graph whose time per node the largest one is compared with; smaller ones show what any run
@@ -250,9 +252,13 @@ def main() -> int:
         rows = measure_images(store, sizes)
         header = ["method", *(f"{size} images" for size in sizes)]
         header += ["s an image: last / first", "MB: last - first", "verdict"]
-        print(
-            "Processor seconds and peak memory of ResNet-20\n\n" + table(header, rows)
+        text = "Processor seconds and peak memory of ResNet-20\n\n" + table(
+            header, rows
         )
+        print(text)
+        if sizes == [*IMAGES]:
+            title = "# Time and memory as calibration data grow"
+            (arguments.out / "scaling_images.md").write_text(f"{title}\n\n{text}\n")
         return 1 if any(row[-1] == "MISSED" for row in rows) else 0
     cases = [(shape, size) for size in arguments.sizes for shape in arguments.shapes]
     with ThreadPoolExecutor(arguments.jobs) as pool:

@@ -48,6 +48,7 @@ from calibrators.readers.samples import (
     InputSpec,
     Layout,
     Sample,
+    SampleRows,
     batch_axis_of,
     batch_size,
     classes_in,
@@ -268,7 +269,7 @@ class Reader:
         self._others = set[str]()
         self.labels: dict[str, int] = {}
         self.labelled = False
-        self.rows: dict[int, range] = {}
+        self.rows = SampleRows()
         self.left_out: Mapping[str, str] = source.left_out
         self.images = source.images
         self.splits = splittable(inputs, stacked=source.stacked, axis=axis)
@@ -345,7 +346,7 @@ class Reader:
         # Some readers fill the same arrays again for each batch, and samples may be prefetched.
         if self._source.refilled:
             sample = deepcopy(sample)
-        first = self.rows[index - 1].stop if index else 0
+        first = self.rows.start(index)
         size = batch_size(sample, self._inputs, self._axis)
         has_classes = self._note_labels(others, range(first, first + size))
         # A class for each row says that rows are samples.
@@ -356,12 +357,11 @@ class Reader:
             self.length = None
         parts = split(sample, self._inputs, stacked=stacked, axis=self._axis)
         del sample
-        self.rows[index] = range(first, first + (1 if self.splits else size))
+        self.rows.put(index, 1 if self.splits else size)
         yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
             index = next(indices)
-            first += 1
-            self.rows[index] = range(first, first + 1)
+            self.rows.put(index, 1)
             yield conform(part, self._inputs, index, self._layout)
 
     def _note_labels(self, others: Mapping[str, Any], rows: range) -> bool:
