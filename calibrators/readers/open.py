@@ -43,6 +43,7 @@ from calibrators.readers.files import (
 from calibrators.readers.images import ImageSpec, image_decoder, image_files
 from calibrators.readers.samples import (
     IMAGE_KEY,
+    LABEL_KEYS,
     Allowed,
     Array,
     InputSpec,
@@ -62,6 +63,8 @@ from calibrators.readers.samples import (
 )
 from calibrators.shown import short
 
+#: Entries besides the inputs that may be a label: those by name, and the second of a pair.
+_LABEL_ENTRIES = (*LABEL_KEYS, "element 1")
 #: One image of so many may be damaged.
 _SPARED = 20
 
@@ -385,9 +388,11 @@ class Reader:
         self._others |= set(others)
         if left_out:
             names = ", ".join(names_of(self._inputs))
+            labels = any(isinstance(others.get(key), str) for key in _LABEL_ENTRIES)
+            hint = "; labels are integers, indices of classes" if labels else ""
             warnings.warn(
                 f"the samples hold more than the inputs of the model ({names}), which is left"
-                f" out: {short(left_out)}",
+                f" out: {short(left_out)}{hint}",
                 stacklevel=2,
             )
         return bool(classes)
@@ -533,9 +538,9 @@ def _from_path(
         source = _from_object(load_dataset(path), inputs, axis, images)
         return source if images is None else _decoding(source, images)
     if images is not None:
-        source = _Source(
-            partial(iter, pictures), len(pictures), if_empty=f"no image in {path}"
-        )
+        if not pictures:
+            raise EmptyReader(f"no image in {path}{_deeper(path)}")
+        source = _Source(partial(iter, pictures), len(pictures))
         decoding = _decoding(source, images, path if path.is_dir() else path.parent)
         return replace(decoding, images=(path, images))
     if pictures and not arrays:
@@ -546,6 +551,16 @@ def _from_path(
     if axis == 0 and not asked and splittable(inputs, stacked=True):
         _warn_of_lengths(row_counts(arrays, inputs))
     return _Source(partial(read_arrays, path, inputs, axis=axis), stacked=True)
+
+
+def _deeper(path: Path) -> str:
+    """Return the end of a message about a folder without images: sub-folders that have some."""
+    if not path.is_dir():
+        return ""
+    folders = [f"{folder}" for folder in sorted(path.iterdir()) if image_files(folder)]
+    return (
+        f"; images are in {' and in '.join(folders[:3])}: name one" if folders else ""
+    )
 
 
 def _warn_of_lengths(counts: Mapping[Path, int]) -> None:

@@ -134,6 +134,11 @@ def test_rows_of_labelled_batches_are_samples(wrap: Callable[[Any], Any]) -> Non
     assert reader.rows[3] == range(3, 4)
 
 
+def test_names_of_classes_are_no_labels() -> None:
+    with pytest.warns(UserWarning, match="labels are integers"):
+        assert len(list(open_reader([(xs(1)[0], "dog")], [X]))) == 1
+
+
 def test_batches_are_split_on_request() -> None:
     batch = np.zeros((3, 2), np.float32)
     assert len(list(open_reader([batch, batch], [X]))) == 2
