@@ -8,6 +8,7 @@
 """
 
 from calibrators.onnx_runtime.installed import require_onnxruntime
+from calibrators.readers.open import ImageSpec, InputSpec, RandomData, open_reader
 from quark_onnx.analysis import (
     Analysis,
     Comparison,
@@ -73,6 +74,8 @@ __all__ = [
     "CalibrationMethod",
     "Comparison",
     "Converted",
+    "ImageSpec",
+    "InputSpec",
     "Override",
     "QConfig",
     "QuaRot",
@@ -80,6 +83,7 @@ __all__ = [
     "QuantType",
     "QuantizationSpec",
     "QuarkError",
+    "RandomData",
     "Result",
     "SearchResult",
     "SmoothQuant",
@@ -93,6 +97,7 @@ __all__ = [
     "convert",
     "custom_op_libraries",
     "on_engine",
+    "open_reader",
     "quantize",
     "quantize_dynamic",
     "quantize_module",

@@ -43,7 +43,11 @@ from quark_onnx.files.overwrites import refuse_overwritten_arguments, same_file
 from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.job import Job, Result, measure_ranges, run
 from quark_onnx.measuring.calibration import Calibration
-from quark_onnx.measuring.labelled import labelled_findings
+from quark_onnx.measuring.labelled import (
+    has_class_folders,
+    labelled_findings,
+    scorer_for,
+)
 from quark_onnx.measuring.range_files import (
     FORMATS,
     GivenRanges,
@@ -193,10 +197,9 @@ def quantize(  # noqa: PLR0913
         task: task of the model, for ``report.verdict``: ``classifier``, ``segmentation``,
             ``detector``, ``embedding``, ``language``, ``image`` or ``signal``; ``auto`` detects
             it from the outputs.
-        labels: a CSV file with the columns name and label, for classifiers. A low top-1 of the
-            float model is then reported as wrong preprocessing. Labels of boxes are ignored. The
-            quantized model is not scored; see ``compare``. Integer labels that come with the data
-            need no file: the report has the top-1 of both models on the held-out samples.
+        labels: labels of the data, as for ``compare``: the report has the metric of both models on
+            the held-out samples. Class folders, and integers that come with the data, need no file.
+            A low top-1 of the float model is reported as wrong preprocessing.
         isolate: run onnxruntime in another process, started for this call. A native crash of
             onnxruntime, which would end this process, then raises ``RuntimeCrashError`` or is
             worked around with a note in the report. The result is the same.
@@ -239,11 +242,13 @@ def quantize(  # noqa: PLR0913
         )
         # ``close`` deletes the temporary files of a large model, whatever happens.
         try:
-            findings = None
-            if labels is not None and data is not None:
+            findings, scorer = None, None
+            if data is not None and (labels is not None or has_class_folders(data)):
+                scorer = scorer_for(labels, data)
                 # Preprocessing is checked here on the labelled samples, and not again by ``run``.
                 findings = labelled_findings(job.model.reference, data, labels, task)
-            return run(replace(job, task=task, findings=findings), data, executor, show)
+            job = replace(job, task=task, findings=findings, scorer=scorer)
+            return run(job, data, executor, show)
         finally:
             job.close()
 

@@ -62,6 +62,7 @@ from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, give_biases, optimize_float
 from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
 from quark_onnx.report.notes import ResultNote, of_float_model
+from quark_onnx.report.verdict import Scorer
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
 from quark_onnx.trials.mixed_precision import describe, mix, mixed_plans, require_mixing
@@ -169,6 +170,7 @@ class Job:
             if the caller made none. It computes the same outputs as ``model``.
         findings: signs of wrong preprocessing that are known before the run; None to look for
             them.
+        scorer: a scorer of the data by given labels; None for those that come with the data.
     """
 
     config: QConfig
@@ -181,6 +183,7 @@ class Job:
     task: str = "auto"
     trained: ModelProto | None = None
     findings: tuple[Finding, ...] | None = None
+    scorer: Scorer | None = None
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -539,7 +542,9 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
     reference = job.model.reference
     # The overrides that ``keep_codes`` added are no settings of the user.
     settings = config.with_(tensors=job.config.tensors)
-    judging = judging_of(reference, settings, data, job.task, job.trained, job.findings)
+    judging = judging_of(
+        reference, settings, data, job.task, job.trained, job.findings, job.scorer
+    )
     finished = finish(
         assembled.graph,
         reference,

@@ -2,7 +2,8 @@
 registries, error messages.
 
 ``scripts/docs_hooks.py`` puts the texts into the pages of docs/ while the site is built, in place
-of ``<!-- reference: NAME -->``. Nothing here is committed, so that it never lags behind the code.
+of ``<!-- reference: NAME -->`` and the line after it, which is for readers of the repository.
+Nothing here is committed, so that it never lags behind the code.
 """
 
 from __future__ import annotations
@@ -423,5 +424,7 @@ PARTS: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """Return a page with its reference parts in place."""
     return re.sub(
-        r"<!-- reference: ([\w-]+) -->", lambda match: PARTS[match[1]](), text
+        r"<!-- reference: ([\w-]+) -->\n_The site has .*_",
+        lambda match: PARTS[match[1]](),
+        text,
     )

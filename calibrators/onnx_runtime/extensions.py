@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 #: Domains of the operators of onnxruntime-extensions.
 DOMAINS = frozenset({"ai.onnx.contrib", "com.microsoft.extensions"})
@@ -13,27 +14,22 @@ _MISSING = (
     " install onnxruntime-extensions. Python 3.14 has no wheel of it: pass arrays (.npy,"
     " .npz) there"
 )
-_PROTOBUF = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+#: The module of the package that is the library.
+_LIBRARY = f"{_MODULE}._extensions_pydll"
 
 
 def library() -> str:
     """Return the path of the shared library to register with onnxruntime.
 
-    Importing onnxruntime-extensions 0.15 sets the environment variable that selects protobuf's
-    Python implementation. This process has loaded another implementation already, but its child
-    processes would parse models several times as slowly: the variable is restored.
+    The package is not imported: it imports torch and transformers where they are installed, which
+    takes seconds, and 0.15 selects protobuf's slow implementation for child processes.
 
     Raises:
         ImportError: onnxruntime-extensions is not installed.
     """
-    before = os.environ.get(_PROTOBUF)
-    try:
-        import onnxruntime_extensions
-    except ImportError as error:
-        raise ImportError(f"{_MISSING} ({error})", name=_MODULE) from error
-    finally:
-        if before is None:
-            os.environ.pop(_PROTOBUF, None)
-        else:
-            os.environ[_PROTOBUF] = before
-    return str(onnxruntime_extensions.get_library_path())
+    package = find_spec(_MODULE)
+    places = None if package is None else package.submodule_search_locations
+    found = None if places is None else PathFinder.find_spec(_LIBRARY, places)
+    if found is None or found.origin is None:
+        raise ImportError(_MISSING, name=_MODULE)
+    return found.origin

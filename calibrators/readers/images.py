@@ -30,7 +30,9 @@ from calibrators.readers.encoded import encoded_size, read_encoded
 from calibrators.readers.files import find_files
 
 #: Suffixes of images. JPEG and PNG can be decoded on every system; others are refused, not skipped.
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
+)
 
 
 def class_folders(path: Path) -> list[str]:

@@ -43,11 +43,13 @@ from calibrators.readers.files import (
 from calibrators.readers.images import ImageSpec, image_decoder, image_files
 from calibrators.readers.samples import (
     IMAGE_KEY,
+    LABEL_KEYS,
     Allowed,
     Array,
     InputSpec,
     Layout,
     Sample,
+    SampleRows,
     batch_axis_of,
     batch_size,
     classes_in,
@@ -61,6 +63,8 @@ from calibrators.readers.samples import (
 )
 from calibrators.shown import short
 
+#: Entries besides the inputs that may be a label: those by name, and the second of a pair.
+_LABEL_ENTRIES = (*LABEL_KEYS, "element 1")
 #: One image of so many may be damaged.
 _SPARED = 20
 
@@ -268,7 +272,7 @@ class Reader:
         self._others = set[str]()
         self.labels: dict[str, int] = {}
         self.labelled = False
-        self.rows: dict[int, range] = {}
+        self.rows = SampleRows()
         self.left_out: Mapping[str, str] = source.left_out
         self.images = source.images
         self.splits = splittable(inputs, stacked=source.stacked, axis=axis)
@@ -336,8 +340,8 @@ class Reader:
         index = next(indices)
         if index == 0 and holds_image(batch):
             raise DataError(
-                "the samples hold images; say how to read them with images=ImageSpec(size=(height,"
-                " width)) (--image-size)"
+                "the samples hold images; say how to read them: partial(open_reader, data,"
+                " images=ImageSpec(size=(height, width))) as data (--image-size)"
             )
         batch, others = separate(batch, self._inputs, self._constants)
         sample = name_arrays(batch, self._inputs, index, constants=self._constants)
@@ -345,23 +349,30 @@ class Reader:
         # Some readers fill the same arrays again for each batch, and samples may be prefetched.
         if self._source.refilled:
             sample = deepcopy(sample)
-        first = self.rows[index - 1].stop if index else 0
+        first = self.rows.start(index)
         size = batch_size(sample, self._inputs, self._axis)
-        self._note_labels(others, range(first, first + size))
-        parts = split(
-            sample, self._inputs, stacked=self._source.stacked, axis=self._axis
-        )
+        has_classes = self._note_labels(others, range(first, first + size))
+        # A class for each row says that rows are samples.
+        stacked = self._source.stacked or (has_classes and size > 1)
+        self.splits = splittable(self._inputs, stacked=stacked, axis=self._axis)
+        if self.splits and size > 1:
+            # The source has counted its entries.
+            self.length = None
+        parts = split(sample, self._inputs, stacked=stacked, axis=self._axis)
         del sample
-        self.rows[index] = range(first, first + (1 if self.splits else size))
+        self.rows.put(index, 1 if self.splits else size)
         yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
             index = next(indices)
-            first += 1
-            self.rows[index] = range(first, first + 1)
+            self.rows.put(index, 1)
             yield conform(part, self._inputs, index, self._layout)
 
-    def _note_labels(self, others: Mapping[str, Any], rows: range) -> None:
-        """Keep the classes of the rows of a batch, and warn once of what else is left out."""
+    def _note_labels(self, others: Mapping[str, Any], rows: range) -> bool:
+        """Keep the classes of the rows of a batch, and warn once of what else is left out.
+
+        Returns:
+            Whether the batch has a class for each row.
+        """
         classes = classes_in(others, len(rows))
         labels = next(iter(classes.values()), [])
         self.labelled = self.labelled or bool(classes)
@@ -377,11 +388,14 @@ class Reader:
         self._others |= set(others)
         if left_out:
             names = ", ".join(names_of(self._inputs))
+            labels = any(isinstance(others.get(key), str) for key in _LABEL_ENTRIES)
+            hint = "; labels are integers, indices of classes" if labels else ""
             warnings.warn(
                 f"the samples hold more than the inputs of the model ({names}), which is left"
-                f" out: {short(left_out)}",
+                f" out: {short(left_out)}{hint}",
                 stacklevel=2,
             )
+        return bool(classes)
 
 
 #: Calibration data, see `open_reader`; a ``partial`` of `open_reader` lacks only the inputs.
@@ -405,6 +419,7 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     images: ImageSpec | None = None,
     constants: Collection[str] = (),
     batch_axis: int | Literal["auto"] | None = "auto",
+    batches: bool = False,
 ) -> Reader:
     """Return a reader over calibration data.
 
@@ -429,8 +444,9 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     are labels: the second of a pair, or the key ``label`` or ``labels``. The key ``pixel_values``
     stands for the input of a model with one input.
 
-    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, an
-    array file, or a batch of a DataLoader, of N where the model leaves the batch open.
+    A batch of N for a model whose batch is fixed to 1 becomes N samples. Where the model leaves the
+    batch open, so does a stack, an array file, a batch of a DataLoader, and a batch with N labels;
+    any other entry is one sample, unless ``batches`` says otherwise.
 
     An image that cannot be decoded is left out with a warning, up to one in twenty.
 
@@ -445,6 +461,7 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
         batch_axis: axis of the inputs that counts samples; None for a model that takes one sample
             at a time, whose files are not cut into rows. ``"auto"`` is 0, and None where the model
             calls its first axis by a name of time, such as ``time`` or ``frames``.
+        batches: the rows of an entry are samples, as those of a DataLoader.
 
     Raises:
         DataError: the data is of another kind, or an option is wrong or does not apply. The samples
@@ -476,6 +493,8 @@ def open_reader(  # noqa: PLR0913  one call carries all options of a reader
     else:
         entries = data if images is None else undecoded(data)
         source = _from_object(entries, inputs, axis, images)
+        if batches:
+            source = replace(source, stacked=True)
         if images is not None:
             source = _decoding(source, images)
     return Reader(source, inputs, limit, expected, layout, constants, axis)
@@ -519,19 +538,29 @@ def _from_path(
         source = _from_object(load_dataset(path), inputs, axis, images)
         return source if images is None else _decoding(source, images)
     if images is not None:
-        source = _Source(
-            partial(iter, pictures), len(pictures), if_empty=f"no image in {path}"
-        )
+        if not pictures:
+            raise EmptyReader(f"no image in {path}{_deeper(path)}")
+        source = _Source(partial(iter, pictures), len(pictures))
         decoding = _decoding(source, images, path if path.is_dir() else path.parent)
         return replace(decoding, images=(path, images))
     if pictures and not arrays:
         raise DataError(
-            f"{path}: to read images, say how with images=ImageSpec(size=(height,"
-            " width))",
+            f"{path}: to read images, say how: partial(open_reader, {str(path)!r},"
+            " images=ImageSpec(size=(height, width))) as data (--image-size)",
         )
     if axis == 0 and not asked and splittable(inputs, stacked=True):
         _warn_of_lengths(row_counts(arrays, inputs))
     return _Source(partial(read_arrays, path, inputs, axis=axis), stacked=True)
+
+
+def _deeper(path: Path) -> str:
+    """Return the end of a message about a folder without images: sub-folders that have some."""
+    if not path.is_dir():
+        return ""
+    folders = [f"{folder}" for folder in sorted(path.iterdir()) if image_files(folder)]
+    return (
+        f"; images are in {' and in '.join(folders[:3])}: name one" if folders else ""
+    )
 
 
 def _warn_of_lengths(counts: Mapping[Path, int]) -> None:
@@ -541,7 +570,8 @@ def _warn_of_lengths(counts: Mapping[Path, int]) -> None:
     (file, rows), (other, more) = list(counts.items())[:2]
     warnings.warn(
         f"each row of a file is a sample: {rows} of {file.name}, {more} of {other.name}, and so"
-        " on; if a file is one sample, give batch_axis=None, and otherwise batch_axis=0",
+        " on; if a file is one sample, give open_reader(..., batch_axis=None), and otherwise"
+        " batch_axis=0",
         stacklevel=4,
     )
 

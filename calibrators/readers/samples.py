@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
@@ -68,6 +69,43 @@ class InputSpec:
             if isinstance(want, int) and want != got:
                 return False
         return True
+
+
+class SampleRows(Mapping[int, range]):
+    """The rows of each sample of a data set, in 8 bytes a sample.
+
+    >>> rows = SampleRows()
+    >>> rows.put(0, 4), rows.put(1, 2)
+    (None, None)
+    >>> dict(rows)
+    {0: range(0, 4), 1: range(4, 6)}
+    """
+
+    def __init__(self) -> None:
+        self._stops = array("q")
+
+    def start(self, sample: int) -> int:
+        """Return the first row of a sample, of which the one before is known."""
+        return self._stops[sample - 1] if sample else 0
+
+    def put(self, sample: int, count: int) -> None:
+        """Set the number of rows of the next sample; or again, in another pass over the data."""
+        stop = self.start(sample) + count
+        if sample < len(self._stops):
+            self._stops[sample] = stop
+        else:
+            self._stops.append(stop)
+
+    def __getitem__(self, sample: int) -> range:
+        if not 0 <= sample < len(self._stops):
+            raise KeyError(sample)
+        return range(self.start(sample), self._stops[sample])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._stops)))
+
+    def __len__(self) -> int:
+        return len(self._stops)
 
 
 def sample_name(index: int) -> str:
@@ -518,7 +556,7 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
         if spec.fits([shape[axis] for axis in axes]):
             remedy = f"np.transpose(array, {axes})"
             if axes == (0, 3, 1, 2) and array.dtype.kind == "f":
-                remedy = "layout='nhwc'"
+                remedy = "open_reader(..., layout='nhwc')"
             return (
                 f"; {usual.get(axes, 'its axes fit in another order')}; transpose it"
                 f" with {remedy}"

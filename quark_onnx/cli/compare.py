@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 from quark_onnx import analysis
-from quark_onnx.analysis import Comparison
 from quark_onnx.cli.advice import add_advice_options, check_advice_options
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.engine import add_engine_options
@@ -107,18 +105,6 @@ def run(options: Namespace) -> Answer:
     }
     failure = _missed(comparison.outputs, options)
     return Answer([models, *comparison.blocks()], document, failure)
-
-
-def score_document(found: Comparison) -> dict[str, Any]:
-    """Return the scores on labels as part of a JSON document.
-
-    Args:
-        found: the comparison.
-    """
-    return {
-        "labelled": found.labelled,
-        "scores": [asdict(score) for score in found.scores],
-    }
 
 
 def _missed(outputs: list[OutputError], options: Namespace) -> AccuracyError | None:

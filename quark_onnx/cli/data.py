@@ -232,6 +232,8 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
 
 def in_flags(message: str, options: Namespace) -> str:
     """Translate a reader's message from Python names to options."""
+    # Python names the function that has the option.
+    message = re.sub(r"open_reader\(\.\.\., ([^)]+)\)", r"\1", message)
     message = message.replace("batch_axis=None", "--batch-axis none")
     message = re.sub(r"batch_axis=(\d+)", r"--batch-axis \1", message)
     message = re.sub(r"ImageSpec\.(\w+)", lambda match: _flag(match[1]), message)

@@ -55,7 +55,7 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     check_paths,
-    join_image_size,
+    in_words,
     rename_options,
 )
 from quark_onnx.cli.terminal import complain, show
@@ -240,7 +240,7 @@ def parse(arguments: list[str]) -> Namespace:
     # argparse would list all commands; this message names the nearest one.
     if not word.startswith("-") and word not in parsers:
         raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
-    words = join_image_size(arguments)
+    words = in_words(arguments)
     # parse_args would end with its own message about the rest, without a hint.
     options, unknown = parser.parse_known_args(words)
     # Commands that are printed as advice repeat these words.
@@ -435,18 +435,24 @@ def _diagnostics(options: Namespace) -> Iterator[None]:
     handler = _ToStderr(logging.INFO if options.verbose else logging.WARNING)
     loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
     levels = [logger.level for logger in loggers]
+    warned = set[str]()
+
+    def complain_once(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = f"warning: {in_flags(str(message), options)}"
+        if text not in warned:
+            warned.add(text)
+            _complain(text)
+
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(handler.level)
     try:
-        # Each of several trials in a command would repeat them.
+        # Each of several trials, or passes over the data, would repeat them.
         with WarningsOnce(), warnings.catch_warnings():
             # Deprecations of dependencies are nothing that a user could change.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: _complain(
-                f"warning: {in_flags(str(message), options)}",
-            )
+            warnings.showwarning = complain_once
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

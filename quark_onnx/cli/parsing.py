@@ -449,11 +449,11 @@ def image_size(text: str) -> tuple[int, int]:
         ) from None
 
 
-def join_image_size(arguments: list[str]) -> list[str]:
-    """Join the two numbers of ``--image-size H W`` into a word.
+def in_words(arguments: list[str]) -> list[str]:
+    """Bring the numbers of image options into the words that the parser takes.
 
-    >>> join_image_size(["--image-size", "480", "640", "model.onnx"])
-    ['--image-size', '480x640', 'model.onnx']
+    >>> in_words(["--image-size", "480", "640", "model.onnx", "--mean", "0.5,0.5,0.5"])
+    ['--image-size', '480x640', 'model.onnx', '--mean', '0.5', '0.5', '0.5']
     """
     joined = list[str]()
     for word in arguments:
@@ -461,6 +461,8 @@ def join_image_size(arguments: list[str]) -> list[str]:
         follows_height = joined[-2:-1] == ["--image-size"] and joined[-1].isdecimal()
         if follows_height and word.isdecimal():
             joined[-1] += f"x{word}"
+        elif joined[-1:] in (["--mean"], ["--std"]):
+            joined += word.split(",")
         else:
             joined.append(word)
     return joined

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
-from quark_onnx.analysis import Comparison, Latency, compare
+from quark_onnx.analysis import Latency
 from quark_onnx.analysis.advise import TrialSettings, advise_report
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.advice import (
@@ -17,7 +17,6 @@ from quark_onnx.cli.advice import (
     refused,
     trying_of,
 )
-from quark_onnx.cli.compare import score_document
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.engine import add_engine_options
 from quark_onnx.cli.latency import (
@@ -53,7 +52,6 @@ from quark_onnx.common.errors import AccuracyError
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
-from quark_onnx.measuring.labelled import has_class_folders
 from quark_onnx.page.blocks import Facts, Heading, Notes
 from quark_onnx.page.browser import write_blocks
 from quark_onnx.report import Report
@@ -144,7 +142,6 @@ def run(options: Namespace) -> Answer:
     report = report_with_commands(report, options)
     # After `seconds`, which are those of the quantization.
     latency = quantized_latency(options, data)
-    scored = _scored(options, data)
     _write_page(options, report, latency)
     lines = {"model": [f"{options.model} -> {options.output}, in {seconds:.1f} s"]}
     if choice is not None:
@@ -152,8 +149,11 @@ def run(options: Namespace) -> Answer:
     lines["config"] = str(config).splitlines()
     if latency is not None:
         lines["time"] = latency.lines
-    if scored is not None:
-        lines["labels"] = scored.score_lines
+    if options.labels is not None and not report.scores:
+        lines["labels"] = [
+            "none of the held-out samples has a label: score the result with"
+            " 'quark-onnx compare --labels'"
+        ]
     document = {
         "command": NAME,
         "model": options.model,
@@ -164,8 +164,6 @@ def run(options: Namespace) -> Answer:
         "config": to_dict(config),
         "latency": latency_document(latency),
     }
-    if scored is not None:
-        document |= score_document(scored)
     if choice is not None:
         document["recipe"] = choice.recipe.name
     return Answer([Facts((), lines), *report.blocks()], document)
@@ -209,18 +207,3 @@ def _advised(
     trial_settings = _trial_settings(options, seconds)
     steps = advised(report.verdict, options, trial_settings, attempt)
     return replace(report, verdict=replace(report.verdict, next_steps=steps))
-
-
-def _scored(options: Namespace, data: Any) -> Comparison | None:
-    """Compare the models on the whole data, if it has labels."""
-    if options.labels is None and not has_class_folders(data):
-        return None
-    return compare(
-        options.model,
-        options.output,
-        data,
-        task=options.task,
-        labels=options.labels,
-        progress=progress_of(options),
-        preprocessing=False,  # checked before the quantization, on the same labels
-    )

@@ -214,7 +214,7 @@ def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
 def labelled_findings(
     reference: Reference,
     data: CalibrationData | None,
-    labels: str | Path,
+    labels: str | Path | None,
     asked: str = "auto",
 ) -> tuple[Finding, ...] | None:
     """Return signs of wrong preprocessing by the float model's top-1 on labelled samples.
@@ -226,7 +226,8 @@ def labelled_findings(
         asked: a task in ``report.verdict.TASKS``, or ``auto``.
 
     Returns:
-        The findings; None if labels of boxes or random samples tell nothing.
+        The findings; None if labels of boxes, random samples, or folders that are no classes tell
+        nothing.
 
     Raises:
         ConfigError: the data can be read only once, or the labels are for another task.
@@ -260,4 +261,6 @@ def labelled_findings(
             check.add(feeds, outputs, scorer.add(task, outputs, outputs, feeds))
             if check.is_full:
                 break
+    if not scorer.count:
+        return None
     return tuple(check.findings(reference.session))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,10 +20,12 @@ from quark_onnx.graph.states import states
 from quark_onnx.measuring.calibrate import Calibrated, Ranges
 from quark_onnx.measuring.calibration import Calibration, GraphCalibration
 from quark_onnx.measuring.held_out import HoldOut, consecutive_positions
+from quark_onnx.measuring.labelled import scorer_of
 from quark_onnx.measuring.open_data import first_sample, left_out_lines, reader_for
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.planning.subgraph_plans import SubgraphPlan
+from quark_onnx.report.verdict import Scorer
 from quark_onnx.running.run import Sample
 
 
@@ -166,31 +168,28 @@ class RunData:
         )
         return ModelError(
             f"{error}; the sample is one row of the data ({shapes}): if the model takes a file at"
-            " once, say batch_axis=None"
+            " once, say open_reader(..., batch_axis=None)"
         )
 
-    @property
-    def held_out_labels(self) -> tuple[dict[str, int], dict[int, range]]:
-        """Return the classes of the rows in ``compared``, and the rows of each sample there.
+    def held_out_scorer(self, scorer: Scorer | None) -> Scorer | None:
+        """Return a scorer of the held-out samples; None without any, or without their labels.
 
-        Rows are counted from the first one there; their index is a text for the classes. Both are
-        empty unless the samples are held out.
+        Args:
+            scorer: a scorer of the data by given labels; None for labels that come with the data.
         """
         if self.hold_out is None or not self.held_out:
-            return {}, {}
+            return None
+        left_out: Collection[str] = self.left_out
+        if scorer is None and self.labels:
+            # The reader counts only the samples that it returns.
+            scorer, left_out = scorer_of(self.labels, self.rows), ()
+        if scorer is None:
+            return None
         positions = dict(
             zip(map(id, self.hold_out.samples), self.hold_out.positions, strict=True)
         )
-        classes, rows = dict[str, int](), dict[int, range]()
-        count = 0
-        for index, sample in enumerate(self.compared):
-            rows_in_data = self.rows[positions[id(sample)]]
-            rows[index] = range(count, count + len(rows_in_data))
-            count = rows[index].stop
-            for row, row_in_data in zip(rows[index], rows_in_data, strict=True):
-                if str(row_in_data) in self.labels:
-                    classes[str(row)] = self.labels[str(row_in_data)]
-        return classes, rows
+        rows = [self.rows[positions[id(sample)]] for sample in self.compared]
+        return scorer.only(rows, left_out)
 
     @property
     def notes(self) -> list[str]:

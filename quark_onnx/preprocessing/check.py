@@ -217,7 +217,20 @@ class PreprocessingCheck:
         if self._task is None or not self._feeds:
             return []
         with np.errstate(all="ignore"):
-            return list(self._found(session))
+            found = list(self._found(session))
+        labelled = self._labelled
+        if found or labelled is None or len(labelled) < FIRST:
+            return found
+        if not labelled.is_by_chance:
+            return []
+        return [
+            Finding(
+                "labels",
+                f"the float model finds {labelled}, little more than by chance",
+                "look at the preprocessing, and at the labels: indices of classes in the model's"
+                " order, or their names in it, --labels NAMES.txt",
+            )
+        ]
 
     def _found(self, session: Session) -> Iterator[Finding]:
         """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures."""

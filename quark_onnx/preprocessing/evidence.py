@@ -44,6 +44,8 @@ _MCNEMAR, _LEAST_TOP1_GAIN = 2.5, 0.03
 _KEPT_INFORMATION, _KEPT_SCORE = 0.9, 0.5
 #: Hits that an alternative may lack, as a multiple of the square root of the number of rows.
 _MISSING_HITS = 0.5
+#: Top-1 that is little above chance: as a multiple of it, and as the difference.
+_LITTLE, _LITTLE_MORE = 2.0, 0.1
 #: Minimum top-1 of a model with fitting labels: absolute, and as a multiple of chance.
 _FITTING_TOP1, _ABOVE_CHANCE = 0.1, 3.0
 
@@ -349,6 +351,12 @@ class Labelled:
     def strength(self) -> float:
         # Rows are few, so that top-1 often ties; the likelihood of the labels decides then.
         return self.top1 + 0.001 * _mean(self.likelihoods)
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Return whether top-1 is little above chance, so that something is wrong."""
+        chance = 1 / max(2, self.classes)
+        return self.top1 <= min(_LITTLE * chance, chance + _LITTLE_MORE)
 
     @property
     def fits(self) -> bool:

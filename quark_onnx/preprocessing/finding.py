@@ -8,7 +8,14 @@ from typing import Literal
 from quark_onnx.report.verdict import NextStep
 
 Cause = Literal[
-    "scaling", "color", "scaling and color", "layout", "tokens", "mask", "outputs"
+    "scaling",
+    "color",
+    "scaling and color",
+    "layout",
+    "tokens",
+    "mask",
+    "labels",
+    "outputs",
 ]
 
 
@@ -19,7 +26,7 @@ class Finding:
     Attributes:
         cause: the likely cause: ``scaling`` (scale, mean and standard deviation), ``color``
             (RGB or BGR), ``scaling and color``, ``layout`` (NCHW or NHWC), ``tokens``,
-            ``mask``, or ``outputs`` for an unknown cause.
+            ``mask``, ``labels`` (or any of the others), or ``outputs`` for an unknown cause.
         evidence: the figures of the finding.
         advice: the proposed change, with the option of the command line.
         options: options of the command line that make the change for image files, as in

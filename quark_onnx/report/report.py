@@ -136,7 +136,9 @@ class Report(Reported):
         lines = {
             "size": size,
             "quantized": quantized,
-            "labels": score_lines(self.scores, self.labelled),
+            "labels": score_lines(
+                self.scores, self.labelled, "labelled held-out sample"
+            ),
         }
         blocks: list[Block] = [
             verdict_block(self.verdict),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from math import hypot
 from pathlib import Path
@@ -84,6 +86,8 @@ _FUSED = frozenset(
 )
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _WIDE = {TensorProto.UINT16, TensorProto.INT16}
+#: Processors whose instructions multiply unsigned activations with signed weights (VPDPBUSD).
+_UNSIGNED_FIRST = ("x86_64", "amd64")
 _FOUR_BITS = {TensorProto.UINT4, TensorProto.INT4}
 
 
@@ -333,7 +337,7 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
     """
     # 16 bits explain all operators at once, so that the reasons of single operators would only
     # repeat it.
-    if _has_wide_activations(model):
+    if _has_activations(model, _WIDE):
         yield (
             "16-bit activations: onnxruntime has no integer kernels for them on the CPU,"
             " so each operator runs in float between its Q/DQ pairs; use them on an NPU,"
@@ -341,6 +345,12 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
         )
     else:
         yield from _slow_operators(model)
+    is_x86 = platform.machine().lower() in _UNSIGNED_FIRST
+    if is_x86 and _has_activations(model, {TensorProto.INT8}):
+        yield (
+            "int8 activations: onnxruntime's kernels for this kind of processor are fast for"
+            " uint8 activations; --preset A8W8"
+        )
     if saturates():
         yield (
             "this processor has no VNNI, so that 8-bit products are hardly faster than"
@@ -410,15 +420,21 @@ def _dequantized_weights(model: ModelProto) -> int:
     return count
 
 
-def _has_wide_activations(model: ModelProto) -> bool:
-    """Return whether activations have 16 bits."""
-    return any(starmap(_writes_wide_codes, scopes_of(model)))
+def _has_activations(model: ModelProto, kinds: Collection[int]) -> bool:
+    """Return whether activations have codes of one of some types."""
+    writes = partial(_writes_codes, kinds)
+    return any(starmap(writes, scopes_of(model)))
 
 
-def _writes_wide_codes(graph: GraphProto, constants: Mapping[str, TensorProto]) -> bool:
-    """Return whether a graph quantizes an activation to 16 bits, without its bodies.
+def _writes_codes(
+    kinds: Collection[int],
+    graph: GraphProto,
+    constants: Mapping[str, TensorProto],
+) -> bool:
+    """Return whether a graph quantizes an activation to one of some types, without its bodies.
 
     Args:
+        kinds: the types of codes.
         constants: constants that its nodes can read, by name.
     """
     for proto in graph.node:
@@ -430,7 +446,7 @@ def _writes_wide_codes(graph: GraphProto, constants: Mapping[str, TensorProto]) 
         kind = node.attribute("output_dtype", 0)
         if zero_point is not None:
             kind = zero_point.data_type
-        if kind in _WIDE:
+        if kind in kinds:
             return True
     return False
 

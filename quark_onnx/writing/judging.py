@@ -8,10 +8,9 @@ from onnx import ModelProto
 
 from quark_onnx.config import QConfig
 from quark_onnx.measuring.held_out import samples_for
-from quark_onnx.measuring.labelled import scorer_of
 from quark_onnx.measuring.run_data import RunData
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
-from quark_onnx.report.verdict import Verdict, VerdictCollector
+from quark_onnx.report.verdict import Scorer, Verdict, VerdictCollector
 from quark_onnx.running.run import Reference
 from quark_onnx.writing.finish import Finished, Judging
 from quark_onnx.writing.run_settings import settings_of_config
@@ -26,6 +25,7 @@ def judging_of(  # noqa: PLR0913
     task: str,
     trained: ModelProto | None,
     findings: tuple[Finding, ...] | None,
+    scorer: Scorer | None,
 ) -> Judging:
     """Return the receivers of both models' outputs.
 
@@ -36,18 +36,18 @@ def judging_of(  # noqa: PLR0913
         task: task of the model; ``auto`` detects it.
         trained: the model before rewrites of the caller; None if it is the reference.
         findings: signs of wrong preprocessing that are known; None to look for them.
+        scorer: a scorer of the data by given labels; None for those that come with the data.
     """
     check = None
     if not data.random and findings is None:
         check = PreprocessingCheck(trained or reference.model, task)
-    held_out = data.held_out_labels
     return Judging(
         VerdictCollector(reference.model, task),
         check,
         settings_of_config(config, data.count),
         data.further,
         findings or (),
-        scorer_of(*held_out) if held_out[0] else None,
+        data.held_out_scorer(scorer),
     )
 
 

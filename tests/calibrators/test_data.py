@@ -123,6 +123,29 @@ def test_tuples_follow_the_order_of_the_inputs() -> None:
     assert list(sample) == ["ids", "mask"] and sample["ids"].tolist() == [[3, 4]]
 
 
+@pytest.mark.parametrize("wrap", [list, iter])
+def test_rows_of_labelled_batches_are_samples(wrap: Callable[[Any], Any]) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    reader = open_reader(wrap([(rows, [5, 6, 7]), (rows[:1], [8])]), [X])
+    assert reader.first()["x"].tolist() == [[0, 1]]
+    assert reader.splits and reader.length is None
+    assert len(list(reader)) == 4
+    assert reader.labels == {"0": 5, "1": 6, "2": 7, "3": 8}
+    assert reader.rows[3] == range(3, 4)
+
+
+def test_names_of_classes_are_no_labels() -> None:
+    with pytest.warns(UserWarning, match="labels are integers"):
+        assert len(list(open_reader([(xs(1)[0], "dog")], [X]))) == 1
+
+
+def test_batches_are_split_on_request() -> None:
+    batch = np.zeros((3, 2), np.float32)
+    assert len(list(open_reader([batch, batch], [X]))) == 2
+    assert len(list(open_reader([batch, batch], [X], batches=True))) == 6
+    assert len(list(open_reader([batch, batch], [X], batches=True, limit=4))) == 4
+
+
 def test_a_torch_loader() -> None:
     torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(
@@ -474,7 +497,8 @@ def test_fitting_arrays_are_not_copied() -> None:
         (
             ("n", 3, 4, 6),
             (5, 4, 6, 3),
-            "looks like NHWC data for an NCHW input; transpose it with layout='nhwc'$",
+            "looks like NHWC data for an NCHW input; "
+            r"transpose it with open_reader\(\.\.\., layout='nhwc'\)$",
         ),
         (
             ("n", 4, 6, 3),
@@ -917,7 +941,9 @@ def test_files_without_a_row(tmp_path: Path, shape: tuple[int, ...]) -> None:
 
 def test_image_folders_need_a_spec_and_only_they_do(tmp_path: Path) -> None:
     (tmp_path / "a.JPG").touch()
-    with pytest.raises(DataError, match=r"say how with images=ImageSpec\(size="):
+    with pytest.raises(
+        DataError, match=r"partial\(open_reader, .*images=ImageSpec\(size="
+    ):
         open_reader(tmp_path, [IMAGE])
     if find_spec("onnxruntime_extensions") is not None:
         with pytest.raises(DataError, match="no image in it, and images= says how"):

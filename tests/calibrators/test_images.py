@@ -185,8 +185,18 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{tmp_path.name} is empty"):
         open_reader(tmp_path, [spec], images=images)
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(EmptyReader, match="sample 0: no image in"):
+    with pytest.raises(EmptyReader, match="no image in"):
         open_reader(tmp_path, [spec], images=images).first()
+
+
+def test_a_folder_above_those_of_images(tmp_path: Path) -> None:
+    for split in ("test", "train"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        (tmp_path / split / "cat" / "a.png").touch()
+    with pytest.raises(
+        EmptyReader, match=r"images are in .*test and in .*train: name one"
+    ):
+        open_reader(tmp_path, [], images=ImageSpec(size=(4, 6)))
 
 
 @pytest.mark.parametrize(("bad", "total"), [(1, 20), (2, 40), (1, 19), (2, 39)])

@@ -8,7 +8,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,6 @@ _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 _RECALLS = np.linspace(0, 1, 101)
 #: Share of an image by which a rounded box may stand out.
 _OUTSIDE = 0.01
-#: Top-1 that counts as chance, as a multiple of it, and least number of labelled rows to tell.
-_BY_CHANCE, _ENOUGH = 1.5, 20
 #: Metrics in words.
 _METRICS = {
     "top1": "top-1",
@@ -75,9 +74,15 @@ class Score:
         return f"{self.title}: {values}"
 
 
-def score_lines(scores: Sequence[Score], labelled: int) -> list[str]:
-    """Return scores in words, with the number of labelled samples."""
-    return [f"{score}, on {counted(labelled, 'labelled sample')}" for score in scores]
+def score_lines(
+    scores: Sequence[Score], labelled: int, sample: str = "labelled sample"
+) -> list[str]:
+    """Return scores in words, with the number of labelled samples.
+
+    Args:
+        sample: the word for a sample.
+    """
+    return [f"{score}, on {counted(labelled, sample)}" for score in scores]
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,11 @@ def read_box_files(folder: Path, images: Mapping[str, Path]) -> Labels:
         rows[:, :4] *= np.tile(size, 2)
         found[name] = _Image(size, rows)
     if not any(len(image.boxes) for image in found.values()):
-        raise DataError(
-            f"labels {folder}: no text file in it labels an image; files are called like the"
-            f" images, such as {Path(next(iter(images), 'a.jpg')).with_suffix('.txt')}"
-        )
+        name = next(iter(images), "a.jpg")
+        hint = f"files are called like the images, such as {Path(name).with_suffix('.txt')}"
+        if "/" in name and (folder / name).is_file():
+            hint = "if its sub-folders are the classes, leave out the labels: they are known"
+        raise DataError(f"labels {folder}: no text file in it labels an image; {hint}")
     return Labels(folder, images=found)
 
 
@@ -263,7 +269,7 @@ def _csv(path: Path, text: str) -> Labels:
             except (TypeError, ValueError):
                 raise DataError(
                     f"labels {path}, line {number}: label {short(row['label'])} is not the"
-                    " index of a class",
+                    " index of a class, counted from 0 in the model's order",
                 ) from None
             if classes.setdefault(row[name], label) != label:
                 raise DataError(
@@ -403,8 +409,6 @@ class Scorer:
         self._no_classes: str | None = None
         # Ranks of the label in the float and in the quantized model, for each row.
         self._ranks: list[tuple[int, int]] = []
-        # Number of classes of the model; 0 if it is not known.
-        self._classes = labels.assumed
         # Numbers of classes among which the label counts: top-1 and top-5.
         self._depths: tuple[int, ...] = (1, 5)
         # For each image: true boxes (n, 5), and detections (n, 6) of both models.
@@ -414,6 +418,32 @@ class Scorer:
     def kind(self) -> str:
         """Return the task of the labels."""
         return self._labels.kind
+
+    def only(
+        self, rows: Sequence[range], left_out: Collection[str] = ()
+    ) -> Scorer | None:
+        """Return a scorer of some of the samples; None if none of them has a label.
+
+        Args:
+            rows: the rows of each of these samples in the data.
+            left_out: names of samples that the reader has left out of the data.
+        """
+        self._left_out = left_out
+        names = [self._name() for _ in range(max(chosen.stop for chosen in rows))]
+        chosen_names = [names[row] for chosen in rows for row in chosen]
+        if set(chosen_names).isdisjoint(self._labels.names):
+            return None
+        if self._labels.images:
+            return Scorer(self._labels, chosen_names, self._placement)
+        classes = {
+            str(row): self._labels.classes[name]
+            for row, name in enumerate(chosen_names)
+            if name in self._labels.classes
+        }
+        scorer = Scorer(replace(self._labels, classes=classes), None, None)
+        ends = [*accumulate(map(len, rows), initial=0)]
+        scorer.rows = dict(enumerate(starmap(range, pairwise(ends))))
+        return scorer
 
     def add(
         self,
@@ -491,7 +521,7 @@ class Scorer:
         if scores.ndim == 2 and scores.shape[1] != self._labels.assumed:
             self._no_classes = (
                 f"{folders}, and the model has {scores.shape[1]} classes: for top-1 give"
-                " the names of all classes in the model's order, --labels NAMES.txt"
+                " the names of all classes in the model's order, one a line, --labels NAMES.txt"
             )
             return False
         return True
@@ -530,8 +560,6 @@ class Scorer:
         # Rows of chosen classes have one axis, rows of scores two.
         if before.ndim == 1:
             self._depths = (1,)
-        else:
-            self._classes = before.shape[1]
         labels: list[int | None] = []
         for before_row, after_row in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
@@ -608,11 +636,6 @@ class Scorer:
                 Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
                 for k in self._depths
             ]
-            # Of a few samples a right model may miss every one.
-            enough = self._labels.assumed or len(self._ranks) >= _ENOUGH
-            times_chance = scores[0].reference * self._classes
-            if self._classes and enough and times_chance <= _BY_CHANCE:
-                logger.warning("%s", self._as_by_chance(scores[0]))
             return scores
         truths, before, after = zip(*self._found, strict=True)
         reference, reference_at_50 = mean_average_precision(truths, before)
@@ -621,17 +644,6 @@ class Scorer:
             Score("map", reference, other),
             Score("map50", reference_at_50, other_at_50),
         ]
-
-    def _as_by_chance(self, top1: Score) -> str:
-        """Return what a top-1 of the float model as by chance may come from."""
-        source, remedy = f"the labels of {self._labels.source}", ""
-        if self._labels.assumed:
-            source = f"the folders in {self._labels.source} as classes"
-            remedy = "; give the names in the model's order, --labels NAMES.txt"
-        return (
-            f"the float model's top-1 is {percent(top1.reference)} %, as by chance, with {source}:"
-            f" their order is not the model's, or the preprocessing is wrong{remedy}"
-        )
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:

@@ -85,7 +85,7 @@ def own_part(batches: Sequence[Any]) -> list[Any]:
     With fewer batches than processes, batches of several windows are split first.
 
     Args:
-        batches: tensors of shape (windows, ...), or other samples, which are not split.
+        batches: as for ``split_batches``.
 
     Raises:
         DataError: there are fewer windows than processes.
@@ -107,23 +107,34 @@ def split_batches(batches: Sequence[Any], parts: int) -> list[Any]:
     """Split batches along their first axis into at least ``parts``, if they have as many windows.
 
     Args:
-        batches: tensors of shape (windows, ...). Other samples are one window each.
+        batches: tensors of shape (windows, ...), or mappings of such tensors with equal numbers of
+            windows. Other samples are one window each.
         parts: the number of parts.
 
     >>> [len(part) for part in split_batches([torch.zeros(8, 64)], 3)]
     [2, 2, 2, 2]
     """
-    tensors = [batch for batch in batches if _has_windows(batch)]
-    windows = len(batches) - len(tensors) + sum(map(len, tensors))
-    size = max(1, windows // parts)
+    size = max(1, sum(map(_windows, batches)) // parts)
     result = list[Any]()
     for batch in batches:
-        result += batch.split(size) if _has_windows(batch) else [batch]
+        if _windows(batch) == 1:
+            result.append(batch)
+        elif isinstance(batch, Mapping):
+            columns = [value.split(size) for value in batch.values()]
+            rows = zip(*columns, strict=True)
+            result += [dict(zip(batch, row, strict=True)) for row in rows]
+        else:
+            result += batch.split(size)
     return result
 
 
-def _has_windows(batch: Any) -> bool:
-    return isinstance(batch, torch.Tensor) and batch.ndim > 1
+def _windows(batch: Any) -> int:
+    """Return the number of windows in a batch; 1 for a batch that cannot be split."""
+    values = [*batch.values()] if isinstance(batch, Mapping) else [batch]
+    if not all(isinstance(value, torch.Tensor) and value.ndim > 1 for value in values):
+        return 1
+    counts = {len(value) for value in values}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def in_order(own: Iterable[Tensors], device: torch.device | str) -> Iterator[Tensors]:

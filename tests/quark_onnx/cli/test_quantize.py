@@ -12,7 +12,7 @@ import pytest
 
 from quark_onnx import AutoMixedPrecision, QConfig, api
 from quark_onnx.config import from_dict
-from tests.models import kinds, only_integers, parse
+from tests.models import kinds, only_integers, parse, weight
 
 MODEL = ("quantize", "model.onnx", "-o", "out.onnx", "--data", "data")
 
@@ -415,6 +415,33 @@ def test_images_become_samples(cli: Any) -> None:
     assert (
         "photos holds images; say how to read them: --image-size 224" in finished.error
     )
+
+
+@pytest.mark.images
+def test_a_damaged_image_is_warned_of_once(cli: Any) -> None:
+    """Both passes over the images, for the ranges and for the labels, leave it out."""
+    image_module = pytest.importorskip("PIL.Image")
+    for index in range(24):
+        image = image_module.new("RGB", (8, 8), (10 * index, 0, 9 * index))
+        file = Path("classes", f"{index % 2}", f"{index:02}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+    Path("classes", "1", "bad.png").write_bytes(b"damaged")
+    model = parse(
+        """g (float[N,3,8,8] x) => (float[N,2] y) {
+            m = GlobalAveragePool (x)
+            f = Flatten (m)
+            y = MatMul (f, w)
+        }""",
+        w=weight(3, 2),
+    )
+    onnx.save(model, "images.onnx")
+    size = ["--image-size", "8", "8"]
+    finished = cli(
+        "quantize", "images.onnx", "-o", "o.onnx", "--data", "classes", *size
+    )
+    assert finished.code == 0, finished.err
+    assert finished.err.count("warning: an image is left out: classes/1/bad.png") == 1
 
 
 def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) -> None:

@@ -73,7 +73,10 @@ def test_labels_of_the_data_give_the_top_1_of_both_models(
 def test_held_out_batches_have_the_labels_of_their_rows(
     sizes: list[int], declared: bool
 ) -> None:
-    """Samples are batches of any sizes, of a model whose batch or whole shape is open."""
+    """Batches of any sizes, of a model whose batch is open: rows are held out.
+
+    Of a model whose whole shape is open, batches are.
+    """
     model = parse(LARGEST, w=np.eye(3, dtype=np.float32))
     if not declared:
         model.graph.input[0].type.tensor_type.ClearField("shape")
@@ -90,7 +93,8 @@ def test_held_out_batches_have_the_labels_of_their_rows(
     assert found.labelled == len(rows)
     assert found.scores[0].reference == right.mean()
     report = quantize(model, data).report
-    held_out = [batch for index, batch in enumerate(batches) if is_held_out(index)]
+    samples = np.split(np.arange(len(rows)), len(rows)) if declared else batches
+    held_out = [batch for index, batch in enumerate(samples) if is_held_out(index)]
     expected = np.concatenate([right[batch] for batch in held_out])
     assert report.labelled == len(expected)
     assert report.scores[0].reference == expected.mean()
@@ -118,7 +122,8 @@ def test_a_model_that_takes_no_single_row(tmp_path: Path) -> None:
     for index in range(2):
         np.save(tmp_path / f"{index}.npy", np.ones((3, 4), np.float32))
     with pytest.raises(
-        ModelError, match=r"one row of the data \(x \[1, 4\]\).*batch_axis=None"
+        ModelError,
+        match=r"one row of the data \(x \[1, 4\]\).*open_reader\(.*batch_axis=None",
     ):
         quantize(window, tmp_path)
     data = partial(open_reader, tmp_path, batch_axis=None)
@@ -174,6 +179,14 @@ def test_malformed_text_files(images: Path, text: str, message: str) -> None:
     data = partial(open_reader, images / "images", images=ImageSpec((8, 8)))
     with pytest.raises(DataError, match=message):
         scorer_for(images / "labels", data)
+
+
+def test_a_folder_of_classes_is_no_folder_of_labels(images: Path) -> None:
+    files = {"images/07.png": images / "images" / "07.png"}
+    with pytest.raises(
+        DataError, match="sub-folders are the classes, leave out the labels"
+    ):
+        read_box_files(images, files)
 
 
 def test_text_files_are_for_images(model: Any, images: Path) -> None:
@@ -241,14 +254,31 @@ def test_a_damaged_image_moves_no_label_of_any_kind(
     data: Any = partial(open_reader, images / "classes", images=ImageSpec((8, 8)))
     if opened:
         data = data([InputSpec("x", np.dtype("float32"), ("N", 3, 8, 8))])
+    given = None if keys == "folders" else labels
     with pytest.warns(UserWarning, match=r"left out: .*01\.png"):
-        found = compare(
-            by_channel(),
-            by_channel(),
-            data,
-            labels=None if keys == "folders" else labels,
-        )
+        found = compare(by_channel(), by_channel(), data, labels=given)
     assert found.labelled == 29 and found.scores[0].reference == 1.0
+    with pytest.warns(UserWarning, match=r"left out: .*01\.png"):
+        report = quantize(by_channel(), data, labels=given).report
+    assert (report.held_out, report.labelled) == (2, 2)
+    assert report.scores[0].reference == 1.0
+    assert "on 2 labelled held-out samples" in str(report)
+
+
+@pytest.mark.images
+def test_folders_of_other_classes_are_no_labels(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    for index in range(24):
+        file = images / "classes" / f"{index % 2}" / f"{index:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image_module.new("RGB", (8, 8), (10 * index, 0, 200)).save(file)
+    data = partial(open_reader, images / "classes", images=ImageSpec((8, 8)))
+    with caplog.at_level(logging.WARNING):
+        report = quantize(by_channel(), data).report
+    assert (report.scores, report.labelled) == ([], 0)
+    assert "2 folders in" in caplog.text and "the model has 3 classes" in caplog.text
 
 
 #: Several rows for each sample: the scores of three crops.

@@ -17,13 +17,25 @@ from tests import torch_families
 from tests.torch_models import made, tokens
 
 
-def quantized(family: str, name: str, algorithms: str) -> dict[str, Any]:
-    """What is left of the weights, and the scales of what layers read."""
+def quantized(
+    family: str, name: str, algorithms: str, batches: str = "5"
+) -> dict[str, Any]:
+    """What is left of the weights, and the scales of what layers read.
+
+    Args:
+        batches: the number of windows, one a batch; "one" for four windows in a single batch of
+            keyword arguments.
+    """
     model = made(torch_families.config_of(family))
     config = TorchConfig(
         scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split("+"))
     )
-    quantize_model(model, tokens(5), config, progress=False)
+    data: list[Any]
+    if batches == "one":
+        data = [{"input_ids": torch.cat(tokens(4))}]
+    else:
+        data = tokens(int(batches))
+    quantize_model(model, data, config, progress=False)
     layers = {
         key: each
         for key, each in model.named_modules()

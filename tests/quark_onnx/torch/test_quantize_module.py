@@ -183,11 +183,32 @@ def test_labels_of_the_data_give_the_top_1_of_both_models(kind: str) -> None:
         "loader of dicts": DataLoader(labelled, batch_size=None),
     }
     report = quantize_module(module, batches[0], kinds[kind]).report
-    assert (report.held_out, report.labelled) == (4, 16)
+    # Rows are counted, rather than the 40 batches of 4.
+    assert (report.samples, report.held_out, report.labelled) == (134, 26, 26)
     top1 = report.scores[0]
     assert (top1.name, top1.reference) == ("top1", 1.0)
     # Another class is chosen where two scores differ by less than the noise.
-    assert top1.other >= 14 / 16
+    assert top1.other >= 24 / 26
+
+
+@pytest.mark.parametrize("kind", ["list", "iterator", "iterable", "loader"])
+def test_samples_are_rows_of_batches(kind: str) -> None:
+    batches = images(40)
+    kinds: dict[str, Any] = {
+        "list": batches,
+        "iterator": iter(batches),
+        "iterable": dict(enumerate(batches)).values(),
+        "loader": DataLoader(torch.cat(batches), batch_size=16),
+    }
+    report = quantize_module(nn.Sequential(*cnn()), batches[0], kinds[kind]).report
+    assert (report.samples, report.held_out) == (134, 26)
+
+
+def test_batches_of_a_fixed_size_are_samples() -> None:
+    batches = images(40)
+    module = nn.Sequential(*cnn())
+    report = quantize_module(module, batches[0], batches, dynamic=False).report
+    assert (report.samples, report.held_out) == (36, 4)
 
 
 def test_values_that_are_no_tensors_are_constants() -> None:

@@ -69,6 +69,19 @@ def test_two_processes_find_what_one_finds(
 
 
 @pytest.mark.slow
+def test_a_single_batch_is_split(tmp_path: Path) -> None:
+    done = run(tmp_path, "llama3", "uint4_wo_32", "gptq", "one")
+    assert not done.returncode, done.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    alone = quantized("llama3", "uint4_wo_32", "gptq", "one")
+    for name, tensor in alone.items():
+        assert torch.equal(first[name], second[name]), name
+        # Hessians are summed in another order, with other last bits.
+        same = torch.isclose(first[name], tensor, rtol=1e-4, atol=1e-6)
+        assert same.float().mean() > 0.9, name
+
+
+@pytest.mark.slow
 def test_what_needs_all_samples_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "llama3", "uint4_wo_32", "autoround")
     assert (

@@ -103,6 +103,18 @@ def test_16_bit_activations_are_a_reason() -> None:
     assert "16-bit activations" in found and "--preset A8W8" in found
 
 
+@pytest.mark.parametrize(("machine", "slow"), [("AMD64", True), ("aarch64", False)])
+def test_signed_activations_are_a_reason_on_x86(
+    machine: str, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    found = " ".join(reasons(quantize_static(CONV, SAMPLES, "S8S8"), 1.0))
+    assert ("int8 activations" in found and "--preset A8W8" in found) is slow
+    assert "int8 activations" not in " ".join(
+        reasons(quantize_static(CONV, SAMPLES), 1.0)
+    )
+
+
 @pytest.mark.parametrize(
     ("preset", "words"),
     [

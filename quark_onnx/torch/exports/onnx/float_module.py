@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from calibrators.readers.open import CalibrationData, RandomData
+from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from calibrators.readers.samples import LABEL_KEYS, is_array
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError, DataError, QuarkError
@@ -127,7 +127,7 @@ class _Signature:
     inputs: tuple[str, ...]
 
     def named(self, data: CalibrationData) -> Any:
-        """Return calibration data with each batch by input names.
+        """Return calibration data with each batch by input names, whose rows are samples.
 
         Data that holds no batches is returned as it is.
         """
@@ -143,13 +143,16 @@ class _Signature:
         # A DataLoader, whose batches may have labels after the inputs.
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         name = partial(self._batch, labelled=labelled)
+        batches: Iterable[Any]
         # An iterator is consumed once, so batches are named one by one.
         if isinstance(data, Iterator):
-            return map(name, data)
-        if isinstance(data, list | tuple):
-            return [name(batch) for batch in data]
-        # Other iterables may be read several times.
-        return _Batches(data, name)
+            batches = map(name, data)
+        elif isinstance(data, list | tuple):
+            batches = [name(batch) for batch in data]
+        else:
+            # Other iterables may be read several times.
+            batches = _Batches(data, name)
+        return partial(open_reader, batches, batches=True)
 
     def _batch(self, batch: Any, *, labelled: bool) -> Any:
         """Return a batch by input names, with its labels; a single tensor stays as it is.
