@@ -43,6 +43,44 @@ class Calibrator(Protocol):
         """Return the interval for ``grid`` to cover, per row of the statistic."""
 
 
+def range_of(calibrator: Calibrator, statistic: Any, grid: Grid) -> Range:
+    """Return the range that a calibrator reads off a statistic.
+
+    Raises:
+        CalibrationError: a calibrator of someone else fails, or returns no range of finite numbers;
+            the message names it.
+    """
+    try:
+        ends = calibrator.range(statistic, grid)
+    except Exception as error:
+        cls = type(calibrator)
+        # Errors of our own calibrators are defects, and need their traceback.
+        if cls.__module__.startswith("calibrators."):
+            raise
+        raise CalibrationError(
+            f"{_described(calibrator)} fails: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(ends, Range):
+        raise CalibrationError(
+            f"{_described(calibrator)} returned a {type(ends).__name__}; range(statistic, grid)"
+            " must return a Range"
+        )
+    if not (np.isfinite(ends.lo).all() and np.isfinite(ends.hi).all()):
+        raise CalibrationError(
+            f"{_described(calibrator)} returned the range {ends.lo} to {ends.hi}; both ends must be"
+            " finite numbers"
+        )
+    return ends
+
+
+def _described(calibrator: Calibrator) -> str:
+    """Return the name of a calibrator and of its class."""
+    cls = type(calibrator)
+    return (
+        f"calibrator {getattr(cls, 'name', '')!r} ({cls.__module__}.{cls.__qualname__})"
+    )
+
+
 def require(fits: bool, setting: str, value: object, wanted: str) -> None:
     """Raise CalibrationError with the requirement ``wanted`` unless the setting ``fits``."""
     if not fits:
@@ -83,10 +121,21 @@ def register(name: str, *, override: bool = False) -> Callable[[T], T]:
         override: replace the calibrator of this name.
 
     Raises:
-        CalibrationError: the name is taken.
+        CalibrationError: the name is taken, or the class is no calibrator.
     """
 
     def add(cls: T) -> T:
+        missing = [each for each in ("statistic", "range") if not hasattr(cls, each)]
+        if missing or not dataclasses.is_dataclass(cls):
+            lacks = (
+                " and ".join(f"{each}()" for each in missing)
+                or "@dataclass(frozen=True)"
+            )
+            raise CalibrationError(
+                f"{cls.__module__}.{cls.__qualname__} is no calibrator: it lacks {lacks}; a"
+                " calibrator is a frozen dataclass with statistic() and range(statistic, grid),"
+                " and @register stands above @dataclass"
+            )
         CALIBRATORS.add(name, cls, override=override)
         cls.name = name.lower()
         return cls

@@ -214,6 +214,17 @@ class HoldOut:
         """Return a few calibration samples for the verdict, drawn evenly."""
         return self._reservoir.samples
 
+    @property
+    def calibrated_positions(self) -> list[int]:
+        """Return the positions of ``calibrated`` in the data."""
+        found = []
+        for position in self._reservoir.positions:
+            # Held-out samples, in ascending order, are not among those that are counted.
+            for held_out in self.positions:
+                position += held_out <= position
+            found.append(position)
+        return found
+
     def receive(self, position: int, outputs: Mapping[str, Any]) -> None:
         """Keep the float outputs on a calibration sample that the verdict needs.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrators import Calibrator, Grid
+from calibrators.base import range_of
 from calibrators.json_file import Entry, parse_json, read_document
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, nearest
@@ -164,7 +165,7 @@ def _ends(
         statistic = calibration.find(key, None, calibrator.statistic())
         if statistic is None or not statistic.lo.size:
             continue
-        ends = calibrator.range(statistic, grid)
+        ends = range_of(calibrator, statistic, grid)
         low, high = np.float32(ends.lo.item()), np.float32(ends.hi.item())
         ends_by_name[entry.name] = (float(low), float(high))
     return ends_by_name

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,18 @@ from quark_onnx.plan import Plan
 from quark_onnx.planning.subgraph_plans import SubgraphPlan
 from quark_onnx.report.verdict import Scorer
 from quark_onnx.running.run import Sample
+
+
+class LabelledSample(NamedTuple):
+    """A sample with the classes of its rows.
+
+    Attributes:
+        feeds: the sample.
+        labels: the class of each row, None for an unknown one; empty without labels.
+    """
+
+    feeds: Sample
+    labels: Sequence[int | None]
 
 
 @dataclass(frozen=True)
@@ -242,11 +255,19 @@ class RunData:
         return self.test_samples
 
     @property
-    def further(self) -> list[Sample]:
+    def further(self) -> list[LabelledSample]:
         """Return calibration samples besides those that both models are compared on."""
         if self.hold_out is None or not self.hold_out.samples:
             return []
-        return self.hold_out.calibrated
+        found = []
+        for sample, position in zip(
+            self.hold_out.calibrated, self.hold_out.calibrated_positions, strict=True
+        ):
+            labels = [
+                self.labels.get(str(row)) for row in self.rows.get(position, range(0))
+            ]
+            found.append(LabelledSample(sample, labels if self.labels else []))
+        return found
 
     @property
     def count(self) -> int:

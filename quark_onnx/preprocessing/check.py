@@ -108,7 +108,7 @@ class PreprocessingCheck:
         # outputs for one of its inputs.
         self._given_rows = [0]
         self._labelled_rows = [0]
-        self._unknown: list[Mapping[str, Any]] = []
+        self._unknown: list[tuple[Mapping[str, Any], Sequence[int | None]]] = []
         self._first_output: NDArray[Any] | None = None
         self._varies = False
         self._labels: list[Sequence[int | None]] = []
@@ -186,13 +186,17 @@ class PreprocessingCheck:
             self._labelled.add(outputs)
             self._labelled_rows.append(len(self._labelled))
 
-    def remember(self, feeds: Mapping[str, Any]) -> None:
+    def remember(
+        self, feeds: Mapping[str, Any], labels: Sequence[int | None] = ()
+    ) -> None:
         """Add a sample without outputs; the float model runs on demand.
 
         Args:
-            feeds: the sample; it is run only where pictures have alternatives to compare.
+            feeds: the sample; it is run only with labels, and where pictures have alternatives to
+                compare.
+            labels: as for ``add``.
         """
-        self._unknown.append(feeds)
+        self._unknown.append((feeds, labels))
 
     def _watch(self, outputs: Mapping[str, NDArray[Any]]) -> None:
         """Record whether the output ever changes.
@@ -234,11 +238,10 @@ class PreprocessingCheck:
 
     def _found(self, session: Session) -> Iterator[Finding]:
         """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures."""
-        if self._given is not None and self._pictures() is not None:
-            # The float model runs on further samples only where pictures have alternatives to
-            # compare.
-            for feeds in self._unknown:
-                self.add(feeds, _outputs(session, feeds))
+        has_alternatives = self._given is not None and self._pictures() is not None
+        if has_alternatives or self._labelled is not None:
+            for feeds, labels in self._unknown:
+                self.add(feeds, _outputs(session, feeds), labels)
         yield from token_findings(self._model, self._feeds)
         pictures = self._pictures()
         # Before the outputs are looked at, which are nearly constant then, too.

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from calibrators import Grid, QParams, Range, params_for
 from calibrators.affine import octaves_for, round_scale
+from calibrators.base import range_of
+from calibrators.errors import CalibrationError
 from calibrators.grid import SMALLEST_SCALE
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError
@@ -346,10 +348,18 @@ def _range_before_user(
         return Range(np.zeros(1), np.zeros(1))
     if entry.bounds is not None:
         return bounded.within(entry.bounds, ranges.get(use), entry.spec.grid)
+    try:
+        return _measured_range(graph, ranges, use, entry)
+    except CalibrationError as error:
+        raise ConfigError(f"tensor {use.tensor!r}: {error}") from error
+
+
+def _measured_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+    """Return the range that the calibrator of a tensor reads off its statistic."""
     calibrator = entry.spec.calibrator
     array = graph.constant(use.tensor)
     if array is None:
-        return calibrator.range(ranges[use], entry.spec.grid)
+        return range_of(calibrator, ranges[use], entry.spec.grid)
     parts = []
     table = entry.rows(array)
     step = max(_ROWS, _VALUES // max(1, table.shape[1]))
@@ -357,7 +367,7 @@ def _range_before_user(
         # Rows are independent, so that parts give the same ranges in less memory.
         statistic = calibrator.statistic()
         statistic.observe(np.asarray(table[start : start + step], np.float32))
-        parts.append(calibrator.range(statistic, entry.spec.grid))
+        parts.append(range_of(calibrator, statistic, entry.spec.grid))
     return Range(
         np.concatenate([part.lo for part in parts]),
         np.concatenate([part.hi for part in parts]),

@@ -33,6 +33,7 @@ from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
 from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
+from quark_onnx.measuring.run_data import LabelledSample
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_with_states
@@ -298,7 +299,7 @@ class Judging:
     collector: VerdictCollector
     check: PreprocessingCheck | None
     advice: Settings
-    samples: Sequence[Sample] = ()
+    samples: Sequence[LabelledSample] = ()
     findings: Sequence[Finding] = ()
     scorer: Scorer | None = None
 
@@ -331,7 +332,7 @@ class Judging:
         if self.check is None:
             return [*self.findings]
         for sample in self.samples:
-            self.check.remember(sample)
+            self.check.remember(*sample)
         return self.check.findings(session)
 
 
@@ -383,7 +384,7 @@ class Gate:
         self._require(errors)
         if judging is not None and judging.check is not None:
             for sample in judging.samples:
-                judging.check.remember(sample)
+                judging.check.remember(*sample)
         if run is not None:
             measured = f"measured in {run.engine}; layers on integers: {run.counts}"
             return errors, [measured, *run.remarks]

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrators import CalibrationError, Calibrator, MinMax, Statistic
+from calibrators.base import range_of
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.onnx_runtime.runner import collect
 from quark_onnx.common.errors import ConfigError, DataError, data_errors
@@ -110,7 +111,7 @@ class CalibraterBase:
         for name, statistic in self._statistics.items():
             # Tensors that are not float, or never had a value, have an empty statistic.
             if statistic.lo.size:
-                ends = self._calibrator.range(statistic, self._grid)
+                ends = range_of(self._calibrator, statistic, self._grid)
                 ranges[name] = (float(ends.lo[0]), float(ends.hi[0]))
         if self.symmetric:
             reach = {name: max(-low, high) for name, (low, high) in ranges.items()}

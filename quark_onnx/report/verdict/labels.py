@@ -493,7 +493,8 @@ class Scorer:
                 raise ConfigError(f"labels {self._labels.source} {problem}")
             self._no_classes = f"labels of the data {problem}"
             return []
-        return self._add_classes(before, after)
+        labels = self._add_classes(before, after)
+        return labels if self._no_classes is None else []
 
     def _other_rows(self, task: Task, rows: int, sample: int, feeds: Outputs) -> str:
         """Return why the rows of the output are not those of the sample; empty if they are."""
@@ -631,12 +632,11 @@ class Scorer:
             raise self._nothing_labelled()
         if self._ranks:
             ranks = np.array(self._ranks)
-            scores = [
+            return [
                 # ranks: (rows, 2), the number of classes before the label.
                 Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
                 for k in self._depths
             ]
-            return scores
         truths, before, after = zip(*self._found, strict=True)
         reference, reference_at_50 = mean_average_precision(truths, before)
         other, other_at_50 = mean_average_precision(truths, after)

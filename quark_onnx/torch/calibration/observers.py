@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from calibrators import MinMax, Range
+from calibrators import MinMax
+from calibrators.base import range_of
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -97,7 +98,7 @@ class Observer:
             reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
             return Params(global_scale_for(torch.tensor(reach)).to(self._device))
         # The statistic has one row: activations have a single scale per tensor.
-        ends: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
+        ends = range_of(self.spec.calibrator, self._statistic, self.spec.grid)
         params = affine.of_numbers(
             float(ends.lo[0]), float(ends.hi[0]), self.spec, self._model
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,15 @@ def test_folders_are_labels_without_a_file(model: Any, folder: Path) -> None:
     assert found.scores[0].name == "top1" and found.scores[0].reference == 1.0
 
 
-def test_an_order_by_chance_is_said(
-    model: Any, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        compare(model, model, data_in(folder))
-    assert "top-1 is 33.33 %, as by chance" in caplog.text
-    assert "--labels NAMES.txt" in caplog.text
+def test_an_order_by_chance_raises_doubt(model: Any, folder: Path) -> None:
+    for name in "red", "green", "blue":
+        for number in 2, 3:
+            shutil.copy(folder / name / "0.png", folder / name / f"{number}.png")
+    found = compare(model, model, data_in(folder))
+    (warning,) = found.warnings
+    assert "33 % of 12 labelled inputs, little more than by chance" in warning
+    assert "--labels NAMES.txt" in warning
+    assert found.verdict is not None and found.verdict.band == "risky"
 
 
 def test_other_numbers_of_classes_are_no_labels(

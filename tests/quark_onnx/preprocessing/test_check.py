@@ -703,6 +703,42 @@ def test_a_higher_top1_must_be_significant(won: int, lost: int, beaten: bool) ->
     assert given.beaten_by(Labelled("y", [], hits)) is beaten
 
 
+@pytest.mark.parametrize(
+    ("classes", "right", "by_chance"),
+    [
+        (10, 0.16, True),
+        (10, 0.3, False),
+        (1000, 0.0, True),
+        (2, 0.55, True),
+        (2, 0.7, False),
+    ],
+)
+def test_a_top1_by_chance(classes: int, right: float, by_chance: bool) -> None:
+    hits = [row < 100 * right for row in range(100)]
+    assert Labelled("y", [], hits, classes=classes).is_by_chance is by_chance
+
+
+def test_wrong_labels_raise_doubt_where_no_picture_is_read() -> None:
+    """Nothing names the cause, and the float model is right on no sample."""
+    model = parse(
+        "g (float[N, 6] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(6, 4)
+    )
+    session = Reference(model).session
+    samples = [{"x": normal(1, 6, seed=seed)} for seed in range(40)]
+    classes = [int(session.run(None, each)[0].argmax()) for each in samples]
+    for shift, doubted in (0, False), (1, True):
+        labels = [(label + shift) % 4 for label in classes]
+        pairs = [
+            (each["x"], label) for each, label in zip(samples, labels, strict=True)
+        ]
+        report = quantize(model, pairs, task="classifier").report
+        assert bool(report.warnings) is doubted
+        assert report.verdict is not None
+        if doubted:
+            assert report.verdict.band != "good"
+            assert "the right class of 0 % of" in report.warnings[0]
+
+
 def test_labels_in_another_order_fit_no_preprocessing() -> None:
     """A tenth of the classes right, where none was, is chance."""
     given = Labelled("y", [], [False] * 100, classes=10)

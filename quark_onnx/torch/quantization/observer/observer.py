@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from calibrators import Calibrator, MinMax, MinMSE, Percentile
+from calibrators.base import range_of
 from quark_onnx.common.absent import (
     PerBlock2DMinMaxObserver as PerBlock2DMinMaxObserver,
 )
@@ -96,7 +97,7 @@ class Observer:
         name = self._spec.dtype.name
         if not self._spec.dtype.scaled:
             raise ConfigError(f"{name} has no scale that an observer computes")
-        ends = self._spec.calibrator.range(self._statistic, self._spec.grid)
+        ends = range_of(self._spec.calibrator, self._statistic, self._spec.grid)
         low = torch.from_numpy(ends.lo).to(self._type)
         high = torch.from_numpy(ends.hi).to(self._type)
         params = affine.params_for(low, high, self._spec)
