@@ -72,11 +72,12 @@ class ImageSpec:
         scale: factor of the pixel values, which are 0 to 255.
         layout: axis order that the model expects. It is ``"nchw"`` or ``"nhwc"``.
         color: channel order that the model expects. It is ``"rgb"`` or ``"bgr"``.
-        resize: stretch, crop the centre, or letterbox (pad). ``"stretch"`` to the size; ``"crop"``
-            the centre of an image that covers it; ``"letterbox"``: the whole image in its
-            proportions, centred on ``pad_value``.
+        resize: stretch, crop the centre, or pad (letterbox, corner). ``"stretch"`` to the size;
+            ``"crop"`` the centre of an image that covers it; ``"letterbox"``: the whole image in
+            its proportions, centred on ``pad_value``; ``"corner"``: likewise, in the upper left
+            corner, as YOLOX has it.
         resize_to: shorter side before the crop, in pixels. None for the least that covers the size.
-        pad_value: pixel value of the letterbox, 0 to 255.
+        pad_value: pixel value of the padding, 0 to 255.
         interpolation: resampling filter. It is ``"linear"`` or ``"cubic"``.
 
     >>> ImageSpec(size=(224, 224), resize="crop", resize_to=256).scale * 255
@@ -89,7 +90,7 @@ class ImageSpec:
     scale: float = 1 / 255
     layout: Literal["nchw", "nhwc"] = "nchw"
     color: Literal["rgb", "bgr"] = "rgb"
-    resize: Literal["stretch", "crop", "letterbox"] = "stretch"
+    resize: Literal["stretch", "crop", "letterbox", "corner"] = "stretch"
     resize_to: int | None = None
     pad_value: int = 114
     interpolation: Literal["linear", "cubic"] = "linear"
@@ -221,9 +222,14 @@ def _pipeline(spec: ImageSpec) -> str:
     DecodeImage returns one channel for a grey JPEG, whose bytes it shuffles if BGR is requested.
     """
     # Values of Resize's keep_aspect_ratio_policy, from opset 18 on.
-    policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[
-        spec.resize
-    ]
+    policies = {"stretch": "stretch", "crop": "not_smaller"}
+    policy = policies.get(spec.resize, "not_larger")
+    framed = "framed = CenterCropPad <axes = [1, 2]> (lowered, size)"
+    if spec.resize == "corner":
+        framed = """side = Shape <start = 1, end = 3> (lowered)
+    missing = Sub (size, side)
+    pads = Concat <axis = 0> (before, missing, first)
+    framed = Pad (lowered, pads)"""
     if spec.resize_to:
         # not_smaller with a square makes the shorter side as long as the square's.
         box = (spec.resize_to, spec.resize_to)
@@ -233,7 +239,7 @@ def _pipeline(spec: ImageSpec) -> str:
 <ir_version: 8, opset_import: ["" : 18, "com.microsoft.extensions" : 1]>
 read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
 <
-    int64[1] first = {{0}}, int64[3] three = {{1, 1, 3}},
+    int64[1] first = {{0}}, int64[5] before = {{0, 0, 0, 0, 0}}, int64[3] three = {{1, 1, 3}},
     int64[3] order = {_list((0, 1, 2) if spec.color == "rgb" else (2, 1, 0))},
     int64[2] box = {_list(box)}, int64[2] size = {_list(spec.size)},
     float[1] pad = {_list([float(spec.pad_value)])}, float[1] scale = {_list([float(spec.scale)])},
@@ -248,7 +254,7 @@ read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
                       keep_aspect_ratio_policy = "{policy}"> (batch, , , box)
     values = Cast <to = 1> (resized)
     lowered = Sub (values, pad)
-    framed = CenterCropPad <axes = [1, 2]> (lowered, size)
+    {framed}
     raised = Add (framed, pad)
     scaled = Mul (raised, scale)
     centred = Sub (scaled, mean)

@@ -223,8 +223,8 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
             f"{_flag('resize_to')} needs --resize crop",
         ),
         (
-            "pad_value" in images and resize != "letterbox",
-            f"{_flag('pad_value')} needs --resize letterbox",
+            "pad_value" in images and resize not in ("letterbox", "corner"),
+            f"{_flag('pad_value')} needs --resize letterbox or corner",
         ),
     )
     refuse_first(contradictions, UsageError)

@@ -194,11 +194,13 @@ def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
     >>> square = np.array([[0., 0., 100., 50.]])
     >>> placed(ImageSpec(size=(64, 64), resize="letterbox"), (100, 50), square).tolist()
     [[0.0, 16.0, 64.0, 48.0]]
+    >>> placed(ImageSpec(size=(64, 64), resize="corner"), (100, 50), square).tolist()
+    [[0.0, 0.0, 64.0, 32.0]]
     """
     height, width = spec.size
     # (x, y) pairs from here on, whereas ImageSpec has (height, width).
     ratios = np.array([width / size[0], height / size[1]])
-    if spec.resize == "letterbox":
+    if spec.resize in ("letterbox", "corner"):
         # One ratio for both axes: the picture fits into the input, and a margin fills the rest.
         ratios[:] = ratios.min()
     elif spec.resize == "crop":
@@ -207,6 +209,8 @@ def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
         ratios[:] = max(max(width, target) / size[0], max(height, target) / size[1])
     # Half of what is left on each side; negative where the crop cuts something off.
     margin = (np.array([width, height]) - ratios * size) / 2
+    if spec.resize == "corner":
+        margin[:] = 0
     moved = boxes * np.tile(ratios, 2) + np.tile(margin, 2)
     return np.asarray(np.clip(moved, 0, np.tile([width, height], 2)))
 

@@ -123,15 +123,18 @@ def test_crop(
         ((260, 183), 2, (260, 180)),
     ],
 )
-def test_letterbox(
-    photo: Any, tmp_path: Path, size: Any, scale: float, resized: Any
+@pytest.mark.parametrize("resize", ["letterbox", "corner"])
+def test_padding(
+    photo: Any, tmp_path: Path, size: Any, scale: float, resized: Any, resize: str
 ) -> None:
-    top, left = (size[0] - resized[0]) // 2, (size[1] - resized[1]) // 2
+    top = left = 0
+    if resize == "letterbox":
+        top, left = (size[0] - resized[0]) // 2, (size[1] - resized[1]) // 2
     want = np.full((*size, 3), 114)
     want[top : top + resized[0], left : left + resized[1]] = at_scale(
         photo, scale, *resized
     )
-    image = read(saved(photo, tmp_path / "a.png"), size, resize="letterbox", **PIXELS)
+    image = read(saved(photo, tmp_path / "a.png"), size, resize=resize, **PIXELS)
     np.testing.assert_allclose(image, want, atol=1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,24 @@ from numpy.typing import NDArray
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 
-#: Minimum score of a box, maximum overlap of boxes of one class, and maximum number of boxes
-#: per image.
-LEAST_SCORE, NMS_OVERLAP, MOST_BOXES = 0.05, 0.5, 100
+
+class Selection(NamedTuple):
+    """The boxes that count.
+
+    Attributes:
+        least_score: minimum score.
+        overlap: maximum overlap (IoU) of boxes of one class.
+    """
+
+    least_score: float
+    overlap: float
+
+
+#: Boxes that an application would show, and those that a mAP ranks, as YOLOX's evaluation: a mAP
+#: counts boxes of low scores, too.
+SHOWN, RANKED = Selection(0.05, 0.5), Selection(0.01, 0.65)
+#: Maximum number of boxes per image.
+MOST_BOXES = 100
 #: Maximum number of candidates per image, by score.
 #: Suppression compares each selected box with all candidates: their number limits the time.
 _CANDIDATES = 1000
@@ -252,14 +267,24 @@ def _is_selected(value: NDArray[Any]) -> bool:
     return bool(whole and ordered)
 
 
-def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
+def detections(
+    layout: DetectorLayout, outputs: Arrays, selection: Selection = SHOWN
+) -> list[Floats]:
     """Return the boxes of every image, after non-maximum suppression.
+
+    Args:
+        layout: the layout of the outputs.
+        outputs: outputs by name, which fit the layout.
+        selection: the boxes that count.
 
     Returns:
         For each image of the batch, an array (boxes, 6): x1, y1, x2, y2 in pixels of the input,
             the score and the class, in descending order of scores.
     """
-    return [_suppressed(*candidates) for candidates in _candidates(layout, outputs)]
+    return [
+        _suppressed(*candidates, selection)
+        for candidates in _candidates(layout, outputs)
+    ]
 
 
 def _candidates(
@@ -461,18 +486,21 @@ def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
     return boxes * np.array([width, height, width, height], np.float64)
 
 
-def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
+def _suppressed(
+    boxes: Floats, scores: Floats, classes: Floats, selection: Selection
+) -> Floats:
     """Return the boxes after non-maximum suppression by class, as (boxes, 6).
 
     Args:
         boxes: corners in pixels, (n, 4).
         scores: scores in [0, 1], (n,).
         classes: classes, (n,).
+        selection: the boxes that count.
 
     Returns:
         At most ``MOST_BOXES`` rows x1, y1, x2, y2, score, class, in descending order of scores.
     """
-    keep = scores >= LEAST_SCORE
+    keep = scores >= selection.least_score
     # Stable: of equal scores, the first anchor comes first, in both models.
     order = np.argsort(-scores[keep], kind="stable")[:_CANDIDATES]
     rows = np.column_stack([boxes, scores, classes])[keep][order]
@@ -492,7 +520,7 @@ def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
             np.minimum(y2, y2[0]),
         )
         overlap = _over_union(shared, areas[0], areas)
-        alive = (labels != labels[0]) | ~(overlap > NMS_OVERLAP)
+        alive = (labels != labels[0]) | ~(overlap > selection.overlap)
         # A degenerate box does not overlap itself.
         alive[0] = False
         indices, columns = indices[alive], columns[:, alive]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import near_limits, percentage, wilson
-from quark_onnx.report.verdict.boxes import LEAST_SCORE, detections, matched
+from quark_onnx.report.verdict.boxes import SHOWN, detections, matched
 from quark_onnx.report.verdict.task import Task, squeezed
 from quark_onnx.report.verdict.verdict import Figure, limits_of
 
@@ -257,7 +257,7 @@ class Detections:
         least = SHOWN_SCORE
         # Over all samples, which is why the boxes are kept until here.
         if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
-            least = LEAST_SCORE
+            least = SHOWN.least_score
         count = extra = matches = shown = 0
         overlaps: list[float] = []
         changes: list[float] = []

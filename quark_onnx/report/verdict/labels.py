@@ -23,7 +23,7 @@ from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import percent
-from quark_onnx.report.verdict.boxes import detections, overlaps
+from quark_onnx.report.verdict.boxes import RANKED, detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
 
 logger = logging.getLogger(__name__)
@@ -592,8 +592,8 @@ class Scorer:
             actual: outputs of the quantized model by name.
         """
         assert task.layout is not None and self._placement is not None
-        before = detections(task.layout, expected)
-        after = detections(task.layout, actual)
+        before = detections(task.layout, expected, RANKED)
+        after = detections(task.layout, actual, RANKED)
         for before_boxes, after_boxes in zip(before, after, strict=True):
             image = self._labels.images.get(self._name())
             if image is None:

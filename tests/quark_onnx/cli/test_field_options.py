@@ -157,7 +157,12 @@ def test_images_have_the_defaults_and_choices_of_the_library() -> None:
         default = parse(["quantize", "m", "-o", "o"])
         value = getattr(default, option.dest)
         assert value == getattr(ImageSpec, option.field, None), option.flag
-    assert found["--resize"].choices == ("stretch", "crop", "letterbox")
+    assert found["--resize"].choices == (
+        "stretch",
+        "crop",
+        "letterbox",
+        "corner",
+    )
 
 
 @pytest.mark.parametrize(

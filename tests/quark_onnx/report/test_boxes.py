@@ -7,9 +7,8 @@ import onnxruntime
 import pytest
 
 from quark_onnx.report.verdict.boxes import (
-    LEAST_SCORE,
     MOST_BOXES,
-    NMS_OVERLAP,
+    SHOWN,
     DetectorLayout,
     detections,
 )
@@ -36,8 +35,8 @@ def test_suppression_equals_that_of_onnxruntime(classes: int, size: int) -> None
             kept = NonMaxSuppression (boxes, scores, most, overlap, least)
         }""",
         most=np.int64([count]),
-        overlap=np.float32([NMS_OVERLAP]),
-        least=np.float32([LEAST_SCORE]),
+        overlap=np.float32([SHOWN.overlap]),
+        least=np.float32([SHOWN.least_score]),
     )
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]

@@ -208,6 +208,7 @@ def test_a_second_box_on_one_object_is_wrong() -> None:
     [
         (ImageSpec(size=(64, 64)), [6.4, 12.8, 64, 64]),
         (ImageSpec(size=(64, 64), resize="letterbox"), [6.4, 22.4, 64, 48]),
+        (ImageSpec(size=(64, 64), resize="corner"), [6.4, 6.4, 64, 32]),
         (ImageSpec(size=(50, 50), resize="crop"), [0, 10, 50, 50]),
         (ImageSpec(size=(50, 50), resize="crop", resize_to=100), [0, 0, 50, 50]),
     ],
