@@ -7,12 +7,16 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from calibrators import Extremes, Grid, Range
+from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import Registry
+from tests.models import normal, parse, weight
 from tests.plugins import install
 
 
@@ -151,3 +155,29 @@ print(calibrators.create("half_minmax"))
     assert (finished.returncode, finished.stdout) == (0, "HalfMinMax()\n"), (
         finished.stderr
     )
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A calibrator with a mistake, as the author of a plug-in makes it."""
+
+    def statistic(self) -> Extremes:
+        return Extremes()
+
+    def range(self, statistic: Extremes, grid: Grid) -> Range:
+        return Range(statistic.low / 2, statistic.high / 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("part", ["activation", "weight"])
+def test_a_mistake_of_a_calibrator_names_it_and_the_tensor(part: str) -> None:
+    model = parse(
+        "g (float[2, 4] x) => (float[2, 4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
+    preset = QConfig.of("A8W8")
+    spec = getattr(preset, part).with_(calibrator=Halved())
+    tensor = "x" if part == "activation" else "w"
+    told = (
+        rf"tensor '{tensor}': .*test_plugins.Halved\) fails: AttributeError: .* 'low'"
+    )
+    with pytest.raises(ConfigError, match=told):
+        quantize(model, [{"x": normal(2, 4)}], preset.with_(**{part: spec}))
