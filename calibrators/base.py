@@ -67,8 +67,7 @@ def range_of(calibrator: Calibrator, statistic: Any, grid: Grid) -> Range:
         )
     if not (np.isfinite(ends.lo).all() and np.isfinite(ends.hi).all()):
         raise CalibrationError(
-            f"{_described(calibrator)} returned the range {ends.lo} to {ends.hi}; both ends must be"
-            " finite numbers"
+            f"{_described(calibrator)} returned a range that is not finite: {ends}"
         )
     return ends
 
@@ -76,9 +75,9 @@ def range_of(calibrator: Calibrator, statistic: Any, grid: Grid) -> Range:
 def _described(calibrator: Calibrator) -> str:
     """Return the name of a calibrator and of its class."""
     cls = type(calibrator)
-    return (
-        f"calibrator {getattr(cls, 'name', '')!r} ({cls.__module__}.{cls.__qualname__})"
-    )
+    where = f"{cls.__module__}.{cls.__qualname__}"
+    name = getattr(cls, "name", "")
+    return f"calibrator {name!r} ({where})" if name else f"calibrator {where}"
 
 
 def require(fits: bool, setting: str, value: object, wanted: str) -> None:

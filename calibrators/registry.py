@@ -56,7 +56,7 @@ class Registry(Generic[T]):
         self._home = home
         self._plugins = plugins
         self._plugins_loaded = not plugins
-        self._loading = False
+        self._loading = self._loads_plugin = False
         self._lock = RLock()
         self._registered: dict[str, T] = {}
         self._replaced: set[str] = set()
@@ -91,6 +91,7 @@ class Registry(Generic[T]):
     def _load_plugin(self, entry: EntryPoint) -> None:
         """Import a plug-in; a failure is a warning, and leaves the registry unchanged."""
         before = dict(self._registered)
+        self._loads_plugin = True
         try:
             entry.load()
         except Exception as error:  # whatever the module of someone else raises
@@ -99,12 +100,14 @@ class Registry(Generic[T]):
             if warning not in _warned:
                 _warned.add(warning)
                 warnings.warn(warning, stacklevel=2)
+        finally:
+            self._loads_plugin = False
 
     def add(self, name: str, value: T, *, override: bool = False) -> T:
         """Register a value, and return it.
 
-        A class or function of ``__main__`` replaces the one of the same name there: a cell of a
-        notebook may be run again.
+        A class or function of ``__main__`` replaces one of there, as a cell of a notebook may be
+        run again, and stays where an installed plug-in has an older version of it.
 
         Args:
             name: the name to register, in any case where the registry has a ``spelling``.
@@ -121,6 +124,8 @@ class Registry(Generic[T]):
         elif name in self._registered and not _is_run_again(
             self._registered[name], value
         ):
+            if self._loads_plugin and _is_of_main(self._registered[name]):
+                return value
             # The user's replacement came before ``home``, whose value is the one to drop.
             if self._home and name in self._replaced:
                 return value
@@ -234,10 +239,14 @@ def _failure(entry: EntryPoint, error: Exception) -> str:
 
 
 def _is_run_again(registered: object, value: object) -> bool:
-    """Return whether a value is a class or function of ``__main__`` that is defined again."""
-    if getattr(value, "__module__", "") != "__main__":
-        return False
-    return hasattr(value, "__qualname__") and _origin(value) == _origin(registered)
+    """Return whether two values are classes or functions of ``__main__``."""
+    return _is_of_main(registered) and _is_of_main(value)
+
+
+def _is_of_main(value: object) -> bool:
+    """Return whether a value is a class or function of ``__main__``: a script, or a notebook."""
+    module = getattr(value, "__module__", "")
+    return module == "__main__" and hasattr(value, "__qualname__")
 
 
 def _origin(value: object) -> str:

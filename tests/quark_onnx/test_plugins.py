@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,21 @@ print(calibrators.create("half_minmax"))
     )
 
 
+def test_a_cell_stays_where_a_plugin_has_an_older_version(
+    numbers: Registry[Any], site: Path
+) -> None:
+    names = {"registry": numbers, "__name__": "__main__"}
+    exec("@registry.register('two')\nclass Two: pass", names)
+    older = (
+        f"{IMPORT}\nclass Two: pass\nNUMBERS.add('two', Two); NUMBERS.add('three', 3)"
+    )
+    install(site, "older", {"numbers_older": older}, numbers="a = numbers_older")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numbers["two"] is names["Two"]
+    assert numbers["three"] == 3
+
+
 @dataclass(frozen=True)
 class Halved:
     """A calibrator with a mistake, as the author of a plug-in makes it."""
@@ -176,8 +192,6 @@ def test_a_mistake_of_a_calibrator_names_it_and_the_tensor(part: str) -> None:
     preset = QConfig.of("A8W8")
     spec = getattr(preset, part).with_(calibrator=Halved())
     tensor = "x" if part == "activation" else "w"
-    told = (
-        rf"tensor '{tensor}': .*test_plugins.Halved\) fails: AttributeError: .* 'low'"
-    )
+    told = rf"tensor '{tensor}': .*test_plugins.Halved fails: AttributeError: .* 'low'"
     with pytest.raises(ConfigError, match=told):
         quantize(model, [{"x": normal(2, 4)}], preset.with_(**{part: spec}))
