@@ -114,9 +114,8 @@ class _Judge:
             reason += ", too small a gain"
             if slowdown:
                 reason += f" for {slowdown:.0%} more runtime (estimated)"
-            logger.info("%s", reason)
-            return reason
-        logger.warning("%s", reason)
+        # A note of the report: nothing is wrong, and nothing to be done.
+        logger.info("%s", reason)
         return reason
 
     def is_good(self, graph: Graph) -> bool:
