@@ -124,10 +124,13 @@ def _encoded(value: Any) -> Path | bytes | None:
     """Return the content or the file of an image; None for another value."""
     if isinstance(value, bytes):
         return value
+    # Hugging Face's form of an image. A sample of a model may have an input called "bytes", too.
     if isinstance(value, Mapping) and "bytes" in value:
-        if value["bytes"]:
-            return bytes(value["bytes"])
-        return Path(value["path"]) if value.get("path") else None
+        content = value["bytes"]
+        if isinstance(content, bytes | bytearray) and content:
+            return bytes(content)
+        if content is None or isinstance(content, bytes | bytearray):
+            return Path(value["path"]) if value.get("path") else None
     # Pillow is not imported to recognize one of its images.
     if hasattr(value, "save") and hasattr(value, "getbands"):
         file = io.BytesIO()

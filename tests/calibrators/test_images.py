@@ -57,6 +57,15 @@ def saved(image: Any, path: Path) -> Path:
     return path
 
 
+def test_an_input_called_bytes_is_no_image() -> None:
+    content = np.arange(8, dtype=np.int32)
+    reader = open_reader(
+        [{"bytes": content}], [InputSpec("bytes", np.dtype(np.int32), (8,))]
+    )
+    [sample] = reader
+    np.testing.assert_array_equal(sample["bytes"], content)
+
+
 def test_a_png_of_the_right_size_is_exact(photo: Any, tmp_path: Path) -> None:
     path = saved(photo, tmp_path / "фото.png")
     pixels = np.asarray(photo)
