@@ -331,6 +331,8 @@ def main() -> int:
     paths = sorted(
         arguments.networks.glob("*.onnx"), key=lambda path: path.stat().st_size
     )
+    if not paths and not arguments.report:
+        parser.error(f"{arguments.networks} has no networks; --export writes them")
     for path in () if arguments.report else paths:
         name = path.name.removesuffix(".onnx")
         if arguments.names and name not in arguments.names:

@@ -7,6 +7,7 @@ an environment variable; the loader that opens the session substitutes them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,8 @@ _XCLBIN = (
 )
 #: Name of the copy of the overlay in a bundle.
 OVERLAY_FILE = "4x4.xclbin"
+#: First bytes of every overlay: field m_magic of axlf in XRT's xclbin.h.
+OVERLAY_MAGIC = b"xclbin2"
 #: Cache of the compiled model; "0" keeps it on disk, which the report of offloaded nodes requires.
 #: The folder of a program may not be writable (microsoft/winml-cli#1378).
 _CACHE = {"cache_dir": "{cache}", "enable_cache_file_io_in_mem": "0"}
@@ -94,7 +97,7 @@ def compiled_for(target: str, extra: Mapping[str, str]) -> str:
 
 
 def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
-    """Raise ConfigError for an option that the loader sets itself, or a compiler that cannot be.
+    """Raise ConfigError for an option without a name or value, or that cannot be chosen.
 
     Args:
         extra: as for ``provider_options``.
@@ -102,7 +105,13 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
         kind: as for ``provider_options``.
     """
     for name, value in extra.items():
-        if not name or name in _OWN:
+        # A name such as "opt level" reaches the provider, which does not report it.
+        if not re.fullmatch(r"\w+", name, re.ASCII) or not value:
+            raise ConfigError(
+                f"provider option {name!r} is {value!r}; it has a name of letters, digits and"
+                " underscores, and a value: opt_level=2"
+            )
+        if name in _OWN:
             raise ConfigError(
                 f"provider option {name!r} is set by the loader of the bundle; leave it out"
             )

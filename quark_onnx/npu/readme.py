@@ -8,6 +8,7 @@ from calibrators.shown import printable
 from quark_onnx.npu.options import LEAST_DRIVER
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.report import Report
+from quark_onnx.report.verdict.verdict import BANDS
 
 _TEXT = """\
 # A model for {summary}
@@ -102,7 +103,7 @@ def readme(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=_quality(report, kind) + _placement(forecast, band),
+        quality=_quality(report, kind) + _placement(forecast, band, report),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
@@ -130,9 +131,17 @@ def _quality(report: Report | None, kind: str) -> str:
     return printable(text, lines=True)
 
 
-def _placement(forecast: Preflight, band: str) -> str:
+def _placement(forecast: Preflight, band: str, report: Report | None) -> str:
     """Return the share on the processor, and the verdict on the bundle, as paragraphs."""
     text = f"\n\nForecast: **{forecast.band}**. {forecast.sentence}."
     doubts = [f"In doubt: {doubt}." for doubt in forecast.doubts]
-    verdict = f"Verdict on the bundle: **{band}**, the worse of both."
+    reason = "by the forecast alone: nothing tells the accuracy"
+    if report is not None and report.verdict is not None:
+        is_clear = report.verdict.band in BANDS
+        reason = (
+            "the worse of both"
+            if is_clear
+            else "by the forecast alone: the accuracy is unclear"
+        )
+    verdict = f"Verdict on the bundle: **{band}**, {reason}."
     return printable("\n\n".join([text, *doubts, verdict]), lines=True)

@@ -117,7 +117,9 @@ def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
     verdict = bundle.report.verdict
     assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
     assert f"Forecast: **good**. {bundle.forecast.sentence}." in text
-    assert f"Verdict on the bundle: **{bundle.band}**" in text
+    assert verdict.band == "unclear"
+    reason = "by the forecast alone: the accuracy is unclear"
+    assert f"Verdict on the bundle: **{bundle.band}**, {reason}." in text
 
 
 def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
@@ -492,17 +494,21 @@ def test_a_compiled_model_is_used_where_engine_and_driver_fit(
 
 def test_options_and_the_overlay_are_shipped(tmp_path: Path) -> None:
     overlay = tmp_path / "mine.xclbin"
-    overlay.write_bytes(b"overlay")
+    overlay.write_bytes(b"xclbin2\0 overlay")
+    (tmp_path / "empty.xclbin").touch()
     folder = tmp_path / "b"
     options = {"opt_level": "2"}
     npu.deploy(network(), data(), folder, "phx", ep_options=options, xclbin=overlay)
     devices = json.loads((folder / "provider_options.json").read_text())["devices"]
     assert devices["phx"]["opt_level"] == "2" and "opt_level" not in devices["stx"]
     assert devices["phx"]["xclbin"] == "{folder}/4x4.xclbin"
-    assert (folder / "4x4.xclbin").read_bytes() == b"overlay"
+    assert (folder / "4x4.xclbin").read_bytes() == overlay.read_bytes()
     for target, wrong, words in (
         ("stx", {"xclbin": overlay}, "takes no overlay"),
         ("phx", {"xclbin": tmp_path / "none"}, "is no file"),
+        ("phx", {"xclbin": tmp_path / "empty.xclbin"}, "is no overlay"),
+        ("stx", {"ep_options": {"opt level": "2"}}, "it has a name of letters"),
+        ("stx", {"ep_options": {"opt_level": ""}}, "and a value"),
         ("stx", {"ep_options": {"cache_dir": "x"}}, "set by the loader"),
         ("stx", {"ep_options": {"target": "X3"}}, "it is X1 or X2"),
         ("phx", {"ep_options": {"target": "X2"}}, "not for phx"),
@@ -795,6 +801,8 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
             npu.deploy(network(), data(), tmp_path / "b", "stx", **wrong)
     without = npu.deploy(network(), None, tmp_path / "without", "stx", "BF16")
     assert without.report is None
+    text = (tmp_path / "without" / "README.md").read_text(encoding="utf-8")
+    assert "by the forecast alone: nothing tells the accuracy." in text
     config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
     assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
     feeds = data(1)[0]

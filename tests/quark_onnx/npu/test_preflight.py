@@ -520,6 +520,32 @@ def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "preset"),
+    [("phx", "XINT8"), ("stx", "XINT8"), ("stx", "A8W8"), ("stx", "A16W8")],
+)
+def test_what_is_left_float_between_integer_operators_is_on_the_cpu(
+    target: str, preset: str
+) -> None:
+    """The tables of operators and the logs are about quantized ones; moves keep what is rounded."""
+    model = parse(
+        f"""g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = PRelu (a, k) m = Mul (r, r)
+        s = Add (m, r) t = Transpose <perm = [0, 1, 3, 2]> (s) y = {CONV} (t, w) }}""",
+        w=weight(4, 4, 3, 3),
+        k=np.full((4, 1, 1), 0.25, np.float32),
+    )
+    data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    names = model.graph.node[2].name, model.graph.node[3].name = "product", "sum"
+    for exclude in ((), names):
+        config = QConfig.of(preset).with_(target=target, exclude=exclude, search=0)
+        placements = preflight(quantize(model, data, config).model, target).placements
+        left = [placed for placed in placements if "left float" in placed.reason]
+        assert {placed.node for placed in left} == set(exclude)
+        assert {placed.confidence for placed in left} <= {"inferred"}
+        on_npu = {placed.node for placed in placements if placed.device == "NPU"}
+        assert set(names) & on_npu == set(names) - set(exclude)
+
+
 def test_sizes_below_zero_are_none() -> None:
     model = parse("g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = Relu (x) }")
     for value in (model.graph.input[0], model.graph.output[0]):
