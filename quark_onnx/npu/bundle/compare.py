@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import sys
@@ -88,12 +89,16 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    if options.fresh:
+    try:
+        if not options.fresh:
+            return _compare(options, files)
         # The engine writes its report and counts only while it compiles.
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             os.environ["NPU_CACHE"] = folder
             return _compare(options, files)
-    return _compare(options, files)
+    except Exception as error:  # numpy and onnxruntime raise many unrelated types
+        print(f"compare: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 def _options() -> argparse.Namespace:
@@ -127,6 +132,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if (options.data is None) != (options.labels is None):
         parser.error("--data and --labels belong together")
+    if math.isnan(options.least):  # no ratio is below it
+        parser.error("--least is no number")
     return options
 
 
@@ -143,8 +150,7 @@ def _compare(options: argparse.Namespace, files: list[Path]) -> int:
         return 1
     print(f"engine: {_engine(where)}")
     worst = _worst(session, files)
-    count = f"{len(files)} sample" if len(files) == 1 else f"{len(files)} samples"
-    print(f"on the {where.upper()}, {count}: worst {worst:.1f} dB")
+    print(f"on the {where.upper()}, {_samples(len(files))}: worst {worst:.1f} dB")
     if options.runs > 0:
         print(f"latency: {_latency(session, files[0], options.runs)}")
     code = 0
@@ -164,6 +170,10 @@ def _compare(options: argparse.Namespace, files: list[Path]) -> int:
         )
         return 1
     return code
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample" if count == 1 else f"{count} samples"
 
 
 def _engine(where: str) -> str:
@@ -300,7 +310,7 @@ def _accuracy(session: Any, where: str, data: Path, labels: Path) -> str:
         f"{100 * count / len(classes):.2f} % on the {device.upper()}"
         for device, count in right.items()
     ]
-    return f"{', '.join(shares)}, of {len(classes)} samples"
+    return f"{', '.join(shares)}, of {_samples(len(classes))}"
 
 
 if __name__ == "__main__":

@@ -459,6 +459,27 @@ def test_the_accuracy_is_measured_with_labels(
     labels.write_text("file,class\n")
     done = called(bundle.folder, "compare.py", *words[-6:])
     assert done.returncode and "has no rows of a file name" in done.stderr
+    labels.write_text("absent.npz,1\n")
+    done = called(bundle.folder, "compare.py", *words[-6:])
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "compare: FileNotFoundError" in done.stderr and "absent.npz" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "provider_options.json", "samples"])
+def test_damaged_bundles_are_compared_without_a_traceback(
+    name: str, bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(bundle.folder, tmp_path / "damaged")
+    path = folder / name / "0000.npz" if name == "samples" else folder / name
+    path.write_bytes(path.read_bytes()[:10])
+    done = called(folder, "compare.py", "--runs", "0")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "compare: " in done.stderr
+
+
+def test_a_limit_that_no_ratio_misses_is_refused(bundle: npu.Bundle) -> None:
+    done = called(bundle.folder, "compare.py", "--least", "nan", "--runs", "0")
+    assert done.returncode == 2 and "--least is no number" in done.stderr
 
 
 COMPILING = (
