@@ -225,7 +225,7 @@ def _decided(case: Case, node: Node) -> NodePlacement:
         return placement(
             node,
             NPU,
-            "not listed, but models of AMD use it there",
+            "not listed, but models with it run there",
             confidence="inferred",
         )
     # The model's own format is none of them: it is not listed.

@@ -173,6 +173,14 @@ def test_rules(body: str, op_type: str, device: str, words: str) -> None:
     )
 
 
+def test_a_prelu_in_bf16_runs_on_the_processor_and_is_in_doubt() -> None:
+    """A network with it was compiled, and wrong with trained slopes: amd/RyzenAI-SW#390."""
+    result = found("y = PRelu (b, s)", kind="BF16", s=normal(4, 1, 1))
+    assert only(result, "PRelu").device == "NPU" and result.subgraphs == 1
+    assert any("trained slopes" in str(doubt) for doubt in result.doubts)
+    assert result.band == "risky"
+
+
 def test_a_convolution_without_attributes_ends_the_process() -> None:
     model = parse(
         f"g ({X} x) => (float[1,4,6,6] y) {{ y = Conv (x, w) }}", w=weight(4, 4, 3, 3)
