@@ -39,6 +39,8 @@ _COMPILER_OPTIONS: dict[str, tuple[str, ...] | None] = {
     "fe_experiment": None,
     "aiecompiler_args": None,
 }
+#: Documented values of ``opt_level``, which is an option for integer models (modelrun.rst of 1.8).
+_LEVELS = ("0", "1", "2", "3", "65536")
 #: Devices that the loaders can detect.
 DETECTED = ("phx", "stx", "krk")
 #: Devices as the loaders detect them: Hawk Point has the PCI id of Phoenix, and a compiler does not
@@ -117,6 +119,8 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
             )
         if name in _COMPILER_OPTIONS:
             _check_compiler_option(name, value, kind)
+        if name == "opt_level":
+            _check_level(value, kind)
         if name == "target" and value not in ("X1", "X2"):
             raise ConfigError(f"provider option target is {value!r}; it is X1 or X2")
         if name == "target" and kind == "BF16":
@@ -134,6 +138,19 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
                 "provider option target is 'X2', a compiler for stx and krk, not for"
                 f" {target.name}; leave it out"
             )
+
+
+def _check_level(value: str, kind: str) -> None:
+    """Raise ConfigError for an ``opt_level`` that has no such value or format."""
+    if kind == "BF16":
+        raise ConfigError(
+            "opt_level is an option of the compiler for integers, but the model is BF16;"
+            " optimize_level is that of BF16"
+        )
+    if value not in _LEVELS:
+        raise ConfigError(
+            f"option opt_level is {value!r}; it is one of {', '.join(_LEVELS)}"
+        )
 
 
 def _check_compiler_option(name: str, value: str, kind: str) -> None:

@@ -530,6 +530,11 @@ def test_options_and_the_overlay_are_shipped(tmp_path: Path) -> None:
         ("phx", {"xclbin": tmp_path / "empty.xclbin"}, "is no overlay"),
         ("stx", {"ep_options": {"opt level": "2"}}, "it has a name of letters"),
         ("stx", {"ep_options": {"opt_level": ""}}, "and a value"),
+        (
+            "stx",
+            {"ep_options": {"opt_level": "4"}},
+            "is '4'; it is one of 0, 1, 2, 3, 65536",
+        ),
         ("stx", {"ep_options": {"cache_dir": "x"}}, "set by the loader"),
         ("stx", {"ep_options": {"target": "X3"}}, "it is X1 or X2"),
         ("phx", {"ep_options": {"target": "X2"}}, "not for phx"),
@@ -795,7 +800,7 @@ def test_cmake_builds_the_example_and_an_application(
 
 
 def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
-    options = {"preferred_data_storage": "vectorized", "opt_level": "2"}
+    options = {"preferred_data_storage": "vectorized", "encryption_key": "0" * 64}
     made = npu.deploy(
         network(), data(), tmp_path / "bundle", "stx", "BF16", ep_options=options
     )
@@ -813,6 +818,7 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
         npu.deploy(network(), data(), tmp_path / "b", "stx", "BF16", min_sqnr=90)
     for wrong, words in (
         ({"config": "A8W8", "ep_options": options}, "option of the BF16 compiler"),
+        ({"config": "BF16", "ep_options": {"opt_level": "2"}}, "compiler for integers"),
         (
             {"config": "BF16", "ep_options": {"optimize_level": "4"}},
             "is '4'; it is one of 1, 2, 3",
@@ -834,7 +840,7 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
         1e-6,
     )
     settings = json.loads((tmp_path / "bundle" / "provider_options.json").read_text())
-    assert settings["devices"]["stx"]["opt_level"] == "2"
+    assert settings["devices"]["stx"]["encryption_key"] == "0" * 64
     assert "preferred_data_storage" not in settings["devices"]["stx"]
     assert (
         list(settings["devices"]) == ["stx", "krk"]
