@@ -20,6 +20,7 @@ import math
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -35,6 +36,7 @@ from npu_engine import (
     counts_of_report,
     logged,
     report_of,
+    running_of_log,
 )
 from npu_session import (
     HERE,
@@ -266,7 +268,7 @@ def _print_operators(lines: list[str], *, fresh: bool) -> int:
     held, rows = compared(counts, report["forecast"])
     print(f"operators by the engine's {source}: {'; '.join(map(printable, rows))}")
     print(f"forecast: {'held' if held else 'did NOT hold'}")
-    if counts.operators.get("NPU", 0) == 0:
+    if 0 in (counts.operators.get("NPU", 0), counts.running):
         print("compare: no operator runs on the NPU", file=sys.stderr)
         return 1
     return 0
@@ -284,7 +286,9 @@ def _counts(lines: list[str], *, fresh: bool) -> tuple[Counts | None, str]:
         # Written by precompile.py.
         report = compiled.with_suffix(".report.json")
     if report is not None and report.is_file():
-        return counts_of_report(report), "report"
+        return replace(
+            counts_of_report(report), running=running_of_log(lines)
+        ), "report"
     return counts_of_log(lines), "log"
 
 

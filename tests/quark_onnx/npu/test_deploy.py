@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -384,6 +385,30 @@ def reported(bundle: npu.Bundle, moved: str = "") -> dict[str, Any]:
         ],
         "subgraphStat": [{"device": "DPU", "count": "1"}],
     }
+
+
+@pytest.mark.parametrize("layout", [NEW_LOG, OLD_LOG])
+@pytest.mark.parametrize("running", [0, 1])
+@pytest.mark.parametrize("has_report", [True, False])
+def test_subgraphs_that_are_placed_and_do_not_run_are_found_out(
+    bundle: npu.Bundle,
+    layout: str,
+    running: int,
+    has_report: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of DenseNet121's 63 subgraphs on the NPU, 5 are "actually running" in AMD's logs."""
+    monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
+    log = layout.format(npu=bundle.forecast.counts["NPU"])
+    log = re.sub(r"(running on NPU +)1", rf"\g<1>{running}", log)
+    report = reported(bundle) if has_report else None
+    words = ["-c", ENGINE, json.dumps([log, report]), "--device", "npu", "--runs", "0"]
+    done = called(bundle.folder, *words)
+    assert f"running subgraphs: {running}, forecast 1" in done.stdout, done.stderr
+    assert "subgraphs: 1, forecast 1" in done.stdout
+    assert ("forecast: held" in done.stdout) == bool(running)
+    assert done.returncode == (0 if running else 1)
 
 
 @pytest.mark.parametrize("source", ["report", "log", "log of 1.6", "moved", "none", ""])
