@@ -42,7 +42,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 4. {compiled}
 5. Ship this folder. Each device keeps its cache in a folder that the user may write to (`%LOCALAPPDATA%/npu_bundles`, on
    Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, its options, this
-   engine, driver and overlay. `npu_session.hpp` takes no compiled model of `precompile.py`.
+   engine, driver and overlay. `npu_session.hpp` takes a compiled model of `precompile.py` as well, but on Phoenix.
 
 C++: `cmake -S . -B ../build && cmake --build ../build` builds `npu_example`; `CMakeLists.txt` says how an application takes
 the model, and has the list of libraries that it ships (app_development.rst of 1.8).

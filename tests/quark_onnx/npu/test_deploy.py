@@ -735,6 +735,34 @@ def compiled(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+PRECOMPILED = """
+#include "npu_session.hpp"
+#include <iostream>
+int main() {
+  for (const char* device : {"stx", "krk"}) for (const char* key : {"a1_stx", "a1"})
+    std::cout << npu::compiled_model(FOLDER, device, key).string() << ";";
+  std::cout << npu::driver_version();
+}
+"""
+
+
+def test_the_cpp_loader_takes_what_precompile_has_made(
+    bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    """Where the record has its key: the engine that C++ programs ship cannot compile BF16."""
+    (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
+    (tmp_path / "main.cpp").write_text(PRECOMPILED)
+    model = tmp_path / "compiled" / "stx.onnx"
+    model.parent.mkdir()
+    model.touch()
+    model.with_suffix(".json").write_text(json.dumps({"cache_key": "a1_stx"}, indent=2))
+    done = compiled(tmp_path, f"-I{bundle.folder}", f'-DFOLDER="{tmp_path}"')
+    words = "import npu_session; print(npu_session.driver_version(), end='')"
+    driver = called(bundle.folder, "-c", words).stdout
+    assert (done.returncode, done.stdout) == (0, f"{model};;;;{driver}")
+    assert done.stderr.count("run precompile.py again") == 1
+
+
 SEVERAL = """
 #include "first/npu_session.hpp"
 #define NPU_BUNDLE second
