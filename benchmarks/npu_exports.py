@@ -3,7 +3,7 @@
     python benchmarks/npu_exports.py --networks DIR [--export] [--bundles] [--recipes]
     [--names NAME ...] [--again] [--stale] [--report] [--out OUT]
 
---export writes the networks into DIR with random weights, by both exporters of torch for ten of
+--export writes the networks into DIR with random weights, by both exporters of torch for nine of
 them; torchvision and timm are needed for that alone. Each file is legalized and forecast for each
 device and format. With --bundles the networks of BUNDLES, of 14 kinds, are deployed for each as
 well, with --recipes by each recipe: the forecast before must be that of the bundle, the checker
@@ -331,6 +331,8 @@ def main() -> int:
     paths = sorted(
         arguments.networks.glob("*.onnx"), key=lambda path: path.stat().st_size
     )
+    if not paths and not arguments.report:
+        parser.error(f"{arguments.networks} has no networks; --export writes them")
     for path in () if arguments.report else paths:
         name = path.name.removesuffix(".onnx")
         if arguments.names and name not in arguments.names:

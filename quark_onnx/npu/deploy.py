@@ -47,6 +47,7 @@ from quark_onnx.npu.options import (
     CONFIG_FILE,
     LEAST_DRIVER,
     OVERLAY_FILE,
+    OVERLAY_MAGIC,
     check_options,
     compiled_for,
     compiler_config,
@@ -298,7 +299,7 @@ def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:
     """Return the path of the overlay to ship; None for none.
 
     Raises:
-        ConfigError: the target takes no overlay, or the file does not exist.
+        ConfigError: the target takes no overlay, or the file does not exist or is none.
     """
     if xclbin is None:
         return None
@@ -312,6 +313,11 @@ def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:
         raise ConfigError(
             f"xclbin {path} is no file; release 1.7.1 installs {OVERLAY_FILE}"
         )
+    with path.open("rb") as file:
+        if file.read(len(OVERLAY_MAGIC)) != OVERLAY_MAGIC:
+            raise ConfigError(
+                f"xclbin {path} is no overlay; release 1.7.1 installs {OVERLAY_FILE}"
+            )
     return path
 
 

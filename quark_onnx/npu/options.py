@@ -7,6 +7,7 @@ an environment variable; the loader that opens the session substitutes them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,8 @@ _XCLBIN = (
 )
 #: Name of the copy of the overlay in a bundle.
 OVERLAY_FILE = "4x4.xclbin"
+#: First bytes of every overlay: field m_magic of axlf in XRT's xclbin.h.
+OVERLAY_MAGIC = b"xclbin2"
 #: Cache of the compiled model; "0" keeps it on disk, which the report of offloaded nodes requires.
 #: The folder of a program may not be writable (microsoft/winml-cli#1378).
 _CACHE = {"cache_dir": "{cache}", "enable_cache_file_io_in_mem": "0"}
@@ -36,6 +39,8 @@ _COMPILER_OPTIONS: dict[str, tuple[str, ...] | None] = {
     "fe_experiment": None,
     "aiecompiler_args": None,
 }
+#: Documented values of ``opt_level``, which is an option for integer models (modelrun.rst of 1.8).
+_LEVELS = ("0", "1", "2", "3", "65536")
 #: Devices that the loaders can detect.
 DETECTED = ("phx", "stx", "krk")
 #: Devices as the loaders detect them: Hawk Point has the PCI id of Phoenix, and a compiler does not
@@ -94,7 +99,7 @@ def compiled_for(target: str, extra: Mapping[str, str]) -> str:
 
 
 def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
-    """Raise ConfigError for an option that the loader sets itself, or a compiler that cannot be.
+    """Raise ConfigError for an option without a name or value, or that cannot be chosen.
 
     Args:
         extra: as for ``provider_options``.
@@ -102,12 +107,20 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
         kind: as for ``provider_options``.
     """
     for name, value in extra.items():
-        if not name or name in _OWN:
+        # A name such as "opt level" reaches the provider, which does not report it.
+        if not re.fullmatch(r"\w+", name, re.ASCII) or not value:
+            raise ConfigError(
+                f"provider option {name!r} is {value!r}; it has a name of letters, digits and"
+                " underscores, and a value: opt_level=2"
+            )
+        if name in _OWN:
             raise ConfigError(
                 f"provider option {name!r} is set by the loader of the bundle; leave it out"
             )
         if name in _COMPILER_OPTIONS:
             _check_compiler_option(name, value, kind)
+        if name == "opt_level":
+            _check_level(value, kind)
         if name == "target" and value not in ("X1", "X2"):
             raise ConfigError(f"provider option target is {value!r}; it is X1 or X2")
         if name == "target" and kind == "BF16":
@@ -125,6 +138,19 @@ def check_options(extra: Mapping[str, str], target: Target, kind: str) -> None:
                 "provider option target is 'X2', a compiler for stx and krk, not for"
                 f" {target.name}; leave it out"
             )
+
+
+def _check_level(value: str, kind: str) -> None:
+    """Raise ConfigError for an ``opt_level`` that has no such value or format."""
+    if kind == "BF16":
+        raise ConfigError(
+            "opt_level is an option of the compiler for integers, but the model is BF16;"
+            " optimize_level is that of BF16"
+        )
+    if value not in _LEVELS:
+        raise ConfigError(
+            f"option opt_level is {value!r}; it is one of {', '.join(_LEVELS)}"
+        )
 
 
 def _check_compiler_option(name: str, value: str, kind: str) -> None:

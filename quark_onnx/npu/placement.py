@@ -31,7 +31,7 @@ from quark_onnx.npu.support import (
 )
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
-from quark_onnx.targets import Target
+from quark_onnx.targets import Target, is_fused
 from quark_onnx.targets.structure import (
     BY_DATA,
     LEAST_CONVOLUTIONS,
@@ -71,6 +71,8 @@ _ON_CODES = (*_INTEGER, "A16W8")
 #: Compilers without rules for single operators; the provider's default has no name.
 _NOT_X1 = ("X2", "")
 _MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
+#: Types in which nodes between Q/DQ pairs compute.
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _decided(case: Case, node: Node) -> NodePlacement:
         return placement(
             node,
             NPU,
-            "not listed, but models of AMD use it there",
+            "not listed, but models with it run there",
             confidence="inferred",
         )
     # The model's own format is none of them: it is not listed.
@@ -529,6 +531,74 @@ def _float_addend(case: Case, node: Node) -> NodePlacement | None:
     return None
 
 
+def _left_float(case: Case, node: Node) -> NodePlacement | None:
+    """Keep a node on the CPU that computes in float between the integer operators of a model."""
+    if not case.quantized or not (
+        _reads_float(case, node) or _is_read_in_float(case, node)
+    ):
+        return None
+    # Measured on XDNA1 for the decoding of boxes, on XDNA2 for the bias of a product.
+    source = "XDNA1 study, Ryzen AI 1.7.1" if case.on_convolution_engine else _ONNXSIM
+    return placement(
+        node,
+        CPU,
+        "it is left float, between integer operators",
+        "quantize it as well, or quark-onnx npu cut in front of it",
+        "inferred",
+        source,
+    )
+
+
+def _reads_float(case: Case, node: Node) -> bool:
+    """Return whether no pair rounds an operand of a node.
+
+    The operands of a fused node are those of the operator that it belongs to. Moves of data keep
+    what is rounded.
+    """
+    graph, head = case.graph, node
+    while True:
+        # Slopes and bounds are constants, and may have pairs of their own.
+        computed = [name for name in head.operands if not constant_behind(graph, name)]
+        producer = graph.producer(computed[0]) if len(computed) == 1 else None
+        if producer is None or not _belongs(case, producer, head):
+            break
+        head = producer
+    for name in head.operands:
+        if graph.is_constant(name) or graph.elem_type(name) not in _FLOATS:
+            continue
+        producer = graph.producer(name)
+        while producer is not None and producer.kind in _MOVING:
+            producer = graph.producer(producer.inputs[0])
+        if producer is None or producer.op_type not in DEQUANTIZE:
+            return True
+    return False
+
+
+def _is_read_in_float(case: Case, node: Node) -> bool:
+    """Return whether an operator that is not fused reads the result of a node without a pair."""
+    todo = [(node, reader) for reader in case.graph.followers(node)]
+    while todo:
+        producer, reader = todo.pop()
+        # The branches of an If read what leaves the graph, as the caller does.
+        if reader.op_type in QUANTIZE or producer.outputs[0] not in reader.inputs:
+            continue
+        if reader.kind not in _MOVING and not _belongs(case, producer, reader):
+            return case.graph.elem_type(producer.outputs[0]) in _FLOATS
+        todo += [(reader, follower) for follower in case.graph.followers(reader)]
+    return False
+
+
+def _belongs(case: Case, producer: Node, node: Node) -> bool:
+    """Return whether a node is fused with its producer: an activation, a factor or a bias."""
+    if producer.op_type in DEQUANTIZE:
+        return False
+    if is_fused(producer, node) or _factored(case, node) is producer:
+        return True
+    # A bias has codes, or the product is on the CPU.
+    is_float = any(map(case.graph.is_constant, node.operands))
+    return producer.kind in LAYERS and node.kind == "Add" and not is_float
+
+
 def _gate_of_x1(_case: Case, node: Node) -> NodePlacement | None:
     """Place a Sigmoid on X1, for which AMD's quantizer writes a HardSigmoid."""
     return placement(
@@ -713,9 +783,10 @@ _RULES = (
     _Rule(_cubic, kinds=["Resize"], compilers=_NOT_X1),
     _Rule(_unquantized, kinds=LAYERS, formats=_ON_CODES),
     _Rule(_float_addend, kinds=["MatMul"], formats=_ON_CODES, compilers=_NOT_X1),
+    _Rule(_ends, kinds=("Flatten", "Reshape", "Squeeze")),
+    _Rule(_left_float, formats=_ON_CODES),
     _Rule(_strict, compilers=["X1"]),
     _Rule(_gate_of_x1, kinds=["Sigmoid"], compilers=["X1"]),
-    _Rule(_ends, kinds=("Flatten", "Reshape", "Squeeze")),
     _Rule(_gate, formats=["XINT8"], compilers=_NOT_X1),
     _Rule(_mean, formats=["XINT8"]),
     _Rule(_ranks, kinds=_MOVING, formats=_ON_CODES),

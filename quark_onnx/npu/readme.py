@@ -8,6 +8,7 @@ from calibrators.shown import printable
 from quark_onnx.npu.options import LEAST_DRIVER
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.report import Report
+from quark_onnx.report.verdict.verdict import BANDS
 
 _TEXT = """\
 # A model for {summary}
@@ -31,8 +32,9 @@ Format {kind}, made for Ryzen AI {release}.{quality}
    With Windows ML instead (`pip install` of its packages, winml/installation.rst), the loader finds the provider by the
    catalog of Windows ML.
 2. `python compare.py --device npu`. Running on the NPU does not guarantee correct results: the script compares the
-   outputs with the recorded ones, measures the latency, and counts the operators by device in the engine's report or log
-   (since 1.5 and 1.7, modelrun.rst). It says whether the forecast held, and fails if the NPU runs nothing. With
+   outputs with the recorded ones, measures the latency, and counts the operators by device and the subgraphs that run, in
+   the engine's report (since 1.5, modelrun.rst) or log (at severity 1 since 1.7, inst.rst). It says whether the forecast
+   held, and fails if the NPU runs nothing. With
    `--fresh` it compiles anew, as a model from a cache is not counted; with `--data FOLDER --labels FILE.csv` (file name,
    class number) it measures the accuracy, on the NPU and on the CPU.
 3. Node by node: `quark-onnx npu preflight model.onnx --target {target}{preset} --ep-report REPORT` compares the report,
@@ -40,7 +42,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 4. {compiled}
 5. Ship this folder. Each device keeps its cache in a folder that the user may write to (`%LOCALAPPDATA%/npu_bundles`, on
    Linux `~/.cache/npu_bundles`; the variable `NPU_CACHE` names another). A cache serves only this model, its options, this
-   engine, driver and overlay. `npu_session.hpp` takes no compiled model of `precompile.py`.
+   engine, driver and overlay. `npu_session.hpp` takes a compiled model of `precompile.py` as well, but on Phoenix.
 
 C++: `cmake -S . -B ../build && cmake --build ../build` builds `npu_example`; `CMakeLists.txt` says how an application takes
 the model, and has the list of libraries that it ships (app_development.rst of 1.8).
@@ -55,7 +57,7 @@ Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and say
 _COMPILED = {
     True: (
         "`python precompile.py` on each kind of processor, with the whole Ryzen AI installed: the"
-        " engine that applications ship\n   cannot compile BF16 (app_development.rst of 1.8)."
+        " engine that applications ship\n   cannot compile BF16 (app_development.rst, 1.4 to 1.8)."
     ),
     False: "Optional: `python precompile.py`, so that the first start of an application is fast.",
 }
@@ -102,7 +104,7 @@ def readme(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=_quality(report, kind) + _placement(forecast, band),
+        quality=_quality(report, kind) + _placement(forecast, band, report),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
@@ -130,9 +132,17 @@ def _quality(report: Report | None, kind: str) -> str:
     return printable(text, lines=True)
 
 
-def _placement(forecast: Preflight, band: str) -> str:
+def _placement(forecast: Preflight, band: str, report: Report | None) -> str:
     """Return the share on the processor, and the verdict on the bundle, as paragraphs."""
     text = f"\n\nForecast: **{forecast.band}**. {forecast.sentence}."
     doubts = [f"In doubt: {doubt}." for doubt in forecast.doubts]
-    verdict = f"Verdict on the bundle: **{band}**, the worse of both."
+    reason = "by the forecast alone: nothing tells the accuracy"
+    if report is not None and report.verdict is not None:
+        is_clear = report.verdict.band in BANDS
+        reason = (
+            "the worse of both"
+            if is_clear
+            else "by the forecast alone: the accuracy is unclear"
+        )
+    verdict = f"Verdict on the bundle: **{band}**, {reason}."
     return printable("\n\n".join([text, *doubts, verdict]), lines=True)

@@ -45,13 +45,14 @@ _ROWS = {
     ),
 }
 _LISTED = {name: letters for letters, names in _ROWS.items() for name in names.split()}
-#: Operators that AMD's own models of a format use on the processor although the table leaves them
-#: out: BF16 is shown with ResNet, BERT and Whisper; every XINT8 model has QuantizeLinear, and the
+#: Operators that models of a format use on the processor although the table leaves them out: BF16
+#: is shown with ResNet, BERT and Whisper, and a network with PRelu was compiled, which ran right
+#: with random slopes (amd/RyzenAI-SW#390); every XINT8 model has QuantizeLinear, and the
 #: converter takes the others (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03); logs of MobileNetV3
 #: and ShuffleNetV2 show those of A16W8 (RyzenAI-SW quark_quantization, 2025-10-14).
 _SHOWN = {
     "B": frozenset(
-        {"Relu", "Clip", "Softmax", "LayerNormalization", "Gelu", "LeakyRelu"},
+        {"Relu", "Clip", "Softmax", "LayerNormalization", "Gelu", "LeakyRelu", "PRelu"},
     ),
     "6": frozenset({"HardSigmoid", "ReduceMean"}),
     "X": frozenset({"QuantizeLinear", "ConvTranspose", "Split", "PRelu"}),

@@ -41,14 +41,20 @@ class Recipe:
 
         Args:
             target: name of the target; empty for none. Its first format takes the place of one
-                that it refuses, with the optimizers of the recipe.
+                that it refuses, with the optimizers of the recipe. For a Ryzen AI processor all
+                operators are quantized.
 
         Raises:
             ConfigError: the target is unknown.
         """
-        if not target or not refusal(TARGETS[target], self.config):
+        if not target:
             return self.config
-        return self._with_preset(TARGETS[target].presets[0])
+        row = TARGETS[target]
+        config = self.config
+        if refusal(row, config):
+            config = self._with_preset(row.presets[0])
+        # A processor runs what is quantized; what stays float would run on the CPU.
+        return config.with_(op_types=()) if row.is_npu else config
 
     def instead(self, target: str) -> str:
         """Return why the configuration for a target has another preset; empty if it has not.
@@ -59,7 +65,7 @@ class Recipe:
         >>> RECIPES["detector"].instead("phx"), RECIPES["detector"].instead("")
         ('phx does not take A8W8, so it is XINT8', '')
         """
-        if self.config_for(target) == self.config:
+        if not target or not refusal(TARGETS[target], self.config):
             return ""
         preset = TARGETS[target].presets[0]
         return f"{target} does not take {self.preset}, so it is {preset}"

@@ -16,9 +16,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -34,6 +36,7 @@ from npu_engine import (
     counts_of_report,
     logged,
     report_of,
+    running_of_log,
 )
 from npu_session import (
     HERE,
@@ -88,12 +91,16 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    if options.fresh:
+    try:
+        if not options.fresh:
+            return _compare(options, files)
         # The engine writes its report and counts only while it compiles.
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             os.environ["NPU_CACHE"] = folder
             return _compare(options, files)
-    return _compare(options, files)
+    except Exception as error:  # numpy and onnxruntime raise many unrelated types
+        print(f"compare: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 def _options() -> argparse.Namespace:
@@ -127,6 +134,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if (options.data is None) != (options.labels is None):
         parser.error("--data and --labels belong together")
+    if math.isnan(options.least):  # no ratio is below it
+        parser.error("--least is no number")
     return options
 
 
@@ -143,8 +152,7 @@ def _compare(options: argparse.Namespace, files: list[Path]) -> int:
         return 1
     print(f"engine: {_engine(where)}")
     worst = _worst(session, files)
-    count = f"{len(files)} sample" if len(files) == 1 else f"{len(files)} samples"
-    print(f"on the {where.upper()}, {count}: worst {worst:.1f} dB")
+    print(f"on the {where.upper()}, {_samples(len(files))}: worst {worst:.1f} dB")
     if options.runs > 0:
         print(f"latency: {_latency(session, files[0], options.runs)}")
     code = 0
@@ -164,6 +172,10 @@ def _compare(options: argparse.Namespace, files: list[Path]) -> int:
         )
         return 1
     return code
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample" if count == 1 else f"{count} samples"
 
 
 def _engine(where: str) -> str:
@@ -256,7 +268,7 @@ def _print_operators(lines: list[str], *, fresh: bool) -> int:
     held, rows = compared(counts, report["forecast"])
     print(f"operators by the engine's {source}: {'; '.join(map(printable, rows))}")
     print(f"forecast: {'held' if held else 'did NOT hold'}")
-    if counts.operators.get("NPU", 0) == 0:
+    if 0 in (counts.operators.get("NPU", 0), counts.running):
         print("compare: no operator runs on the NPU", file=sys.stderr)
         return 1
     return 0
@@ -274,7 +286,9 @@ def _counts(lines: list[str], *, fresh: bool) -> tuple[Counts | None, str]:
         # Written by precompile.py.
         report = compiled.with_suffix(".report.json")
     if report is not None and report.is_file():
-        return counts_of_report(report), "report"
+        return replace(
+            counts_of_report(report), running=running_of_log(lines)
+        ), "report"
     return counts_of_log(lines), "log"
 
 
@@ -300,7 +314,7 @@ def _accuracy(session: Any, where: str, data: Path, labels: Path) -> str:
         f"{100 * count / len(classes):.2f} % on the {device.upper()}"
         for device, count in right.items()
     ]
-    return f"{', '.join(shares)}, of {len(classes)} samples"
+    return f"{', '.join(shares)}, of {_samples(len(classes))}"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ PROCESSOR = {"DPU": "NPU", "IPU": "NPU", "VAIML": "NPU"}
 _INFO = re.compile(r".*\[[VI]:onnxruntime[^\]]*\]")
 #: A device and its count in the log.
 _COUNT = re.compile(r"([A-Z][A-Z_]*)\s+(\d+)")
+#: Number of subgraphs that the processor runs in the end: 5 of the 63 of DenseNet121 in AMD's logs.
+_RUNNING = re.compile(r"Actually running on NPU\s+(\d+)")
 _MOST = 5
 
 
@@ -38,11 +40,13 @@ class Counts:
         operators: number of operators by device.
         subgraphs: number of subgraphs by device; empty if unknown.
         devices: device of each node but Q and DQ, by its first output; empty if unknown.
+        running: number of subgraphs that run on the processor; None if unknown.
     """
 
     operators: dict[str, int]
     subgraphs: dict[str, int] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
+    running: int | None = None
 
 
 def report_of(options: Mapping[str, str]) -> Path | None:
@@ -81,12 +85,19 @@ def counts_of_report(path: Path) -> Counts:
     return Counts(dict(operators), dict(subgraphs), devices)
 
 
+def running_of_log(lines: Iterable[str]) -> int | None:
+    """Return the number of subgraphs that the processor runs by a log; None if it has none."""
+    found = [match for line in lines if (match := _RUNNING.search(line))]
+    return sum(int(match[1]) for match in found) if found else None
+
+
 def counts_of_log(lines: Iterable[str]) -> Counts | None:
     """Return the counts in a log, in the layouts of 1.5 to 1.8; None if it has none."""
     counts: dict[str, Counter[str]] = {"Operators": Counter(), "Subgraphs": Counter()}
     current: Counter[str] | None = None
+    lines = list(lines)
     for line in lines:
-        text = _INFO.sub("", line)
+        text = _RUNNING.sub("", _INFO.sub("", line))
         title = re.search(r"No\. of (Operators|Subgraphs)\s*:(.*)", text)
         if title:
             current, text = counts[title[1]], title[2]
@@ -98,7 +109,11 @@ def counts_of_log(lines: Iterable[str]) -> Counts | None:
             current[_device(name)] += int(count)
     if not counts["Operators"]:
         return None
-    return Counts(dict(counts["Operators"]), dict(counts["Subgraphs"]))
+    return Counts(
+        dict(counts["Operators"]),
+        dict(counts["Subgraphs"]),
+        running=running_of_log(lines),
+    )
 
 
 def compared(counts: Counts, forecast: Mapping[str, Any]) -> tuple[bool, list[str]]:
@@ -117,6 +132,8 @@ def compared(counts: Counts, forecast: Mapping[str, Any]) -> tuple[bool, list[st
         rows.append(
             ("subgraphs", forecast["subgraphs"], counts.subgraphs.get("NPU", 0))
         )
+    if counts.running is not None:
+        rows.append(("running subgraphs", forecast["subgraphs"], counts.running))
     for name, before, after in rows:
         lines.append(f"{name}: {after}, forecast {before}")
     # Devices off the processor are not told apart.
@@ -129,8 +146,9 @@ def compared(counts: Counts, forecast: Mapping[str, Any]) -> tuple[bool, list[st
     lines += wrong[:_MOST]
     if len(wrong) > _MOST:
         lines.append(f"and {len(wrong) - _MOST} further nodes elsewhere than forecast")
+    decisive = ("NPU", "subgraphs", "running subgraphs")
     held = not wrong and all(
-        before == after for name, before, after in rows if name in ("NPU", "subgraphs")
+        before == after for name, before, after in rows if name in decisive
     )
     return held, lines
 

@@ -42,6 +42,10 @@
 #include <utility>
 #include <vector>
 
+#ifndef _WIN32
+#include <sys/utsname.h>
+#endif
+
 #include "provider_options.hpp"
 
 namespace npu {
@@ -111,6 +115,8 @@ inline std::string driver_version() {
       " 'VEN_1022&DEV_(1502|17F0)' } | Select-Object -First 1 -ExpandProperty DriverVersion\"");
 #else
   std::ifstream("/sys/module/amdxdna/version") >> text;
+  utsname kernel;  // a driver of the kernel itself has the version of the kernel
+  if (text.empty() && uname(&kernel) == 0) text = kernel.release;
 #endif
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
   return text.empty() ? "unknown" : text;
@@ -130,6 +136,21 @@ inline std::string digest(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   for (char byte; file.get(byte);) sum = (sum ^ static_cast<unsigned char>(byte)) * 1099511628211u;
   return std::to_string(sum);
+}
+
+// The model that precompile.py has made for this processor, engine and driver; empty where there is none.
+inline std::filesystem::path compiled_model(const std::filesystem::path& folder, const std::string& device,
+                                            const std::string& cache_key) {
+  const std::filesystem::path compiled = folder / "compiled";
+  if (!std::filesystem::exists(compiled / (device + ".onnx"))) return {};
+  std::ifstream file(compiled / (device + ".json"));
+  std::stringstream record;
+  record << file.rdbuf();
+  // The key has letters, digits and underscores, which JSON does not escape.
+  if (record.str().find('"' + cache_key + '"') != std::string::npos) return compiled / (device + ".onnx");
+  std::cerr << "npu_session: " << device
+            << ".onnx was compiled with another engine, driver or model and is not used; run precompile.py again\n";
+  return {};
 }
 
 // The folder of caches, to which the user may write; the variable NPU_CACHE names another.
@@ -215,7 +236,10 @@ Ort::Session open_session(Ort::Env& env, const std::filesystem::path& folder, bo
     Ort::SessionOptions session_options;
     if (strict) session_options.AddConfigEntry("session.disable_cpu_ep_fallback", "1");
     append_provider(env, session_options, chosen);
-    Ort::Session session(env, model.c_str(), session_options);
+    // The key of Phoenix has the content of its overlay, which Python and C++ sum up in different ways.
+    const auto compiled =
+        overlay == chosen.end() ? compiled_model(folder, device, chosen["cache_key"]) : std::filesystem::path();
+    Ort::Session session(env, (compiled.empty() ? model : compiled).c_str(), session_options);
     on_npu = true;
     return session;
   } catch (const std::exception& error) {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,7 +118,9 @@ def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
     verdict = bundle.report.verdict
     assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
     assert f"Forecast: **good**. {bundle.forecast.sentence}." in text
-    assert f"Verdict on the bundle: **{bundle.band}**" in text
+    assert verdict.band == "unclear"
+    reason = "by the forecast alone: the accuracy is unclear"
+    assert f"Verdict on the bundle: **{bundle.band}**, {reason}." in text
 
 
 def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
@@ -384,6 +387,30 @@ def reported(bundle: npu.Bundle, moved: str = "") -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("layout", [NEW_LOG, OLD_LOG])
+@pytest.mark.parametrize("running", [0, 1])
+@pytest.mark.parametrize("has_report", [True, False])
+def test_subgraphs_that_are_placed_and_do_not_run_are_found_out(
+    bundle: npu.Bundle,
+    layout: str,
+    running: int,
+    has_report: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of DenseNet121's 63 subgraphs on the NPU, 5 are "actually running" in AMD's logs."""
+    monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
+    log = layout.format(npu=bundle.forecast.counts["NPU"])
+    log = re.sub(r"(running on NPU +)1", rf"\g<1>{running}", log)
+    report = reported(bundle) if has_report else None
+    words = ["-c", ENGINE, json.dumps([log, report]), "--device", "npu", "--runs", "0"]
+    done = called(bundle.folder, *words)
+    assert f"running subgraphs: {running}, forecast 1" in done.stdout, done.stderr
+    assert "subgraphs: 1, forecast 1" in done.stdout
+    assert ("forecast: held" in done.stdout) == bool(running)
+    assert done.returncode == (0 if running else 1)
+
+
 @pytest.mark.parametrize("source", ["report", "log", "log of 1.6", "moved", "none", ""])
 def test_operators_are_counted_and_the_forecast_is_judged(
     bundle: npu.Bundle, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -457,6 +484,27 @@ def test_the_accuracy_is_measured_with_labels(
     labels.write_text("file,class\n")
     done = called(bundle.folder, "compare.py", *words[-6:])
     assert done.returncode and "has no rows of a file name" in done.stderr
+    labels.write_text("absent.npz,1\n")
+    done = called(bundle.folder, "compare.py", *words[-6:])
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "compare: FileNotFoundError" in done.stderr and "absent.npz" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "provider_options.json", "samples"])
+def test_damaged_bundles_are_compared_without_a_traceback(
+    name: str, bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(bundle.folder, tmp_path / "damaged")
+    path = folder / name / "0000.npz" if name == "samples" else folder / name
+    path.write_bytes(path.read_bytes()[:10])
+    done = called(folder, "compare.py", "--runs", "0")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "compare: " in done.stderr
+
+
+def test_a_limit_that_no_ratio_misses_is_refused(bundle: npu.Bundle) -> None:
+    done = called(bundle.folder, "compare.py", "--least", "nan", "--runs", "0")
+    assert done.returncode == 2 and "--least is no number" in done.stderr
 
 
 COMPILING = (
@@ -492,17 +540,26 @@ def test_a_compiled_model_is_used_where_engine_and_driver_fit(
 
 def test_options_and_the_overlay_are_shipped(tmp_path: Path) -> None:
     overlay = tmp_path / "mine.xclbin"
-    overlay.write_bytes(b"overlay")
+    overlay.write_bytes(b"xclbin2\0 overlay")
+    (tmp_path / "empty.xclbin").touch()
     folder = tmp_path / "b"
     options = {"opt_level": "2"}
     npu.deploy(network(), data(), folder, "phx", ep_options=options, xclbin=overlay)
     devices = json.loads((folder / "provider_options.json").read_text())["devices"]
     assert devices["phx"]["opt_level"] == "2" and "opt_level" not in devices["stx"]
     assert devices["phx"]["xclbin"] == "{folder}/4x4.xclbin"
-    assert (folder / "4x4.xclbin").read_bytes() == b"overlay"
+    assert (folder / "4x4.xclbin").read_bytes() == overlay.read_bytes()
     for target, wrong, words in (
         ("stx", {"xclbin": overlay}, "takes no overlay"),
         ("phx", {"xclbin": tmp_path / "none"}, "is no file"),
+        ("phx", {"xclbin": tmp_path / "empty.xclbin"}, "is no overlay"),
+        ("stx", {"ep_options": {"opt level": "2"}}, "it has a name of letters"),
+        ("stx", {"ep_options": {"opt_level": ""}}, "and a value"),
+        (
+            "stx",
+            {"ep_options": {"opt_level": "4"}},
+            "is '4'; it is one of 0, 1, 2, 3, 65536",
+        ),
         ("stx", {"ep_options": {"cache_dir": "x"}}, "set by the loader"),
         ("stx", {"ep_options": {"target": "X3"}}, "it is X1 or X2"),
         ("phx", {"ep_options": {"target": "X2"}}, "not for phx"),
@@ -678,6 +735,34 @@ def compiled(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+PRECOMPILED = """
+#include "npu_session.hpp"
+#include <iostream>
+int main() {
+  for (const char* device : {"stx", "krk"}) for (const char* key : {"a1_stx", "a1"})
+    std::cout << npu::compiled_model(FOLDER, device, key).string() << ";";
+  std::cout << npu::driver_version();
+}
+"""
+
+
+def test_the_cpp_loader_takes_what_precompile_has_made(
+    bundle: npu.Bundle, tmp_path: Path
+) -> None:
+    """Where the record has its key: the engine that C++ programs ship cannot compile BF16."""
+    (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
+    (tmp_path / "main.cpp").write_text(PRECOMPILED)
+    model = tmp_path / "compiled" / "stx.onnx"
+    model.parent.mkdir()
+    model.touch()
+    model.with_suffix(".json").write_text(json.dumps({"cache_key": "a1_stx"}, indent=2))
+    done = compiled(tmp_path, f"-I{bundle.folder}", f'-DFOLDER="{tmp_path}"')
+    words = "import npu_session; print(npu_session.driver_version(), end='')"
+    driver = called(bundle.folder, "-c", words).stdout
+    assert (done.returncode, done.stdout) == (0, f"{model};;;;{driver}")
+    assert done.stderr.count("run precompile.py again") == 1
+
+
 SEVERAL = """
 #include "first/npu_session.hpp"
 #define NPU_BUNDLE second
@@ -768,7 +853,7 @@ def test_cmake_builds_the_example_and_an_application(
 
 
 def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
-    options = {"preferred_data_storage": "vectorized", "opt_level": "2"}
+    options = {"preferred_data_storage": "vectorized", "encryption_key": "0" * 64}
     made = npu.deploy(
         network(), data(), tmp_path / "bundle", "stx", "BF16", ep_options=options
     )
@@ -786,6 +871,7 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
         npu.deploy(network(), data(), tmp_path / "b", "stx", "BF16", min_sqnr=90)
     for wrong, words in (
         ({"config": "A8W8", "ep_options": options}, "option of the BF16 compiler"),
+        ({"config": "BF16", "ep_options": {"opt_level": "2"}}, "compiler for integers"),
         (
             {"config": "BF16", "ep_options": {"optimize_level": "4"}},
             "is '4'; it is one of 1, 2, 3",
@@ -795,6 +881,8 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
             npu.deploy(network(), data(), tmp_path / "b", "stx", **wrong)
     without = npu.deploy(network(), None, tmp_path / "without", "stx", "BF16")
     assert without.report is None
+    text = (tmp_path / "without" / "README.md").read_text(encoding="utf-8")
+    assert "by the forecast alone: nothing tells the accuracy." in text
     config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
     assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
     feeds = data(1)[0]
@@ -805,7 +893,7 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
         1e-6,
     )
     settings = json.loads((tmp_path / "bundle" / "provider_options.json").read_text())
-    assert settings["devices"]["stx"]["opt_level"] == "2"
+    assert settings["devices"]["stx"]["encryption_key"] == "0" * 64
     assert "preferred_data_storage" not in settings["devices"]["stx"]
     assert (
         list(settings["devices"]) == ["stx", "krk"]

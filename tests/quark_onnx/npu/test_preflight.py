@@ -173,6 +173,14 @@ def test_rules(body: str, op_type: str, device: str, words: str) -> None:
     )
 
 
+def test_a_prelu_in_bf16_runs_on_the_processor_and_is_in_doubt() -> None:
+    """A network with it was compiled, and wrong with trained slopes: amd/RyzenAI-SW#390."""
+    result = found("y = PRelu (b, s)", kind="BF16", s=normal(4, 1, 1))
+    assert only(result, "PRelu").device == "NPU" and result.subgraphs == 1
+    assert any("trained slopes" in str(doubt) for doubt in result.doubts)
+    assert result.band == "risky"
+
+
 def test_a_convolution_without_attributes_ends_the_process() -> None:
     model = parse(
         f"g ({X} x) => (float[1,4,6,6] y) {{ y = Conv (x, w) }}", w=weight(4, 4, 3, 3)
@@ -518,6 +526,32 @@ def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
         "left float" in placements["last"].reason
         and placements["last"].mend == "quark-onnx npu cut"
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "preset"),
+    [("phx", "XINT8"), ("stx", "XINT8"), ("stx", "A8W8"), ("stx", "A16W8")],
+)
+def test_what_is_left_float_between_integer_operators_is_on_the_cpu(
+    target: str, preset: str
+) -> None:
+    """The tables of operators and the logs are about quantized ones; moves keep what is rounded."""
+    model = parse(
+        f"""g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = PRelu (a, k) m = Mul (r, r)
+        s = Add (m, r) t = Transpose <perm = [0, 1, 3, 2]> (s) y = {CONV} (t, w) }}""",
+        w=weight(4, 4, 3, 3),
+        k=np.full((4, 1, 1), 0.25, np.float32),
+    )
+    data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    names = model.graph.node[2].name, model.graph.node[3].name = "product", "sum"
+    for exclude in ((), names):
+        config = QConfig.of(preset).with_(target=target, exclude=exclude, search=0)
+        placements = preflight(quantize(model, data, config).model, target).placements
+        left = [placed for placed in placements if "left float" in placed.reason]
+        assert {placed.node for placed in left} == set(exclude)
+        assert {placed.confidence for placed in left} <= {"inferred"}
+        on_npu = {placed.node for placed in placements if placed.device == "NPU"}
+        assert set(names) & on_npu == set(names) - set(exclude)
 
 
 def test_sizes_below_zero_are_none() -> None:

@@ -97,3 +97,13 @@ def test_a_transformer_has_integers_in_products_alone() -> None:
     report = quantize(model, samples(model, 24), choose(model).config).report
     done = {kind for kind, (count, _) in report.operators.items() if count}
     assert done == {"Conv", "MatMul"}
+
+
+def test_for_a_processor_a_transformer_is_integers_throughout() -> None:
+    """What stays float between products runs on the CPU there; engines on CPUs take it."""
+    model = model_of("attention")
+    for target in ("phx", "stx"):
+        choice = choose(model, target)
+        assert choice.recipe is RECIPES["transformer"] and choice.config.op_types == ()
+    assert choose(model, "openvino").config.op_types == choose(model).config.op_types
+    assert RECIPES["transformer"].instead("stx") == ""
