@@ -14,6 +14,7 @@ from quark_onnx.fusions.moving import (
     clip_codes,
     drop_rounding_again,
     move_codes,
+    rank_codes,
 )
 from quark_onnx.fusions.nbits import matmul_nbits
 from quark_onnx.fusions.pointwise import (
@@ -41,6 +42,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
         (qlinear_global_average_pool,),
     ),
     **dict.fromkeys(("Relu", "Clip"), (clip_codes,)),
+    "ArgMax": (rank_codes,),
     # Blocks and dynamic scales first: the other two take a static scale per tensor or channel.
     "MatMul": (matmul_nbits, matmul_integer, qlinear_matmul, matmul_to_float),
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
