@@ -363,7 +363,9 @@ CONSUMERS = {
     "transformers.js": Consumer(text, embeddings_of),
     "rapidocr": Consumer(lines, single_images, ("rapidocr-onnxruntime", "setuptools")),
     "ultralytics": Consumer(
-        photos, single_images, ("torch", "torchvision", "ultralytics", "onnx")
+        photos,
+        single_images,
+        ("torch", "torchvision", "ultralytics", "onnx", "onnxruntime"),
     ),
     "sherpa-onnx": Consumer(waves, speakers_of, ("sherpa-onnx", "numpy")),
 }

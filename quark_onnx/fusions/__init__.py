@@ -8,6 +8,7 @@ from quark_onnx.fusions.dynamic import (
     matmul_integer,
     portable_conv_integer,
 )
+from quark_onnx.fusions.embedding import q_embed_layer_normalization
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.fusions.moving import (
     MOVING,
@@ -48,6 +49,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
     "Conv": (conv_integer, qlinear_conv),
     "LSTM": (lstm_integer,),
+    "com.microsoft::EmbedLayerNormalization": (q_embed_layer_normalization,),
     ATTENTION: (attention_integer,),
     "Gather": (move_codes, gather_codes),
     "Concat": (move_codes, qlinear_concat),

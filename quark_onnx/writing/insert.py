@@ -20,7 +20,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT4, INT32, UINT4, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
 from quark_onnx.functions import DOMAIN, float4, mx
-from quark_onnx.fusions.base import CONTRIB
+from quark_onnx.fusions.base import CONTRIB, attributes
 from quark_onnx.graph import Graph, Node, add_parameter
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.graph.unfused_biases import unfuse_biases
@@ -278,6 +278,8 @@ class _Writer:
             if alike and not is_apart:
                 result = alike[0]
             else:
+                if use.node and source == quantized and readers.get(Use(tensor)):
+                    source = self._for_conversion(source)
                 result = self._form(source, use, tensor if is_renamed else name)
             if use.node is None:
                 quantized = result
@@ -288,6 +290,28 @@ class _Writer:
                     name = f"{use_name(use)}{DEQUANTIZED}_{index + 1}"
                     result = self._form(source, use, name)
                 self.graph.replace_input(node, tensor, result)
+
+    def _for_conversion(self, quantized: str) -> str:
+        """Return a dequantized value for a conversion, apart from that of other readers.
+
+        onnxruntime's quantizer writes such a DequantizeLinear: an engine makes one operator of it
+        and the QuantizeLinear after it.
+        """
+        node = self.graph.producer(quantized)
+        if not self.plan.asked.like_onnxruntime or node is None:
+            return quantized
+        if node.op_type != "DequantizeLinear":
+            return quantized
+        result = self.graph.fresh(f"{quantized}_convert")
+        self.graph.add(
+            node.op_type,
+            list(node.inputs),
+            [result],
+            name=f"{result}_{node.op_type}",
+            domain=node.domain,
+            **attributes(node),
+        )
+        return result
 
     def _alike(self, one: Use, other: Use) -> bool:
         """Return whether two readers of an activation get equal codes of one format."""
