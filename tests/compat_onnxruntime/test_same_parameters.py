@@ -214,3 +214,49 @@ def test_a_clip_between_two_codes_is_done_by_saturation(tmp_path: Path) -> None:
     found, expected = both(model, (1, 2, 6, 6), tmp_path, activation_type=INT8)
     assert types(found) == types(expected)
     assert types(found)["Clip"] == 0
+
+
+def normalization(*parameters: str) -> ModelProto:
+    """Return a LayerNormalization with these parameters, and a product."""
+    random = np.random.default_rng(2)
+    values = {
+        "s": random.normal(1, 0.1, 8),
+        "b": random.normal(0, 0.1, 8),
+        "w": random.normal(0, 0.3, (8, 3)),
+    }
+    text = f"""
+        agraph (float[2, 4, 8] x) => (float[2, 4, 3] y) {{
+            h = LayerNormalization ({", ".join(("x", *parameters))})
+            y = MatMul (h, w)
+        }}
+        """
+    used = (*parameters, "w")
+    return parse(text, **{name: values[name].astype(np.float32) for name in used})
+
+
+def test_parameters_of_a_layer_normalization_have_codes(tmp_path: Path) -> None:
+    found, expected = both(
+        normalization("s", "b"),
+        (2, 4, 8),
+        tmp_path,
+        activation_type=theirs.QuantType.QUInt16,
+    )
+    assert types(found) == types(expected)
+    for name, their_name in (("s", "s"), ("b", "b_quantized")):
+        np.testing.assert_allclose(
+            parameters(found)[f"{name}_scale"],
+            parameters(expected)[f"{their_name}_scale"],
+            rtol=2e-7,
+        )
+
+
+def test_a_layer_normalization_needs_no_bias(tmp_path: Path) -> None:
+    """onnxruntime's quantizer reads a third input in any case, and fails."""
+    ours.quantize_static(
+        normalization("s"),
+        tmp_path / "ours.onnx",
+        reader(theirs, feeds(2, 4, 8)),
+        activation_type=theirs.QuantType.QUInt16,
+    )
+    # Three activations, the scale and the weight.
+    assert types(onnx.load(tmp_path / "ours.onnx"))["DequantizeLinear"] == 5
