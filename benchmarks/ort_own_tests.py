@@ -69,6 +69,10 @@ _PAD = "the padding value stays float, which onnxruntime's Pad on codes accepts"
 _BLOCKS = (
     "weights of four axes have blocks here, and the result runs; onnxruntime has none"
 )
+_SECOND = (
+    "an output of the model is the weight itself, which stays float: no DequantizeLinear"
+    " rounds it"
+)
 _SHAPES = (
     "types that inference does not tell are taken for float; there is nothing to raise"
     " an error for"
@@ -119,6 +123,7 @@ DIFFERENT: dict[str, str] = {
     "TestQDQPrequantWeights.test_quantize_with_prequantized_input": _NAMES,
     "TestQDQPrequantWeights.test_quantize_with_prequantized_weights": _NAMES,
     "TestQDQBlockSize.test_block_size_rank4_weight_raises": _BLOCKS,
+    "test_dynamic_quantize_per_channel_emits_axis_attribute": _SECOND,
     "TestQuantizerShapeInference.test_com_microsoft": _SHAPES,
     "TestIfGraph.test_calibration_method": _BODY,
     "TestIfGraph.test_enable_subgraph": _BODY,
@@ -133,6 +138,14 @@ LESS_ACCURATE: dict[str, str] = {
         "entropy clips here; onnxruntime has as many bins as codes, and clips nothing. On the seven"
         " real tasks that both were measured on it is more accurate here"
         " (`benchmarks/results/accuracy.md`)"
+    ),
+    **dict.fromkeys(
+        [
+            f"TestQDQMixedPrecision.test_add_tensor_qdq_ops_case_{n}"
+            for n in (1, 2, 3, 4)
+        ],
+        "one draw of six values. Over 24 other draws float32 models are equal within 0.2 dB, and"
+        " float16 models lie between 0.4 dB below onnxruntime's and 0.3 dB above",
     ),
     "TestQDQPrequantWeights.test_quantize_with_prequantized_input": (
         "one draw of a fixed generator, as a float16 model; of four other draws three are more"
