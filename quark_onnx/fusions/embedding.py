@@ -11,22 +11,21 @@ from quark_onnx.fusions.base import (
     stored_codes,
 )
 from quark_onnx.graph import Graph, Node
-
-#: Tables of words, positions and segments, then scale and bias of the normalization.
-_CONSTANTS = (2, 3, 4, 5, 6)
-_MASK, _POSITIONS = 7, 8
+from quark_onnx.patterns.coded_embedding import (
+    MASK,
+    PARAMETERS,
+    TABLES,
+    has_coded_form,
+)
 
 
 def q_embed_layer_normalization(graph: Graph, node: Node) -> bool:
     """Replace an EmbedLayerNormalization whose constants have codes with one scale each."""
-    if node.input(_POSITIONS) or any(node.outputs[2:]):
+    if not has_coded_form(graph, node):
         return False
-    # The operator writes the index of the mask only.
-    if node.attribute("mask_index_type", 1) != 1:
-        return False
-    codes, scales, zero_points = [], [], []
+    codes, scales, zero_points = list[str](), list[str](), list[str]()
     types = set[int]()
-    for index in _CONSTANTS:
+    for index in (*TABLES, *PARAMETERS):
         # Segments are optional.
         if not node.input(index):
             for names in (codes, scales, zero_points):
@@ -43,7 +42,7 @@ def q_embed_layer_normalization(graph: Graph, node: Node) -> bool:
     if len(types) > 1 or not types <= BYTES:
         return False
     indices = [node.input(0), node.input(1)]
-    inputs = [*indices, *codes, node.input(_MASK), *scales, *zero_points]
+    inputs = [*indices, *codes, node.input(MASK), *scales, *zero_points]
     outputs, epsilon = list(node.outputs), node.attribute("epsilon", 1e-12)
     graph.remove([node])
     graph.import_domain(CONTRIB)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.graph import Node
+from quark_onnx.patterns.coded_embedding import PARAMETERS, TABLES, has_coded_form
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import RESIDUAL, rule
-
-#: Tables of words, positions and segments, after two inputs with indices.
-_TABLES = (2, 3, 4)
-#: Scale and bias of the normalization.
-_PARAMETERS = (5, 6)
-_POSITIONS = 8
 
 
 @rule("com.microsoft::EmbedLayerNormalization")
@@ -22,13 +17,13 @@ def embedding(node: Node, plan: PlanBuilder) -> None:
     one scale, and so do scale and bias of the normalization. A DequantizeLinear would dequantize
     all entries in each run. The result is quantized where the format can hold a residual stream.
     """
-    tables = [node.input(index) for index in _TABLES if node.input(index)]
-    parameters = [node.input(index) for index in _PARAMETERS]
+    tables = [node.input(index) for index in TABLES if node.input(index)]
+    parameters = [node.input(index) for index in PARAMETERS]
     if plan.fuses and _has_codes(node, plan, [*tables, *parameters]):
         for tensor in (*tables, *parameters):
             plan.weight(node, tensor, axis=None)
     else:
-        for index in _TABLES:
+        for index in TABLES:
             # The table of segments is optional: an empty name is no constant.
             if plan.graph.is_constant(node.input(index)):
                 plan.weight_at(node, index)
@@ -43,7 +38,5 @@ def _has_codes(node: Node, plan: PlanBuilder, tensors: list[str]) -> bool:
     spec = plan.specs[node].weight
     if spec is None or spec.block_size or spec.dtype not in (INT8, UINT8):
         return False
-    # The operator has no input for positions, and no output for the sum.
-    if node.input(_POSITIONS) or any(node.outputs[2:]):
-        return False
-    return all(plan.graph.is_constant(tensor) for tensor in tensors)
+    are_constant = all(plan.graph.is_constant(tensor) for tensor in tensors)
+    return are_constant and has_coded_form(plan.graph, node)

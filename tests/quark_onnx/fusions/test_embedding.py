@@ -55,8 +55,9 @@ def types(model: ModelProto) -> list[str]:
         "h, m = com.microsoft.EmbedLayerNormalization <epsilon = 0.1> (i, j, t, p, s, g, b)",
         "h, m = com.microsoft.EmbedLayerNormalization (i, , t, p, , g, b)",
         "h, m = com.microsoft.EmbedLayerNormalization (i, j, t, p, s, g, b, j)",
+        "h, m = com.microsoft.EmbedLayerNormalization <mask_index_type = 0> (i, j, t, p, s, g, b)",
     ],
-    ids=["all", "epsilon", "without segments", "mask"],
+    ids=["all", "epsilon", "without segments", "mask", "no index"],
 )
 def test_codes_are_looked_up(call: str) -> None:
     model = embedding(call)
