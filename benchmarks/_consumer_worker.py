@@ -59,7 +59,7 @@ def optimum_quantizer(folder: Path, model: Path, inputs: Arrays) -> Answer:
         )
         config = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
         with_codes = folder / "ort_quantizer"
-        quantizer.quantize(with_codes, config)
+        quantizer.quantize(quantization_config=config, save_dir=with_codes)
         shutil.copy(with_codes / "model_quantized.onnx", model)
         nodes = onnx.load(model).graph.node
         count = sum(node.op_type == "MatMulInteger" for node in nodes)
@@ -139,12 +139,32 @@ def ultralytics(folder: Path, model: Path, inputs: Arrays) -> Answer:
 
 
 def prepare_ultralytics(folder: Path) -> None:
-    """Export a YOLOv8 nano with random weights, as the package brings none."""
+    """Export a YOLOv8 nano with random weights, as the package brings none.
+
+    With the statistics of its first images, each BatchNormalization passes on what it reads; as it
+    is built, the outputs would not depend on the image. Wide weights of the last layers spread
+    boxes and scores.
+    """
     import torch
     from ultralytics import YOLO
 
     torch.manual_seed(0)
-    exported = YOLO("yolov8n.yaml").export(
+    detector = YOLO("yolov8n.yaml")
+    for module in detector.model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    head = detector.model.model[-1]
+    for branch in (*head.cv2, *head.cv3):
+        torch.nn.init.normal_(branch[-1].weight, 0, 0.2)
+    for branch in head.cv3:
+        torch.nn.init.constant_(branch[-1].bias, -2)
+    detector.model.train()
+    with torch.no_grad():
+        for _ in range(4):
+            patches = torch.rand(4, 3, 20, 20)
+            detector.model(torch.nn.functional.interpolate(patches, size=320))
+    detector.model.eval()
+    exported = detector.export(
         format="onnx", imgsz=320, simplify=False, opset=17, device="cpu"
     )
     shutil.move(exported, folder / "float.onnx")

@@ -27,6 +27,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import requires
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -349,7 +350,9 @@ def speakers_of(folder: Path, model: Path) -> list[Floats]:
         ]
 
 
-_OPTIMUM = ("torch", "optimum-onnx[onnxruntime]")
+#: What this package needs where a consumer imports it.
+_OWN = [name for name in requires("quark-onnx-core") or () if "extra ==" not in name]
+_OPTIMUM = ("torch", "optimum-onnx[onnxruntime]", *_OWN)
 CONSUMERS = {
     "optimum": Consumer(text, tokens_of, _OPTIMUM),
     "optimum-quantizer": Consumer(text, tokens_of, _OPTIMUM, quantizes=True),
@@ -360,7 +363,9 @@ CONSUMERS = {
     "transformers.js": Consumer(text, embeddings_of),
     "rapidocr": Consumer(lines, single_images, ("rapidocr-onnxruntime", "setuptools")),
     "ultralytics": Consumer(
-        photos, single_images, ("torch", "torchvision", "ultralytics", "onnx")
+        photos,
+        single_images,
+        ("torch", "torchvision", "ultralytics", "onnx", "onnxruntime"),
     ),
     "sherpa-onnx": Consumer(waves, speakers_of, ("sherpa-onnx", "numpy")),
 }
@@ -385,7 +390,9 @@ def command(name: str, environments: Path) -> list[str]:
         if npm is None:
             raise NotInstalled("npm is not installed")
         place.mkdir(parents=True, exist_ok=True)
-        run_installer([npm, "install", "@huggingface/transformers"], place)
+        # onnxruntime-node's script loads libraries for GPUs; those for the CPU are in the package.
+        command = [npm, "install", "--ignore-scripts", "@huggingface/transformers"]
+        run_installer(command, place)
     shutil.copy(JAVASCRIPT, place)
     return ["node", str(place / JAVASCRIPT.name)]
 

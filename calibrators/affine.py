@@ -57,8 +57,9 @@ def params_for(
         scale = round_scale(_legal((hi - lo) / grid.levels, grid), grid)
         zero = np.rint(grid.qmin - lo / scale)
         # A range symmetric around zero has its zero point halfway between two codes. The upper one
-        # is used: 0 of int8 and 128 of uint8.
-        zero = np.where(lo == -hi, (grid.qmin + grid.qmax + 1) // 2, zero)
+        # is used: 0 of int8 and 128 of uint8. Zeros alone have the code 0.
+        middle = (grid.qmin + grid.qmax + 1) // 2
+        zero = np.where(lo == -hi, np.where(hi > 0, middle, 0), zero)
     # A zero point lies beyond the grid where ``short`` steps may be missing, or where the scale is
     # the greatest legal one.
     zero = np.clip(zero, grid.qmin, grid.qmax)

@@ -48,11 +48,15 @@ MODULES = [
     "quark.torch.quantization.api",
     "quark.torch.quantization.config.config",
     "quark.torch.quantization.config.template",
+    "quark.torch.quantization.config.type",
     "quark.torch.quantization.file2file_quantization",
     "quark.torch.quantization.nn.modules",
     "quark.torch.quantization.observer",
     "quark.torch.quantization.observer.observer",
     "quark.torch.quantization.tensor_quantize",
+    "quark.torch.utils",
+    "quark.torch.utils.device",
+    "quark.torch.utils.llm",
 ]
 
 

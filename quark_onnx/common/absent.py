@@ -76,6 +76,36 @@ WAYS = {
         "ShapeShifterPreprocessResult apply_shapeshifter_preprocess"
         " load_shapeshifter_pass_groups run_shapeshifter_stage"
     ),
+    "give QTensorConfig a member of Dtype; MX formats have specs, such as OCP_MXFP4Spec": (
+        "BFP16 BFloat16 FP4 FP6_E2M3 FP6_E3M2 FP8_E4M3 FP8_E5M2 FP8_E5M3 Float16 Int16 Int2 Int3"
+        " Int32 Int4 Int8 MX MX6 MX9 UInt16 UInt2 UInt32 UInt4 UInt8"
+    ),
+    "thresholds are not trained; PerTensorMSEObserver chooses one": "TQTThresholdInitMeth",
+    "it switches AMD Quark's own kernels and protocols; quark-onnx llm ptq --verbose reports": (
+        "QPARAMSLINEAR_OVERRIDES_STATE_DICT QUARK_ACTIVATION_SCALES_FILENAME QUARK_ALGO_DEBUG"
+        " QUARK_AWQ_MEMORY_OPTIMIZATION QUARK_CHECK_SCALE QUARK_COUNT_OBSERVED_SAMPLES QUARK_DEBUG"
+        " QUARK_DEBUG_ACT_HIST QUARK_DEBUG_INPUT_PICKLE QUARK_DEBUG_NAN QUARK_DISABLE_COMPILE"
+        " QUARK_DISABLE_CUDA_GRAPH QUARK_ENABLE_BUFFER_REUSE QUARK_GPTQ_DEBUG"
+        " QUARK_LOG_BUFFER_STATS QUARK_MXFP4_IMPL QUARK_SAVE_ACTIVATION_SCALES"
+        " QUARK_TOKENS_DISTRIBUTION_PATH QUARK_TORCH_COMPILE_MODE TOKEN_DISTRIBUTION_THRESHOLD"
+        " TRITON_GPU_SUPPORTS_FP8"
+    ),
+    "models are not split over devices in a run; torchrun splits the calibration samples": (
+        "TPDeviceManager move_model_to_device_if_it_fits"
+    ),
+    "write_checkpoint packs codes; quark_onnx.torch.quantize_checkpoint, too": (
+        "create_pack_method e4m3fn_to_e4m3fnuz"
+    ),
+    "training is not done; get_calib_dataloader gives the calibration data": (
+        "get_trainer_dataset"
+    ),
+    "one block is in memory at a time, and samples go through it one by one": (
+        "get_per_block_calib_batch_size"
+    ),
+    "it is a helper of AMD Quark's own code; use torch.nn.Module's own methods": (
+        "AppError LossError assert_no_nan create_dir get_gpu_arch get_op_name"
+        " getattr_recursive is_gfx950 resolve_star setattr_recursive"
+    ),
     "temporary files are removed by themselves; the environment variable TMPDIR moves them": (
         "check_and_create_path create_tmp_dir update_tmp_dir get_memory_usage"
     ),
@@ -122,6 +152,10 @@ class _AbsentType(type):
         # An AttributeError, so that hasattr answers. The base itself stands for no name.
         what = f": {_explanation(cls.absent)}" if cls.absent else ""
         raise AttributeError(f"{name!r}{what}")
+
+    def __bool__(cls) -> bool:
+        # The switches of AMD Quark are off.
+        return False
 
 
 class Absent(metaclass=_AbsentType):

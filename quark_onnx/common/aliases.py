@@ -212,6 +212,11 @@ ALIASES: dict[str, dict[str, str]] = {
             " dispatch_scaled_fake_quantize enable_or_disable_quantizer"
         ),
     },
+    "quark_onnx.torch.utils.device": {
+        "quark_onnx.common.absent": (
+            "TPDeviceManager e4m3fn_to_e4m3fnuz get_gpu_arch is_gfx950"
+        ),
+    },
     f"{_MIRROR}.base_quantizer": {},
     f"{_MIRROR}.calibrate": {},
     f"{_MIRROR}.cuda_quantizer": {},

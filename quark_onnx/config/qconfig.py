@@ -267,7 +267,8 @@ class QConfig:
         all_pairs: place pairs wherever onnxruntime's quantizer does. Results of MatMul and Gemm get
             one, which by default are rounded only if a reader is quantized; so do the operands of
             ArgMax, TopK and Pad, the activations of layers whose weights are stored as codes, and,
-            with the scale 1, what was zero throughout calibration.
+            with the scale 1, what was zero throughout calibration. Results of Sigmoid, Tanh and
+            others with a known range have the measured one, except those of Softmax.
         portable: write no operators beside those that converters of quantized models know. An Add
             before a LayerNormalization stays Add; Mul and Add scale the sums of a ConvInteger, in
             place of BatchNormalization; no Max and Min clip activations of 7 bits, which then

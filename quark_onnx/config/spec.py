@@ -53,7 +53,8 @@ class QuantizationSpec:
         pow2: scales are powers of two.
         scale: type of stored scales, float32 or float16.
         narrow: omit the least code of a signed format (-127..127 in 8 bits).
-        reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
+        reduce_range: leave one bit unused, for processors whose 8-bit products saturate. Symmetric
+            codes of int8 are -64 to 64.
         block_size: values per group. A group has a common scale, and lies along the axis that an
             operator sums over (weights only); 0 for no groups.
         solver: algorithm for the scale of a block: "nearest", the better of two that the range

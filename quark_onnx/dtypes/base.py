@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 from calibrators import Grid, QParams, quantize
 
 _FLOAT4 = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT4E2M1))
+#: Bits of the smallest formats whose reduced range is symmetric in onnxruntime.
+_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,17 @@ class Integer(Scaled):
         # Fewer bits divide the ends: -128 to 127 with 4 of 8 bits become -8 to 7.
         qmin = self.qmin // spare
         qmax = (self.qmax + 1) // spare - 1
-        # A bool adds 1 to the least code: -127 to 127 for int8.
-        return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2, half)
+        if symmetric and self.signed and spare > 1 and self.bits >= _BYTE:
+            # -64 to 64 for int8, as in onnxruntime: the type has room for both ends, and the sum of
+            # two products with 255 stays within int16.
+            qmax = -qmin
+        else:
+            # A bool adds 1 to the least code: -127 to 127 for int8.
+            qmin += narrow and self.signed
+        # The codes of unsigned formats reach one step further below the middle than above it:
+        # spread evenly, either end is half a step away from a code.
+        even = symmetric and not self.signed and not pow2
+        return Grid(qmin, qmax, symmetric, pow2, half, even)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         """Quantize an array to codes of type ``numpy``."""

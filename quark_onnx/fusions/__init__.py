@@ -8,12 +8,14 @@ from quark_onnx.fusions.dynamic import (
     matmul_integer,
     portable_conv_integer,
 )
+from quark_onnx.fusions.embedding import q_embed_layer_normalization
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.fusions.moving import (
     MOVING,
     clip_codes,
     drop_rounding_again,
     move_codes,
+    rank_codes,
 )
 from quark_onnx.fusions.nbits import matmul_nbits
 from quark_onnx.fusions.pointwise import (
@@ -41,11 +43,13 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
         (qlinear_global_average_pool,),
     ),
     **dict.fromkeys(("Relu", "Clip"), (clip_codes,)),
+    "ArgMax": (rank_codes,),
     # Blocks and dynamic scales first: the other two take a static scale per tensor or channel.
     "MatMul": (matmul_nbits, matmul_integer, qlinear_matmul, matmul_to_float),
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
     "Conv": (conv_integer, qlinear_conv),
     "LSTM": (lstm_integer,),
+    "com.microsoft::EmbedLayerNormalization": (q_embed_layer_normalization,),
     ATTENTION: (attention_integer,),
     "Gather": (move_codes, gather_codes),
     "Concat": (move_codes, qlinear_concat),

@@ -15,6 +15,7 @@ from quark_onnx.fusions.base import (
     alike,
     code_type,
     codes_of,
+    one_scale,
     read_bytes,
     value,
     write,
@@ -52,6 +53,8 @@ MOVING = {
 
 #: First opset whose Clip supports integer codes; its bounds are inputs.
 _CLIP_OPSET = 12
+#: First opset whose ArgMax supports both types of bytes.
+_RANK_OPSET = 13
 
 
 def moved_inputs(node: Node) -> Sequence[int]:
@@ -121,6 +124,15 @@ def _encode_padding(graph: Graph, node: Node, codes: Codes) -> bool:
         return False
     code = _encoded(graph, codes, number.reshape(()))
     graph.fill_input(node, 2, graph.add_constant(f"{node.name}_code", code))
+    return True
+
+
+def rank_codes(graph: Graph, node: Node) -> bool:
+    """Let ArgMax read codes, which are in the order of their values."""
+    codes = read_bytes(graph, node.inputs[0])
+    if graph.opset < _RANK_OPSET or codes is None or not one_scale(graph, codes):
+        return False
+    graph.set_input(node, 0, codes.codes)
     return True
 
 

@@ -17,6 +17,8 @@ from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
 from quark_onnx.plan.plan import Plan
 from quark_onnx.plan.select import EXCLUDED
 
+_SOFTMAXES = frozenset({"Softmax", "com.microsoft::BiasSoftmax"})
+
 
 class PlanBuilder(Plan):
     """A plan under construction, for rules and for steps that decide anew."""
@@ -71,6 +73,9 @@ class PlanBuilder(Plan):
         if spec.dynamic:
             self._dynamic(node, tensors, spec)
             return
+        # onnxruntime's quantizer knows the range of a softmax alone.
+        if self.asked.like_onnxruntime and node.kind not in _SOFTMAXES:
+            bounds = None
         # Readers of a silent result may still request its quantization with an entry of their own.
         silent = node.outputs if node.kind in self.asked.silent else ()
         for tensor in tensors:

@@ -76,6 +76,8 @@ class Asked:
         clipping: remove a Relu or Clip if saturation has the same effect.
         following: operator types that are quantized only after quantized inputs.
         all_pairs: quantize tensors, too, that need no pair, as onnxruntime's quantizer does.
+        like_onnxruntime: decide as its quantizer even where that costs accuracy: measure the ranges
+            of Sigmoid and Tanh, and round what ArgMax alone reads.
         saturates: write a Max and a Min where a part of the codes is used, as with 7 of 8 bits, and
             before the pair of a Softmax of unknown size.
         makes_gemms: the engine makes a Gemm of a MatMul and the Add of its bias, as onnxruntime
@@ -87,6 +89,7 @@ class Asked:
     clipping: bool = True
     following: tuple[str, ...] = ()
     all_pairs: bool = False
+    like_onnxruntime: bool = False
     saturates: bool = True
     makes_gemms: bool = True
 

@@ -91,6 +91,7 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
             config.clipping,
             config.follow_inputs,
             config.all_pairs or takes.paired,
+            config.all_pairs,
             not config.portable,
             target is None or target.keeps_barriers,
         ),

@@ -49,7 +49,8 @@ def _spare_tensor(plan: PlanBuilder, name: str, nodes: list[Node]) -> Decision |
 
 def _is_rounded(plan: PlanBuilder, nodes: list[Node]) -> bool:
     """Return whether the engine of a node rounds what a layer computes, or is asked to."""
-    return not plan.safe or plan.aligns or any(map(plan.rounds_results, nodes))
+    asked = not plan.safe or plan.asked.like_onnxruntime
+    return asked or plan.aligns or any(map(plan.rounds_results, nodes))
 
 
 def _computes_signal(plan: PlanBuilder, node: Node) -> bool:

@@ -9,6 +9,9 @@ from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 
+#: Operators whose parameters onnxruntime's quantizer stores in codes.
+_WITH_PARAMETERS = frozenset({"InstanceNormalization", "LayerNormalization"})
+
 
 @rule("LayerNormalization", "InstanceNormalization", "BatchNormalization")
 @rule(
@@ -26,16 +29,20 @@ def normalization(node: Node, plan: PlanBuilder) -> None:
         plan.keep_node(node, RESIDUAL)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
-        if node.kind == "InstanceNormalization" and plan.asked.all_pairs:
+        if node.kind in _WITH_PARAMETERS and plan.asked.all_pairs:
             _parameters(node, plan)
 
 
 def _parameters(node: Node, plan: PlanBuilder) -> None:
     """Quantize scale and bias as onnxruntime does; engines without float need them in codes."""
-    x, scale, bias = node.inputs[:3]
-    if plan.graph.is_constant(scale) and plan.graph.is_constant(bias):
-        # onnxruntime gives the scale one scale, also with scales per channel.
-        plan.weight(node, scale, axis=None)
+    x, scale = node.inputs[:2]
+    # That of a LayerNormalization is optional.
+    bias = node.input(2)
+    if not all(plan.graph.is_constant(name) for name in (scale, bias) if name):
+        return
+    # onnxruntime gives the scale one scale, also with scales per channel.
+    plan.weight(node, scale, axis=None)
+    if bias:
         plan.bias(node, bias, x, scale)
 
 

@@ -20,7 +20,11 @@ def top(node: Node, plan: PlanBuilder) -> None:
 @rule("ArgMax", "ArgMin")
 def position(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as rounding creates ties; otherwise quantize the input."""
-    if _reads_codes(node, plan) or not kept_float(node, plan, _RANKING):
+    if (
+        plan.asked.like_onnxruntime
+        or _reads_codes(node, plan)
+        or not kept_float(node, plan, _RANKING)
+    ):
         plan.activation(node, node.inputs[0])
 
 

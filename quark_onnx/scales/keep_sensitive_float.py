@@ -18,6 +18,7 @@ from quark_onnx.measuring.calibrate import Ranges
 from quark_onnx.plan import Keep, Plan, PlanBuilder, Quantize
 from quark_onnx.planning.decoding import connected, keep_whole, tail_of
 from quark_onnx.planning.spare_decisions import is_decided
+from quark_onnx.rules.base import WEIGHTED
 
 #: Maximum ratio of joined ranges: the smaller range then loses three of eight bits.
 RATIO = 8.0
@@ -25,6 +26,7 @@ RATIO = 8.0
 STEP = 0.5
 
 _EXPONENTIAL = frozenset({"Softmax", "LogSoftmax", "Exp"})
+_SIGMOIDS = frozenset({"Sigmoid", "HardSigmoid"})
 _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
@@ -50,7 +52,11 @@ def keep_sensitive_ops_float(
         if node.kind in _EXPONENTIAL:
             notes += _spare_scores(node, changed, ranges)
     tail = tail_of(graph)
+    detects = bool(graph.nodes_of(WEIGHTED))
     for node in graph.nodes:
+        # Without weighted operators there are no detections to select.
+        if node.kind in _DECODING and not detects:
+            continue
         reason = _reason(node, changed, ranges)
         if not reason:
             continue
@@ -158,8 +164,15 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
 
 def _is_score(node: Node, tensor: str, plan: Plan) -> bool:
     """Return whether a node reads values between 0 and 1, as those of a Sigmoid or Softmax."""
-    entry = plan.entry(plan.use(tensor, node))
-    return isinstance(entry, Quantize) and entry.bounds == (0.0, 1.0)
+    use = plan.root(plan.use(tensor, node))
+    entry = plan.entries.get(use)
+    if not isinstance(entry, Quantize):
+        return False
+    # The range of a Sigmoid may be measured.
+    producer = plan.graph.producer(use.tensor)
+    return entry.bounds == (0.0, 1.0) or (
+        producer is not None and producer.kind in _SIGMOIDS
+    )
 
 
 def _magnitudes(node: Node, plan: Plan, ranges: Ranges) -> dict[str, float]:

@@ -17,10 +17,10 @@ import calibrators
 from calibrators import Grid, QParams, quantize
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
+from quark_onnx.dtypes import INT4, INT32, UINT4, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
 from quark_onnx.functions import DOMAIN, float4, mx
-from quark_onnx.fusions.base import CONTRIB
+from quark_onnx.fusions.base import CONTRIB, attributes
 from quark_onnx.graph import Graph, Node, add_parameter
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.graph.unfused_biases import unfuse_biases
@@ -45,6 +45,10 @@ from quark_onnx.writing.fusion_barriers import (
 QUANTIZED, DEQUANTIZED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
 #: Types of scales and zero points with typed fields in a TensorProto.
 _PLAIN = tuple(map(np.dtype, ("float32", "int8", "uint8", "int16", "uint16", "int32")))
+#: Types of codes whose single zero points have typed fields.
+_NARROW = (INT4.numpy, UINT4.numpy)
+#: Half a step between codes, with room for the rounding of scales to float32.
+_HALF_STEP = 0.5 + 1e-4
 #: First opsets whose DequantizeLinear has per-channel and blocked scales.
 _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
@@ -228,8 +232,8 @@ class _Writer:
             use: the shared use of its result.
 
         Returns:
-            True if both bounds are end codes of the grid; False without constant bounds or without
-            an own per-tensor scale.
+            True if both bounds are end codes of the grid, or lie within half a step of them; False
+            without constant bounds or without an own per-tensor scale.
         """
         entry = self.plan.entries.get(use)
         bounds = clip_bounds(self.graph, node)
@@ -243,8 +247,12 @@ class _Writer:
             return False
         grid = entry.spec.grid
         # The bounds of the clip are the end codes: QuantizeLinear saturates at the same values.
-        low, high = quantize(np.array(bounds), self.params.table[use], grid)
-        return bool(low == grid.qmin and high == grid.qmax)
+        params = self.params.table[use]
+        codes = quantize(np.array(bounds), params, grid)
+        ends = np.array([grid.qmin, grid.qmax])
+        # A bound halfway between two codes is rounded to either: its end code is as near.
+        past = np.abs((ends - params.zero_point) * params.scale - bounds)
+        return bool(np.all((codes == ends) | (past <= _HALF_STEP * params.scale)))
 
     def _write(self, tensor: str, uses: list[Use]) -> None:
         """Quantize a tensor: the shared pair first, then consumers' own entries.
@@ -255,6 +263,7 @@ class _Writer:
         # Before any rewiring, which changes the readers of the tensor.
         readers = self._readers(tensor, uses)
         value = quantized = self._release(tensor, uses)
+        converted: list[tuple[Use, str]] = []
         for use in uses:
             # A reader with another format gets the float value, unless the producer has decided on
             # codes.
@@ -264,14 +273,58 @@ class _Writer:
             # The names of onnxruntime's quantizer.
             is_apart = self._dedicated(use) and len(readers[use]) > 1
             name = f"{use_name(use)}{DEQUANTIZED}_1" if is_apart else ""
-            result = self._form(source, use, tensor if is_renamed else name)
+            # Readers that ask for the same format share a pair.
+            alike = [form for other, form in converted if self._alike(other, use)]
+            if alike and not is_apart:
+                result = alike[0]
+            else:
+                if use.node and source == quantized and readers.get(Use(tensor)):
+                    source = self._for_conversion(source)
+                result = self._form(source, use, tensor if is_renamed else name)
             if use.node is None:
                 quantized = result
+            else:
+                converted.append((use, result))
             for index, node in enumerate(readers[use]):
                 if index and self._dedicated(use):
                     name = f"{use_name(use)}{DEQUANTIZED}_{index + 1}"
                     result = self._form(source, use, name)
                 self.graph.replace_input(node, tensor, result)
+
+    def _for_conversion(self, quantized: str) -> str:
+        """Return a dequantized value for a conversion, apart from that of other readers.
+
+        onnxruntime's quantizer writes such a DequantizeLinear: an engine makes one operator of it
+        and the QuantizeLinear after it.
+        """
+        node = self.graph.producer(quantized)
+        if not self.plan.asked.like_onnxruntime or node is None:
+            return quantized
+        if node.op_type != "DequantizeLinear":
+            return quantized
+        result = self.graph.fresh(f"{quantized}_convert")
+        self.graph.add(
+            node.op_type,
+            list(node.inputs),
+            [result],
+            name=f"{result}_{node.op_type}",
+            domain=node.domain,
+            **attributes(node),
+        )
+        return result
+
+    def _alike(self, one: Use, other: Use) -> bool:
+        """Return whether two readers of an activation get equal codes of one format."""
+        if self.graph.is_constant(one.tensor) or self._dedicated(other):
+            return False
+        roots = self.plan.root(one), self.plan.root(other)
+        first, second = (self.params.table.get(root) for root in roots)
+        if first is None or second is None:
+            return False
+        return self.plan.entries[roots[0]] == self.plan.entries[roots[1]] and (
+            np.array_equal(first.scale, second.scale)
+            and np.array_equal(first.zero_point, second.zero_point)
+        )
 
     def _dedicated(self, use: Use) -> bool:
         """Return whether every consumer of a tensor gets a separate pair."""
@@ -810,12 +863,20 @@ class _Writer:
             else:
                 dtype = entry.spec.codes
                 grid = self._grid(entry)
-            zero = self._parameter(
-                f"{use_name(root)}_zero_point",
-                # The type of the zero point is the type of the codes (ONNX, QuantizeLinear).
-                params.zero_point.astype(dtype.numpy),
-            )
-            stored = self._store(root, params)
+            # The type of the zero point is the type of the codes (ONNX, QuantizeLinear).
+            zero_point = params.zero_point.astype(dtype.numpy)
+            zero_name = f"{use_name(root)}_zero_point"
+            # onnxruntime's quantizer stores vectors for biases, as bytes.
+            in_vectors = isinstance(entry, BiasOf) and self.plan.asked.like_onnxruntime
+            if in_vectors and zero_point.ndim:
+                zero = self.graph.add_constant(zero_name, zero_point)
+            else:
+                zero = self._parameter(zero_name, zero_point)
+            if in_vectors:
+                scales = np.atleast_1d(params.scale)
+                stored = self.graph.add_constant(f"{use_name(root)}_scale", scales)
+            else:
+                stored = self._store(root, params)
             self._scales[root] = _Scale(dtype, grid, params, stored, zero)
         return self._scales[root]
 
@@ -859,7 +920,8 @@ class _Writer:
             The name in the graph.
         """
         # Typed fields are written value by value, which is slow for the many scales of blocks.
-        if array.ndim <= 1 and array.dtype in _PLAIN:
+        typed = array.dtype in _PLAIN or (array.size == 1 and array.dtype in _NARROW)
+        if array.ndim <= 1 and typed:
             return add_parameter(self.graph, name, array)
         return self.graph.add_constant(name, array)
 
@@ -940,6 +1002,10 @@ class _LiveWriter(_Writer):
             f"{use_name(root)}_scale", TensorProto.FLOAT, params.scale.shape
         )
         return self.names[root]
+
+    def _alike(self, one: Use, other: Use) -> bool:
+        # Each live scale is an input of its own.
+        return False
 
     def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
         if scale.scale not in self.names.values():

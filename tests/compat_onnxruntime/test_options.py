@@ -296,7 +296,8 @@ def test_tables_are_as_accurate_as_onnxruntimes(
             output = str(tmp_path / "q.onnx")
             module.quantize_dynamic(source, output)
             errors[place] += np.square(outputs(output, feeds)[0] - wanted).sum()
-    assert errors[0] < errors[1]
+    # Equal codes: no table is dequantized in each run.
+    assert errors[0] == pytest.approx(errors[1])
 
 
 def outputs(path: str, feeds: networks.Feeds) -> list[np.ndarray]:

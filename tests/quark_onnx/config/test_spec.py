@@ -33,10 +33,15 @@ def test_with_changes_a_copy() -> None:
     [
         (QuantizationSpec("int8"), Grid(-128, 127)),
         (QuantizationSpec("int8", narrow=True), Grid(-127, 127)),
-        (QuantizationSpec("uint8", narrow=True), Grid(0, 255)),
+        (QuantizationSpec("uint8", narrow=True), Grid(0, 255, even=True)),
+        (QuantizationSpec("uint8", pow2=True), Grid(0, 255, pow2=True)),
         (QuantizationSpec("uint8", symmetric=False), Grid(0, 255, symmetric=False)),
-        (QuantizationSpec("int8", reduce_range=True), Grid(-64, 63)),
-        (QuantizationSpec("uint8", reduce_range=True), Grid(0, 127)),
+        (QuantizationSpec("int8", reduce_range=True), Grid(-64, 64)),
+        (
+            QuantizationSpec("int8", symmetric=False, reduce_range=True),
+            Grid(-64, 63, symmetric=False),
+        ),
+        (QuantizationSpec("uint8", reduce_range=True), Grid(0, 127, even=True)),
         (QuantizationSpec("int16", pow2=True), Grid(-32768, 32767, pow2=True)),
         (QuantizationSpec("uint16", symmetric=False), Grid(0, 65535, symmetric=False)),
     ],

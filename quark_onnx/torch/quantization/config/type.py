@@ -5,6 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    BFP16,
+    FP4,
+    FP6_E2M3,
+    FP6_E3M2,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP8_E5M3,
+    MX,
+    MX6,
+    MX9,
+    BFloat16,
+    Float16,
+    Int2,
+    Int3,
+    Int4,
+    Int8,
+    Int16,
+    Int32,
+    TQTThresholdInitMeth,
+    UInt2,
+    UInt4,
+    UInt8,
+    UInt16,
+    UInt32,
+)
+
 
 class Dtype(Enum):
     """Number formats; uint3 is specific to this package."""
