@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -656,6 +657,12 @@ def _leave_out(reason: str, count: int, total: int) -> None:
 def _from_object(
     data: Any, inputs: Sequence[InputSpec], axis: int | None, images: ImageSpec | None
 ) -> _Source:
+    # A data set in memory has its package imported.
+    splits = getattr(sys.modules.get("datasets"), "DatasetDict", ())
+    if isinstance(data, splits):
+        raise DataError(
+            f"the data is a DatasetDict; give one of its splits: data[{next(iter(data), '')!r}]"
+        )
     if isinstance(data, RandomData):
         warnings.warn(
             "random data: the ranges are meaningless, do not ship the model",

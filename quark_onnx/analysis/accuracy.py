@@ -128,7 +128,7 @@ class Attempt:
     error: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AccuracyResult(Reported):
     """Result of ``quantize_to_accuracy``.
 

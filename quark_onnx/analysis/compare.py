@@ -41,7 +41,7 @@ from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Reported):
     """Comparison of a model with its float original.
 

@@ -367,7 +367,11 @@ def test_a_result_is_five_lines_and_a_page(model: Any) -> None:
     assert lines[0] == "Result: 2 of 2 nodes quantized"
     assert "36 for calibration, 4 held out" in lines[1]
     assert result.report.verdict is not None
-    assert lines[4].endswith(result.report.verdict.sentence)
+    assert lines[4] == f"  verdict {result.report.verdict}"
+    assert repr(result.report).startswith(
+        f"Report: verdict {result.report.verdict.band}"
+    )
+    assert "\n" not in repr(result.report)
     assert result._repr_html_().startswith("<iframe")
     assert calls
     with pytest.raises(ConfigError, match="progress is 'loud'"):
