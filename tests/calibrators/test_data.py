@@ -501,6 +501,16 @@ def test_fitting_arrays_are_not_copied() -> None:
             r"transpose it with open_reader\(\.\.\., layout='nhwc'\)$",
         ),
         (
+            ("n", 3, 4, 6),
+            (4, 6, 3),
+            r"NHWC data for an NCHW input; transpose it with open_reader\(.*layout='nhwc'\)$",
+        ),
+        (
+            ("n", 4, 6, 3),
+            (3, 4, 6),
+            r"NCHW data for an NHWC input; .*np.transpose\(array, \(1, 2, 0\)\)$",
+        ),
+        (
             ("n", 4, 6, 3),
             (5, 3, 4, 6),
             r"NCHW data for an NHWC input; .*np.transpose\(array, \(0, 2, 3, 1\)\)$",

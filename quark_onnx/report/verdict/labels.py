@@ -28,7 +28,7 @@ from quark_onnx.report.verdict.task import Task, squeezed
 
 logger = logging.getLogger(__name__)
 #: Least number of labelled samples on which a top-1 by chance tells something.
-_TELLING = 8
+_TELLING = 6
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
