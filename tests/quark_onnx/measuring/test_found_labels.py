@@ -400,6 +400,21 @@ def test_progress_of_all_measurements_reaches_a_function(
             call(model, quantized, data, progress="loud")  # type: ignore[operator]
 
 
+def test_an_exception_of_the_progress_function_cancels(
+    model: Any, tmp_path: Path
+) -> None:
+    class Cancelled(Exception):  # noqa: N818
+        pass
+
+    def progress(name: str, done: float, total: int | None) -> None:
+        if done > 3:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        quantize(model, list(ROWS), "A8W8", tmp_path / "q.onnx", progress=progress)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_name_of_the_package_of_calibrators() -> None:
     """Both names lead to the same objects."""
     import calibrators as plain
