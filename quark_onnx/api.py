@@ -32,7 +32,7 @@ from quark_onnx.common.errors import (
     crash_errors,
     nearest,
 )
-from quark_onnx.common.progress_bars import ProgressCallback, progress_callback
+from quark_onnx.common.progress import Show, showing
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require, require_known
@@ -79,8 +79,6 @@ _DAMAGED = 3.0
 
 #: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
-#: How to show progress.
-Show = bool | ProgressCallback | None
 #: Parameters of a function that takes calls of onnxruntime, too.
 Parameters = ParamSpec("Parameters")
 
@@ -212,7 +210,7 @@ def quantize(  # noqa: PLR0913
     """
     require(isolate in (True, False), "isolate", isolate, "True or False")
     # ``crash_errors`` is outermost, since ``isolated`` raises the crash of its process.
-    with crash_errors(model), isolated(isolate), _showing(progress) as show:
+    with crash_errors(model), isolated(isolate), showing(progress) as show:
         # Wrong arguments fail here, before the model is read.
         require(
             executor is None or callable(getattr(executor, "submit", None)),
@@ -251,26 +249,6 @@ def quantize(  # noqa: PLR0913
             return run(job, data, executor, show)
         finally:
             job.close()
-
-
-@contextmanager
-def _showing(progress: object) -> Iterator[bool | None]:
-    """Send progress to a function within the context; otherwise check the argument.
-
-    Returns:
-        The argument for a ``Progress``.
-    """
-    if callable(progress):
-        with progress_callback(progress):
-            yield None
-        return
-    require(
-        progress in (True, False, None),
-        "progress",
-        progress,
-        "True, False, None for a terminal only, or a function",
-    )
-    yield None if progress is None else bool(progress)
 
 
 def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
@@ -336,7 +314,7 @@ def calibrate(  # noqa: PLR0913
             "config measures no activation, so there are no ranges; name a preset that"
             " does, such as A8W8",
         )
-    with crash_errors(model), isolated(isolate), _showing(progress) as show:
+    with crash_errors(model), isolated(isolate), showing(progress) as show:
         # An empty calibration receives the measurements.
         job = Job.open(model, settings, None, False, ranges=Calibration(""))
         try:

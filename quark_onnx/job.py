@@ -99,7 +99,7 @@ class Result:
         """Return five lines, where the fields would be megabytes."""
         report = self.report
         total = sum(count for _, count in report.operators.values())
-        verdict = "not measured" if report.verdict is None else report.verdict.sentence
+        verdict = "not measured" if report.verdict is None else str(report.verdict)
         lines = [
             f"Result: {report.quantized} of {counted(total, 'node')} quantized",
             f"  samples {report.samples} for calibration, {report.held_out} held out",

@@ -44,7 +44,7 @@ def load_dataset(path: Path) -> Any:
     if (path / _SPLITS).is_file():
         splits = sorted(folder.name for folder in path.iterdir() if folder.is_dir())
         raise DataError(
-            f"{path} holds several splits; name the folder of one: {', '.join(splits)}"
+            f"{path} holds splits; name the folder of one: {', '.join(splits)}"
         )
     try:
         if (path / _SAVED).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -324,7 +325,7 @@ class Reader:
         # islice has stopped: the next index is the number of samples.
         count_read = next(indices)
         if not count_read:
-            raise EmptyReader(f"sample 0: {self._source.if_empty}")
+            raise EmptyReader(self._source.if_empty)
         if (
             self._expected is not None
             and count_read < self._expected
@@ -388,8 +389,8 @@ class Reader:
         self._others |= set(others)
         if left_out:
             names = ", ".join(names_of(self._inputs))
-            labels = any(isinstance(others.get(key), str) for key in _LABEL_ENTRIES)
-            hint = "; labels are integers, indices of classes" if labels else ""
+            labels = (others.keys() - classes.keys()).intersection(_LABEL_ENTRIES)
+            hint = "; labels are integers, an index of a class each" if labels else ""
             warnings.warn(
                 f"the samples hold more than the inputs of the model ({names}), which is left"
                 f" out: {short(left_out)}{hint}",
@@ -656,6 +657,7 @@ def _leave_out(reason: str, count: int, total: int) -> None:
 def _from_object(
     data: Any, inputs: Sequence[InputSpec], axis: int | None, images: ImageSpec | None
 ) -> _Source:
+    _refuse_splits(data)
     if isinstance(data, RandomData):
         warnings.warn(
             "random data: the ranges are meaningless, do not ship the model",
@@ -694,10 +696,21 @@ def _from_object(
         entries = partial(_entries, data)
         length = _length(data)
     else:
-        raise DataError(
-            f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}",
-        )
+        what = f"got {type(data).__name__} as data"
+        if hasattr(data, "__getitem__"):
+            what += ", which has __getitem__ and neither __len__ nor __iter__"
+        raise DataError(f"{what}; pass an iterable of {{input name: array}}")
     return _Source(entries, length, stacked=batched, refilled=refilled)
+
+
+def _refuse_splits(data: Any) -> None:
+    """Raise DataError for several data sets of Hugging Face in place of one."""
+    # A data set in memory has its package imported.
+    splits = getattr(sys.modules.get("datasets"), "DatasetDict", ())
+    if isinstance(data, splits):
+        raise DataError(
+            f"the data is a DatasetDict; give one of its splits: data[{next(iter(data), '')!r}]"
+        )
 
 
 def _pull(reader: Any) -> Iterator[object]:
@@ -725,8 +738,7 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
     def open_once() -> Iterator[object]:
         if not unread:
             raise EmptyReader(
-                "sample 0: the data was read already; for another pass, use a list or a"
-                " rewind()",
+                "the data was read already; for another pass, use a list or a rewind()",
             )
         return unread.pop()
 

@@ -511,8 +511,16 @@ def _cast(array: Array, want: np.dtype[Any] | None, source: str) -> Array:
         with np.errstate(over="ignore"):
             return array.astype(want)
     raise SampleMismatch(
-        f"{source}: got {got}, expected {want}; convert it with .astype(np.{want.name})",
+        f"{source}: got {got}, expected {want}; {_conversion(got, want)}",
     )
+
+
+def _conversion(got: np.dtype[Any], want: np.dtype[Any]) -> str:
+    """Return how to convert an array of another type, for a message."""
+    change = f"convert it with .astype(np.{want.name})"
+    if got == np.uint8 and want.kind == "f":
+        return f"pixels are scaled and normalized as in training; then {change}"
+    return change
 
 
 def _text(array: Array, source: str) -> Array:
@@ -539,7 +547,10 @@ def _text(array: Array, source: str) -> Array:
 def _axes_hint(array: Array, spec: InputSpec) -> str:
     """Return the end of a message about a shape: the change to make, if known."""
     shape = array.shape
-    rank = array.ndim
+    # A single sample, as data sets hold it.
+    if spec.shape is not None and len(spec.shape) == array.ndim + 1:
+        shape = (1, *shape)
+    rank = len(shape)
     if not 3 <= rank <= 5:
         return ""
     space = {3: "L", 4: "HW", 5: "DHW"}[rank]
@@ -555,6 +566,12 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
     for axes in chain(usual, permutations(range(rank))):
         if spec.fits([shape[axis] for axis in axes]):
             remedy = f"np.transpose(array, {axes})"
+            if rank > array.ndim:
+                # The batch axis is not there, and keeps its place in the usual orders.
+                if axes[0]:
+                    continue
+                own = tuple(axis - 1 for axis in axes[1:])
+                remedy = f"np.transpose(array, {own})"
             if axes == (0, 3, 1, 2) and array.dtype.kind == "f":
                 remedy = "open_reader(..., layout='nhwc')"
             return (

@@ -22,7 +22,7 @@ from quark_onnx.common.errors import (
     ModelError,
     crash_errors,
 )
-from quark_onnx.common.progress import Progress
+from quark_onnx.common.progress import Progress, Show, showing
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, to_dict
@@ -128,7 +128,7 @@ class Attempt:
     error: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AccuracyResult(Reported):
     """Result of ``quantize_to_accuracy``.
 
@@ -253,7 +253,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
     recipe: str = "auto",
     task: str = "auto",
     budget: float | None = None,
-    progress: bool | None = False,
+    progress: Show = False,
     isolate: bool = False,
 ) -> AccuracyResult:
     """Try configurations, fastest models first, until a model is accurate enough.
@@ -291,10 +291,8 @@ def quantize_to_accuracy(  # noqa: PLR0913
     # Before the attempts, which may take hours.
     refuse_overwritten_arguments({"model": model, "data": data}, {"output": output})
     target_file = destination(model, output)
-    with crash_errors(model), isolated(isolate):
-        return _climbed(
-            model, data, target, target_file, recipe, task, budget, progress
-        )
+    with crash_errors(model), isolated(isolate), showing(progress) as show:
+        return _climbed(model, data, target, target_file, recipe, task, budget, show)
 
 
 def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy

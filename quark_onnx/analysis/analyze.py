@@ -26,6 +26,7 @@ from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors, data_errors
+from quark_onnx.common.progress import Progress, Show, showing
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, gather_constants, reach
 from quark_onnx.measuring.open_data import reader_for
@@ -47,7 +48,7 @@ def analyze(  # noqa: PLR0913
     limit: int | None = None,
     task: str = "auto",
     budget: float | None = None,
-    progress: bool | None = False,
+    progress: Show = False,
     isolate: bool = False,
 ) -> Analysis:
     """Find accuracy losses of a quantized model by tensor, with their causes.
@@ -66,7 +67,7 @@ def analyze(  # noqa: PLR0913
         budget: time limit in seconds for trying changes of the quantization after a risky or poor
             verdict; None to list them untried. Models of other tools have no configuration to
             change, and nothing is tried.
-        progress: show a progress bar while changes are tried, as for ``quantize_static``.
+        progress: as for ``quantize_static``.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Returns:
@@ -89,18 +90,22 @@ def analyze(  # noqa: PLR0913
     """  # noqa: E501
     check_limit(limit)
     check_budget(budget)
-    with crash_errors(float_model, quant_model), isolated(isolate):
+    crashes = crash_errors(float_model, quant_model)
+    with crashes, isolated(isolate), showing(progress) as show:
         before, after = load(float_model), load(quant_model)
         read = _read(before), _read(after)
         _require_pair(*(model for _, model in read))
-        with Spool() as spool:
+        with Spool() as spool, Progress(show, 3, "analyzing", "part") as bar:
             # Several passes read the samples: by tensor, by output, and for each trial.
             reader = reader_for(Graph.of(inlined(before)), data)
             for sample in islice(_checked(reader), limit):
                 spool.append(sample)
+            bar.update(1)
             sizes = model_bytes(before), model_bytes(after)
             found = _analyzed(*read, sizes, spool)
+            bar.update(2)
             judged = judge_models(before, after, spool, task=task, random=reader.random)
+            bar.update(3)
             found = replace(
                 found,
                 outputs=judged.outputs,
@@ -114,7 +119,7 @@ def analyze(  # noqa: PLR0913
             if not steps and found.verdict.band in ("risky", "poor"):
                 trial_settings = None
                 if budget is not None:
-                    trial_settings = TrialSettings(task, budget, progress=progress)
+                    trial_settings = TrialSettings(task, budget, progress=show)
                 steps = advise_file(
                     before,
                     after,

@@ -16,7 +16,7 @@ from calibrators.readers.open import CalibrationData, Reader
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
-from quark_onnx.common.progress import Progress
+from quark_onnx.common.progress import Progress, Show, showing
 from quark_onnx.common.wording import counted
 from quark_onnx.engines import EngineRun
 from quark_onnx.files.io import load
@@ -41,7 +41,7 @@ from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Reported):
     """Comparison of a model with its float original.
 
@@ -140,7 +140,7 @@ def compare(  # noqa: PLR0913
     threads: int = 0,
     isolate: bool = False,
     preprocessing: bool = True,
-    progress: bool | None = False,
+    progress: Show = False,
 ) -> Comparison:
     """Compare the outputs of two models on common data.
 
@@ -160,7 +160,7 @@ def compare(  # noqa: PLR0913
         isolate: run onnxruntime in another process, as for ``quantize``.
         preprocessing: whether to check that the data is preprocessed as the reference expects,
             which may take hundreds of runs. False where ``quantize`` has checked the same data.
-        progress: show a progress bar on stderr; None shows it on a terminal or in a notebook only.
+        progress: as for ``quantize_static``.
 
     Returns:
         Errors of the outputs, the verdict, and the requested measurements.
@@ -172,7 +172,7 @@ def compare(  # noqa: PLR0913
         DataError: the data does not fit the reference.
     """
     check_limit(limit)
-    with crash_errors(reference, other), isolated(isolate):
+    with crash_errors(reference, other), isolated(isolate), showing(progress) as show:
         before, after = load(reference), load(other)
         require_order(before, after)
         # Labels are read before any model runs, so that a wrong file costs no time.
@@ -185,7 +185,7 @@ def compare(  # noqa: PLR0913
             scorer.rows = reader.rows
         known = [size for size in (reader.length, limit) if size is not None]
         total = None if reader.length is None else min(known)
-        with Progress(progress, total, "comparing", "sample") as bar:
+        with Progress(show, total, "comparing", "sample") as bar:
             counter = _Counter(islice(iter(reader), limit), reader, left_out, bar)
             judged = judge_models(
                 before,

@@ -22,7 +22,7 @@ from quark_onnx.report.verdict import Verdict
 TOP = 12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Analysis(Reported):
     """Accuracy losses of a quantized model, and their causes.
 

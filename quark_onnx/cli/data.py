@@ -241,6 +241,8 @@ def in_flags(message: str, options: Namespace) -> str:
     if getattr(options, "image_size", None):
         # The hint of the readers is to transpose; for images, the other layout does it.
         other = "nchw" if options.image_layout == "nhwc" else "nhwc"
+        size = r"(expected \[[^,]+, \d+, (\d+), (\d+)\])$"
+        message = re.sub(size, r"\1; use --image-size \2x\3", message)
         return re.sub(
             r"transpose it with (layout='nhwc'|np\.transpose\(.*\))",
             f"use --layout {other}",

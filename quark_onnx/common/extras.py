@@ -7,6 +7,7 @@ A hint that named ``quark-onnx`` would install a second onnxruntime next to the 
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import PackageNotFoundError, distribution
 
 #: Names of the distributions.
@@ -32,7 +33,28 @@ def installed_distribution() -> str:
 def pip_install(extra: str) -> str:
     """Return the command that installs an extra.
 
+    A distribution that was installed from a folder is named by the folder, as no registry may have
+    it.
+
     Args:
         extra: name of the extra, such as ``llm``.
     """
-    return f"pip install '{installed_distribution()}[{extra}]'"
+    name = installed_distribution()
+    return f"pip install '{_folder_of(name) or name}[{extra}]'"
+
+
+def _folder_of(name: str) -> str:
+    """Return the folder that a distribution was installed from; empty for a registry or a file."""
+    # Imported here: they load the modules of the network, and a message is rare.
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        origin = distribution(name).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return ""
+    # The file of PEP 610.
+    entry = json.loads(origin or "{}")
+    if "dir_info" not in entry:
+        return ""
+    return url2pathname(urlsplit(entry["url"]).path)

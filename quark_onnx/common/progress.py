@@ -8,8 +8,17 @@ from contextvars import ContextVar
 from time import monotonic
 from types import TracebackType
 
-from quark_onnx.common.errors import TimeLimitError
-from quark_onnx.common.progress_bars import Bar, open_bar
+from calibrators.shown import short
+from quark_onnx.common.errors import ConfigError, TimeLimitError
+from quark_onnx.common.progress_bars import (
+    Bar,
+    ProgressCallback,
+    open_bar,
+    progress_callback,
+)
+
+#: Whether to show progress, or a function that receives it; see ``open_bar``.
+Show = bool | ProgressCallback | None
 
 #: Deadline on the ``monotonic`` clock; None for no limit.
 _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
@@ -47,6 +56,25 @@ def check_time() -> None:
     deadline = _DEADLINE.get()
     if deadline is not None and monotonic() > deadline:
         raise TimeLimitError("its time is over")
+
+
+@contextmanager
+def showing(progress: object) -> Iterator[bool | None]:
+    """Send progress to a function within the context; otherwise check the argument.
+
+    Returns:
+        The argument for a ``Progress``.
+    """
+    if callable(progress):
+        with progress_callback(progress):
+            yield None
+        return
+    if progress not in (True, False, None):
+        raise ConfigError(
+            f"progress is {short(progress)}; it must be True, False, None for a terminal only, or"
+            " a function"
+        )
+    yield None if progress is None else bool(progress)
 
 
 class Progress:

@@ -197,6 +197,23 @@ class HoldOut:
         self.first: list[Any] = []
         self.count = 0
 
+    def calibrating_of(self, length: int | None) -> int | None:
+        """Return about how many samples of a data set calibrate, before they are read.
+
+        Samples beyond the limits of held-out ones calibrate, too.
+
+        Args:
+            length: the number of samples; None if unknown.
+        """
+        if length is None:
+            return None
+        if self._consecutive:
+            return max(0, length - len(self._consecutive))
+        held_out = held_out_of(length)
+        if self._most is not None:
+            held_out = min(held_out, max(_FEW, self._most))
+        return length - held_out
+
     @property
     def deciding_samples(self) -> list[Any]:
         """Return the held-out samples that decisions between settings are made on.

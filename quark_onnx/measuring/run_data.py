@@ -57,7 +57,7 @@ class RunData:
             whether its channels are axis 1; empty if unknown.
         calibration: earlier statistics that the run uses; None without any.
         stream: the calibration samples, read once.
-        length: number of all samples; None if unknown.
+        length: number of samples that calibrate; None if unknown.
         labels: class of each row of the data, by its index as text, where labels come with it.
         rows: indices of the rows of each sample, by the index of the sample.
         left_out: reasons why images were left out, by name.
@@ -145,7 +145,7 @@ class RunData:
             random=reader.random,
             calibration=calibration,
             stream=stream,
-            length=reader.length,
+            length=hold_out.calibrating_of(reader.length),
             labels=reader.labels,
             rows=reader.rows,
             left_out=reader.left_out,

@@ -29,7 +29,7 @@ from quark_onnx.running.run import Reference, agree
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Parts(Reported):
     """Two models that replace a model.
 

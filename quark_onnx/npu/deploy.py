@@ -92,7 +92,7 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle(Reported):
     """Result of a deployment.
 

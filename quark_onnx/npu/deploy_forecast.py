@@ -27,7 +27,7 @@ from quark_onnx.running.run import Reference
 from quark_onnx.targets import check, refusal, require_rules
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeployForecast(Reported):
     """Forecasts of a model, without and with the legalization in ``deploy``.
 

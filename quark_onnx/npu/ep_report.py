@@ -38,7 +38,7 @@ class EPReport:
     subgraphs: dict[str, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scored(Reported):
     """A forecast compared with a report.
 

@@ -30,7 +30,7 @@ from quark_onnx.targets.target import npu_of
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Legalized(Reported):
     """A rewritten model.
 

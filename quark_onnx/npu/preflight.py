@@ -107,7 +107,7 @@ def _amount(operations: int) -> str:
     return in_units(operations, units, ".2f") or counted(operations, "operation")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preflight(Reported):
     """Forecast of the devices of a model's nodes.
 

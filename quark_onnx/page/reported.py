@@ -54,6 +54,14 @@ class Reported:
         style = "width: 100%; height: 640px; border: 0"
         return f'<iframe srcdoc="{content}" style="{style}"></iframe>'
 
+    def __repr__(self) -> str:
+        """Return a line with the verdict, where the fields would be pages."""
+        lines = self.lines() or [""]
+        verdicts = [line for line in lines if line.startswith("verdict")]
+        # Names from models may hold control characters.
+        line = printable([*verdicts, lines[0]][0])
+        return f"{type(self).__name__}: {' '.join(line.split())}; print() has all lines"
+
     def __str__(self) -> str:
         # Names from models may hold control characters.
         return "\n".join(map(printable, self.lines()))

@@ -42,7 +42,7 @@ from quark_onnx.report.verdict.labels import Score, score_lines
 from quark_onnx.report.verdict.verdict import Verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(Reported):
     """The report of a run.
 

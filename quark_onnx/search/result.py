@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOSS = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult(Reported):
     """Result of a search.
 

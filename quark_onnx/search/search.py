@@ -27,7 +27,7 @@ from quark_onnx.common.errors import (
     ModelError,
     crash_errors,
 )
-from quark_onnx.common.progress import Progress
+from quark_onnx.common.progress import Progress, Show, showing
 from quark_onnx.common.version import __version__
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
@@ -81,7 +81,7 @@ def search(  # noqa: PLR0913
     trials: int | None = TRIALS,
     journal: str | Path | None = None,
     task: str = "auto",
-    progress: bool | None = False,
+    progress: Show = False,
     isolate: bool = False,
 ) -> SearchResult:
     """Try configurations on a model and rank them; requires the extra ``search``.
@@ -131,6 +131,7 @@ def search(  # noqa: PLR0913
     with (
         crash_errors(model),
         isolated(isolate),
+        showing(progress) as show,
         Search(
             model,
             data,
@@ -141,7 +142,7 @@ def search(  # noqa: PLR0913
             trials=trials,
             journal=journal,
             task=task,
-            progress=progress,
+            progress=show,
         ) as running,
     ):
         return running.run()
@@ -171,7 +172,7 @@ class Search:
         self._task, self._random = task, False
         self._space = Space.of(space).for_model(model)
         _check_numbers(target, budget, trials)
-        _check(metric, journal, progress)
+        _check(metric, journal)
         refuse_overwritten_arguments(
             {"model": model, "data": data, "space": space}, {"journal": journal}
         )
@@ -557,7 +558,7 @@ def _is_score(value: Any) -> bool:
     return is_number(value) and not isnan(value)
 
 
-def _check(metric: object, journal: object, progress: object) -> None:
+def _check(metric: object, journal: object) -> None:
     """Raise ConfigError for settings of another type."""
     if metric is not None and not callable(metric):
         raise ConfigError(
@@ -568,10 +569,4 @@ def _check(metric: object, journal: object, progress: object) -> None:
         "journal",
         journal,
         "a path",
-    )
-    require(
-        progress in (True, False, None),
-        "progress",
-        progress,
-        "True, False, or None for a terminal only",
     )

@@ -28,7 +28,7 @@ from quark_onnx.targets.target import Target
 _SHOWN = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Check(Reported):
     """Result of checking a model against a target.
 

@@ -134,9 +134,21 @@ def test_rows_of_labelled_batches_are_samples(wrap: Callable[[Any], Any]) -> Non
     assert reader.rows[3] == range(3, 4)
 
 
-def test_names_of_classes_are_no_labels() -> None:
+@pytest.mark.parametrize("label", ["dog", 0.5, np.eye(3, dtype=np.int64)[:1]])
+def test_other_labels_than_classes_are_left_out(label: object) -> None:
     with pytest.warns(UserWarning, match="labels are integers"):
-        assert len(list(open_reader([(xs(1)[0], "dog")], [X]))) == 1
+        assert len(list(open_reader([(xs(1)[0], label)], [X]))) == 1
+
+
+def test_a_data_set_without_a_length() -> None:
+    class Endless:
+        def __getitem__(self, index: int) -> object:
+            return xs(index)[0]
+
+    with pytest.raises(
+        DataError, match="got Endless as data, which has __getitem__ and nei"
+    ):
+        open_reader(Endless(), [X])
 
 
 def test_batches_are_split_on_request() -> None:
@@ -386,9 +398,8 @@ def test_every_error_is_its_own_and_names_the_sample() -> None:
         SampleMismatch: ([good, "text"], {}),
     }
     for error, (data, options) in faults.items():
-        with pytest.raises(
-            DataError, match=rf"sample {0 if error is EmptyReader else 1}\b"
-        ) as caught:
+        where = "holds no sample" if error is EmptyReader else r"sample 1\b"
+        with pytest.raises(DataError, match=where) as caught:
             seen(data, **options)
         assert type(caught.value) is error
     # A path that does not exist has no samples.
@@ -415,7 +426,7 @@ def test_the_data_ends_early() -> None:
     ],
 )
 def test_no_sample(data: object, hint: str) -> None:
-    with pytest.raises(EmptyReader, match=f"sample 0: .*{hint}"):
+    with pytest.raises(EmptyReader, match=f"^(the .*)?{hint}"):
         open_reader(data, [X]).first()
 
 
@@ -499,6 +510,16 @@ def test_fitting_arrays_are_not_copied() -> None:
             (5, 4, 6, 3),
             "looks like NHWC data for an NCHW input; "
             r"transpose it with open_reader\(\.\.\., layout='nhwc'\)$",
+        ),
+        (
+            ("n", 3, 4, 6),
+            (4, 6, 3),
+            r"NHWC data for an NCHW input; transpose it with open_reader\(.*layout='nhwc'\)$",
+        ),
+        (
+            ("n", 4, 6, 3),
+            (3, 4, 6),
+            r"NCHW data for an NHWC input; .*np.transpose\(array, \(1, 2, 0\)\)$",
         ),
         (
             ("n", 4, 6, 3),
@@ -935,7 +956,7 @@ def test_files_that_are_not_what_they_seem(
 @pytest.mark.parametrize("shape", [(0, 2), (0, 1, 2)])
 def test_files_without_a_row(tmp_path: Path, shape: tuple[int, ...]) -> None:
     np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
-    with pytest.raises(EmptyReader, match="sample 0"):
+    with pytest.raises(EmptyReader, match="holds no sample"):
         open_reader(tmp_path / "x.npy", [X]).first()
 
 

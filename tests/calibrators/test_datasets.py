@@ -62,8 +62,10 @@ def test_several_splits(datasets: Any, tmp_path: Path) -> None:
     part = datasets.Dataset.from_dict(ROWS)
     splits = datasets.DatasetDict({"train": part, "test": part})
     splits.save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match=r"several splits; .*: test, train"):
+    with pytest.raises(DataError, match=r"holds splits; .*: test, train"):
         open_reader(tmp_path / "saved", [IDS, MASK])
+    with pytest.raises(DataError, match=r"a DatasetDict; give one .*: data\['train'\]"):
+        open_reader(splits, [IDS, MASK])
 
 
 @pytest.mark.images

@@ -367,9 +367,9 @@ def test_yolov5s_android_23_empty_reader(tmp_path: Path) -> None:
     used = Reader(drawn(2, 1, 8))
     quantize_static(dense(), used)
     empty: list[tuple[Any, str]] = [
-        ([], "sample 0: the calibration data holds no sample"),
-        (iter(()), "sample 0: the iterator has nothing left to give"),
-        (Reader(()), r"sample 0: get_next\(\) returned None at once"),
+        ([], "^the calibration data holds no sample"),
+        (iter(()), "^the iterator has nothing left to give"),
+        (Reader(()), r"^get_next\(\) returned None at once"),
         (used, r"a reader that was read before needs a rewind\(\)"),
         (None, "no calibration data was given"),
         (tmp_path, f"{tmp_path}"),

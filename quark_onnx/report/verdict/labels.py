@@ -80,6 +80,8 @@ def score_lines(
     """Return scores in words, with the number of labelled samples.
 
     Args:
+        scores: the scores.
+        labelled: the number of labelled samples.
         sample: the word for a sample.
     """
     return [f"{score}, on {counted(labelled, sample)}" for score in scores]

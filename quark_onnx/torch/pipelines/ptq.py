@@ -73,7 +73,7 @@ class Text:
     length: int = 512
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PtqResult(Reported):
     """Result of ``ptq``.
 

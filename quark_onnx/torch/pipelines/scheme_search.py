@@ -128,7 +128,7 @@ class TriedScheme:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SchemeSearchResult(Reported):
     """Result of a search.
 

@@ -58,7 +58,7 @@ _MODERATE = 0.05
 _EIGHT_BITS = "ptpc_fp8"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckpointVerdict(Reported):
     """Comparison of a quantized checkpoint with the float model.
 

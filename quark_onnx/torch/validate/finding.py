@@ -76,7 +76,7 @@ class Finding:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Validation(Reported):
     """Result of the validation of a checkpoint for a client.
 

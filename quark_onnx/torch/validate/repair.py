@@ -43,7 +43,7 @@ _UNMENDED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mended(Reported):
     """Result of a repair.
 

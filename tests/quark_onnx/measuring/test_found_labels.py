@@ -13,7 +13,7 @@ import pytest
 
 from calibrators.readers.images import ImageSpec
 from calibrators.readers.open import InputSpec, open_reader
-from quark_onnx import compare, quantize
+from quark_onnx import analyze, compare, quantize, quantize_to_accuracy
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.measuring.held_out import is_held_out
 from quark_onnx.measuring.labelled import scorer_for
@@ -367,11 +367,52 @@ def test_a_result_is_five_lines_and_a_page(model: Any) -> None:
     assert lines[0] == "Result: 2 of 2 nodes quantized"
     assert "36 for calibration, 4 held out" in lines[1]
     assert result.report.verdict is not None
-    assert lines[4].endswith(result.report.verdict.sentence)
+    assert lines[4] == f"  verdict {result.report.verdict}"
+    assert repr(result.report).startswith(
+        f"Report: verdict {result.report.verdict.band}"
+    )
+    assert "\n" not in repr(result.report)
     assert result._repr_html_().startswith("<iframe")
     assert calls
     with pytest.raises(ConfigError, match="progress is 'loud'"):
         quantize(model, entries(), progress="loud")  # type: ignore[arg-type]
+
+
+def test_progress_of_all_measurements_reaches_a_function(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = dict[str, tuple[float, int | None]]()
+
+    def progress(name: str, done: float, total: int | None) -> None:
+        names[name] = done, total
+
+    data = list(ROWS)
+    quantized = quantize(model, data, progress=progress).model
+    # Of 40 samples, four are held out from calibration.
+    assert names["calibrating"] == (36, 36)
+    compare(model, quantized, data, progress=progress)
+    analyze(model, quantized, data, progress=progress)
+    quantize_to_accuracy(model, data, "10dB", progress=progress)
+    assert {"comparing", "analyzing", "reading", "trying"} <= names.keys()
+    assert capsys.readouterr().err == ""
+    for call in (compare, analyze):
+        with pytest.raises(ConfigError, match="progress is 'loud'"):
+            call(model, quantized, data, progress="loud")  # type: ignore[operator]
+
+
+def test_an_exception_of_the_progress_function_cancels(
+    model: Any, tmp_path: Path
+) -> None:
+    class Cancelled(Exception):  # noqa: N818
+        pass
+
+    def progress(name: str, done: float, total: int | None) -> None:
+        if done > 3:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        quantize(model, list(ROWS), "A8W8", tmp_path / "q.onnx", progress=progress)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_name_of_the_package_of_calibrators() -> None:
