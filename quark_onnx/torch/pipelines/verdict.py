@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def judge(  # noqa: PLR0913
         size_of_files(before),
         size_of_files(after),
         weights_of(before),
-        quantized_bits=_quantized_bits(source.folder, Path(checkpoint)),
+        quantized_bits=_quantized_bits(source, Path(checkpoint)),
     )
     reason = _reason(sizes, windows)
     if reason:
@@ -377,25 +377,26 @@ def weights_of(reader: Reader) -> int:
     return sum(torch.Size(tensor.shape).numel() for tensor in reader.tensors.values())
 
 
-def _quantized_bits(source: Path, checkpoint: Path) -> float | None:
+def _quantized_bits(source: FloatCheckpoint, checkpoint: Path) -> float | None:
     """Return the stored bits per weight of the quantized layers; None without such layers.
 
     Scales and zero points count, biases do not. Layers with other names in the checkpoint, as
     experts may have, are left out.
 
     Args:
-        source: folder of the float model.
+        source: the float model. Of a quantized source, the decoded tensors count.
         checkpoint: folder of the quantized checkpoint.
     """
-    # the validator's modules have the same names for all layouts
-    floats = read(source).modules
+    # a tied head has no tensor of its own in the float files
+    parameters = dict(source.model.named_parameters(remove_duplicate=False))
     size = weights = 0
     for name, module in read(checkpoint).modules.items():
-        before = floats[name].weight if name in floats else None
+        key = f"{name}.weight"
+        before = source.reader.tensors.get(key, parameters.get(key))
         if before is None or not module.is_quantized:
             continue
         # values of the float weight: packed shapes do not tell how many there are
-        weights += before.count
+        weights += prod(before.shape)
         for end, tensor in module.tensors.items():
             if end.startswith(_OF_WEIGHTS):
                 size += tensor.size

@@ -77,6 +77,39 @@ def test_bits_of_all_and_of_quantized_layers(layout: str, tmp_path: Path) -> Non
     assert f"{found.quantized_bits:.2f} of the quantized layers" in found.sentence()
 
 
+def verdict_of(source: Path, out: Path, config: Any) -> Any:
+    """The verdict on a checkpoint that is quantized without data."""
+    return ptq(source, None, config, out, progress=False, verdict=True).verdict
+
+
+@pytest.mark.parametrize("first", ["int4_wo_32", "uint4_wo_32", "mxfp4", "ptpc_fp8"])
+def test_bits_of_a_checkpoint_that_is_quantized_again(
+    first: str, tmp_path: Path
+) -> None:
+    """The weights of packed codes count, and not the words that hold them."""
+    model = made(llama(hidden_size=128, intermediate_size=256), torch.bfloat16)
+    source = saved(model, tmp_path / "float")
+    ptq(source, None, config_for(first), tmp_path / "once", progress=False)
+    again = verdict_of(tmp_path / "once", tmp_path / "twice", config_for("mxfp4"))
+    direct = verdict_of(source, tmp_path / "direct", config_for("mxfp4"))
+    assert again.quantized_bits == direct.quantized_bits == weight_bits("mxfp4")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_bits_of_a_quantized_head(tied: bool, tmp_path: Path) -> None:
+    """A tied head has no tensor of its own in the float files, and counts as well."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 4096}
+    model = made(llama(tie_word_embeddings=tied, **sizes), torch.bfloat16)
+    source = saved(model, tmp_path / "float")
+    layers = (("lm_head", "int8_per_channel"),)
+    config = config_for("int4_wo_64", layers=layers, exclude=())
+    found = verdict_of(source, tmp_path / "out", config)
+    head, blocks = 128 * 4096, 2 * (128 * 128 * 3 + 3 * 128 * 256)
+    wanted = (8 * head + weight_bits("int4_wo_64") * blocks) / (head + blocks)
+    # one scale of 16 bits and a zero point for each of the head's outputs
+    assert found.quantized_bits == pytest.approx(wanted, rel=0.03)
+
+
 def test_worst_layers(source: Path, tmp_path: Path) -> None:
     worst = "model.layers.1.mlp.up_proj"
     config = config_for("int8_per_channel", layers=((worst, "uint2_wo_32"),))
