@@ -51,17 +51,19 @@ def with_equalization(
     """
     if not _is_open_to_cle(config):
         return config, ""
+    fine = _has_fine_weights(config)
     convolutions = unbounded_depthwise(graph)
-    if not convolutions:
+    if convolutions:
+        count = counted(len(convolutions), "depthwise convolution")
+        cause = f"{count} of activations without an upper bound"
+    # Boxes and scores need more than a class does, and other layers gain enough for them.
+    elif kind == "detector" and not fine:
+        cause = "a detector whose weights have one scale"
+    else:
         return config, ""
-    count = counted(len(convolutions), "depthwise convolution")
-    consequence = (
-        f"considered for {count} of activations without an upper bound;"
-        " equalize=False leaves it out"
-    )
+    consequence = f"considered for {cause}; equalize=False leaves it out"
     # With a scale per channel, other layers gain too little for the operators that gates take. With
     # one scale they need them: YOLOX-nano at XINT8 has 29.9 mAP with 9 gates, 33.0 with all 94.
-    fine = _has_fine_weights(config)
     cle = CLE(
         passing="depthwise" if fine else "all",
         least_gain=_LEAST_GAIN,
