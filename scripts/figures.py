@@ -311,6 +311,29 @@ def consumers() -> str:
     return table(("program", "version", "what ran", "dB there", "dB here"), rows)
 
 
+def scaling_images() -> str:
+    """Return time and memory of quantization as calibration data grow.
+
+    The last column is extrapolated: time is proportional to the images, and held-out samples and
+    those of the verdict take at most 192 MiB.
+    """
+    found = stored("scaling")
+    keys = [key.split("/") for key in found if key.startswith("images/")]
+    sizes = sorted({int(size) for _, size, _ in keys})
+    rows = []
+    for method in dict.fromkeys(method for *_, method in keys):
+        cells = [method]
+        for size in sizes:
+            row = found[f"images/{size}/{method}"]
+            cells.append(f"{row['cpu_seconds']:.1f} s, {row['peak_mb']:.0f} MB")
+        minutes = row["cpu_seconds"] / sizes[-1] * 1e6 / 60
+        kept = 0 if method == "float model" else 192 * 2**20 / 1e6
+        most = found[f"images/{sizes[0]}/{method}"]["peak_mb"] + kept
+        rows.append([*cells, f"{minutes:.0f} min, at most {most:.0f} MB"])
+    head = [f"{size:,} images" for size in sizes]
+    return table(["", *head, "1,000,000 (extrapolated)"], rows)
+
+
 def architectures() -> str:
     """Return SQNR and runtime on architectures with random weights, beside onnxruntime's."""
     rows = []
@@ -627,6 +650,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "optimizers": optimizers,
     "architectures": architectures,
     "runtime": runtime,
+    "scaling-images": scaling_images,
     "simulate": simulate,
     "speed": speed,
     "training": training,

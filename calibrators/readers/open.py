@@ -389,8 +389,10 @@ class Reader:
         self._others |= set(others)
         if left_out:
             names = ", ".join(names_of(self._inputs))
-            labels = (others.keys() - classes.keys()).intersection(_LABEL_ENTRIES)
-            hint = "; labels are integers, an index of a class each" if labels else ""
+            no_classes = (others.keys() - classes.keys()).intersection(_LABEL_ENTRIES)
+            hint = (
+                "; labels are integers, an index of a class each" if no_classes else ""
+            )
             warnings.warn(
                 f"the samples hold more than the inputs of the model ({names}), which is left"
                 f" out: {short(left_out)}{hint}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -189,9 +190,14 @@ def _check(options: Namespace) -> None:
     # Without the algorithms and the model's exclusions: enough to see a scheme that needs data.
     _check_data(options, _config_without_algorithms(options, ()))
     if not options.model.is_dir():
+        name = options.model.as_posix()
+        # A name of the Hub, which other tools download.
+        hint = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not options.model.parent.exists():
+            hint = f"; download it first: hf download {name} --local-dir {options.model.name}"
         raise ModelError(
             f"{options.model} is no folder of a Hugging Face model, with config.json"
-            " and safetensors",
+            f" and safetensors{hint}",
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import signature
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, TimeLimitError
@@ -66,6 +68,7 @@ def showing(progress: object) -> Iterator[bool | None]:
         The argument for a ``Progress``.
     """
     if callable(progress):
+        _check_parameters(progress)
         with progress_callback(progress):
             yield None
         return
@@ -75,6 +78,21 @@ def showing(progress: object) -> Iterator[bool | None]:
             " a function"
         )
     yield None if progress is None else bool(progress)
+
+
+def _check_parameters(function: Callable[..., Any]) -> None:
+    """Raise ConfigError for a function that cannot take what is reported."""
+    try:
+        parameters = signature(function)
+    # Of functions in C, the parameters may be unknown.
+    except (TypeError, ValueError):
+        return
+    try:
+        parameters.bind("", 0, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"progress is called as function(name, done, total), and takes {parameters}: {error}"
+        ) from error
 
 
 class Progress:

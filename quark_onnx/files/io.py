@@ -94,7 +94,8 @@ def open_model(model: str | Path | ModelProto, *, hold: bool = False) -> LoadedM
         checked = check_model(stored, partial(_with_values, path), path)
     else:
         raise ModelError(
-            f"model is a {type(model).__name__}; it must be a path or a ModelProto",
+            f"model is a {type(model).__name__}; it must be a path or a ModelProto (of bytes:"
+            " onnx.load_from_string)",
         )
     for note in checked.notes:
         logger.warning("%s", note)

@@ -557,6 +557,24 @@ def test_what_grows_faster_than_the_graph_or_was_not_measured_is_missed(
     assert rows[0][:5] == ["chain", "W8", 1.0, 1.45, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "peak", "verdict"),
+    [(64.0, 150.0, "met"), (100.0, 150.0, "MISSED"), (64.0, 400.0, "MISSED")],
+)
+def test_what_grows_faster_than_the_images_is_missed(
+    seconds: float, peak: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    scaling = importlib.import_module("scaling")
+    rows = [
+        {"cpu_seconds": 4.0, "peak_mb": 130.0},
+        {"cpu_seconds": seconds, "peak_mb": peak},
+    ]
+    row = scaling.images_row(rows, [1000, 16_000])
+    assert row[:2] == ["4.0 s, 130 MB", f"{seconds:.1f} s, {peak:.0f} MB"]
+    assert (row[-3], row[-1]) == (seconds / 64, verdict)
+
+
 @pytest.mark.parametrize("shape", ["chain", "branches", "constants", "residual"])
 def test_a_growing_model_has_the_nodes_asked_for(
     shape: str, monkeypatch: pytest.MonkeyPatch

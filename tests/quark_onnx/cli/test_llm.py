@@ -235,3 +235,11 @@ def test_options_are_checked_before_torch_is_imported(
         check=True,
     )
     assert run.stdout.split() == ["2", "False"] and message in run.stderr
+
+
+def test_a_name_of_the_hub_is_downloaded_first(cli: CommandLine) -> None:
+    words = ("llm", "ptq", "Qwen/Qwen3-0.6B", "-o", "out", "--scheme", "int4_wo_128")
+    finished = cli(*words)
+    assert finished.code == 2
+    assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in finished.error
+    assert "hf download" not in cli("llm", "ptq", "absent", *words[3:]).error

@@ -376,6 +376,10 @@ def test_a_result_is_five_lines_and_a_page(model: Any) -> None:
     assert calls
     with pytest.raises(ConfigError, match="progress is 'loud'"):
         quantize(model, entries(), progress="loud")  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"function\(name, done, total\), and takes \(x\)"
+    ):
+        quantize(model, entries(), progress=lambda x: None)  # type: ignore[arg-type,misc]
 
 
 def test_progress_of_all_measurements_reaches_a_function(
@@ -403,7 +407,7 @@ def test_progress_of_all_measurements_reaches_a_function(
 def test_an_exception_of_the_progress_function_cancels(
     model: Any, tmp_path: Path
 ) -> None:
-    class Cancelled(Exception):  # noqa: N818
+    class Cancelled(Exception):
         pass
 
     def progress(name: str, done: float, total: int | None) -> None:
