@@ -19,7 +19,8 @@ from quark_onnx.cli.parsing import (
     output_folder,
 )
 from quark_onnx.cli.subcommands import Subcommand, add_subcommands
-from quark_onnx.common.errors import ConstraintError
+from quark_onnx.cli.torch_side import torch_side
+from quark_onnx.common.errors import ConstraintError, QuarkError
 from quark_onnx.page.blocks import Action
 
 NAME = "llm"
@@ -115,32 +116,58 @@ def _validate(options: Namespace) -> Answer:
     if not verdict.right:
         failure = ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
     judgement, *details = result.blocks()
-    if command := _writing_command(verdict):
-        judgement = replace(judgement, actions=(Action("write one", command),))
+    if action := _writing_action(verdict):
+        judgement = replace(judgement, actions=(action,))
     document = {"model": options.model, **result.to_dict()}
     return Answer([judgement, *details], document, failure)
 
 
-def _writing_command(verdict: Any) -> str:
-    """Return the command that writes what a client reads from a checkpoint; empty for none."""
-    from quark_onnx.torch.validate import checkpoint
+def _writing_action(verdict: Any) -> Action | None:
+    """Return how to write what a client reads from a checkpoint; None if that is not known.
+
+    A command is tried by the rules of the action that it names.
+    """
+    from quark_onnx.torch.validate import checkpoint, genai
 
     folder = Path(verdict.place)
     rules = {finding.rule for finding in verdict.findings}
     # A GGUF file or an ONNX folder: the source of another format is not known.
     if not (folder / checkpoint.CONFIG).is_file():
-        return ""
+        return None
     words = [PROGRAM, "llm"]
+    found = checkpoint.read(folder)
     # The rules "genai-none" and "gguf-none": the folder lacks the files of this client altogether.
     if "genai-none" in rules:
-        return shell_line([*words, "oga", str(folder), "-o", f"{folder}-oga"])
-    if "gguf-none" not in rules:
-        return ""
-    # The GGUF writer takes float models; a quantized checkpoint goes through ptq.
-    if checkpoint.read(folder).method == "float":
-        return shell_line([*words, "gguf", str(folder), "-o", f"{folder}.gguf"])
-    words += ["ptq", str(folder), "-o", f"{folder}-gguf"]
-    return shell_line([*words, "--recipe", "fast", "--target", "llama.cpp"])
+        if reason := genai.unreadable(found):
+            return _from_float_model("oga", reason, found.method)
+        command = [*words, "oga", str(folder), "-o", f"{folder}-oga"]
+    elif "gguf-none" in rules:
+        if reason := _unwritable_gguf(found):
+            return _from_float_model("gguf", reason, found.method)
+        command = [*words, "gguf", str(folder), "-o", f"{folder}.gguf"]
+    else:
+        return None
+    return Action("write one", shell_line(command))
+
+
+def _unwritable_gguf(found: Any) -> str:
+    """Return why 'llm gguf' takes no checkpoint of this content; empty if it does."""
+    if found.method != "float":
+        return f"{found.folder} is quantized already ({found.method})"
+    try:
+        torch_side("quark_onnx.torch.exports.gguf.export").check_writable(found.folder)
+    except QuarkError as error:
+        return str(error)
+    return ""
+
+
+def _from_float_model(action: str, reason: str, method: str) -> Action:
+    """Return what to do with a checkpoint that an action does not take, without a command."""
+    if method == "float":
+        return Action(f"'quark-onnx llm {action}' does not take this model: {reason}")
+    return Action(
+        f"give the folder of the float model to 'quark-onnx llm {action}': {reason}"
+    )
 
 
 _ACTIONS: tuple[Subcommand, ...] = (

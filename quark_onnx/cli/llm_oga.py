@@ -13,6 +13,7 @@ from quark_onnx.cli.llm_settings import (
     add_folders,
     add_text_options,
     add_trust_option,
+    check_files,
 )
 from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
@@ -25,18 +26,22 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.config.checks import refuse_first
 from quark_onnx.page.blocks import Facts
-from quark_onnx.torch.config.algorithm_names import check_algorithm
+from quark_onnx.torch.config.algorithm_names import check_algorithm, learns_from_data
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
 from quark_onnx.torch.config.schemes import scheme
-
-_SCHEME = "uint4_wo_128"
+from quark_onnx.torch.runtime.model_builder import require_builder
+from quark_onnx.torch.validate.checkpoint import read
+from quark_onnx.torch.validate.genai import SCHEME, check_readable
 
 
 def oga_options(parser: Parser) -> None:
     add_folders(parser, "float model, or a checkpoint in the layout oga or awq")
-    OPTIONS["--scheme"].add(parser, f"; {_SCHEME} unless given", metavar="SCHEME")
+    OPTIONS["--scheme"].add(
+        parser, "; uint4 in the greatest groups that fit unless given", metavar="SCHEME"
+    )
     OPTIONS["--algorithm"].add(parser, ", for a float model; as for 'llm ptq'")
     add_text_options(parser, "calibration data, as for 'llm ptq'")
     parser.add_argument(
@@ -56,14 +61,16 @@ def oga_options(parser: Parser) -> None:
 
 def oga(options: Namespace) -> Answer:
     # Names and data are checked before torch is imported, which takes seconds.
-    _check_scheme(options.scheme or _SCHEME)
+    if options.scheme is not None:
+        _check_scheme(options.scheme)
     for text in options.algorithm:
         check_algorithm(text)
-    if options.kv_cache is not None and options.data is None:
-        raise UsageError(
-            f"--kv-cache {options.kv_cache} has scales that only data can tell; give"
-            " --data",
-        )
+    _check_data(options)
+    check_files(options)
+    content = read(options.model)
+    if content.method != "float":
+        _check_quantized(options, content)
+    require_builder()
     exports = torch_side("quark_onnx.torch.exports.oga")
     # Before the quantization, which may take hours.
     exports.check_oga(options.output)
@@ -133,28 +140,55 @@ def _check_scheme(name: str) -> None:
         )
 
 
+def _check_data(options: Namespace) -> None:
+    """Raise UsageError if data is needed and missing."""
+    if options.data is not None:
+        return
+    needs = (
+        (
+            options.kv_cache is not None,
+            f"--kv-cache {options.kv_cache} has scales that only data can tell",
+        ),
+        (
+            any(map(learns_from_data, options.algorithm)),
+            f"--algorithm {' '.join(options.algorithm)} learns from data",
+        ),
+    )
+    refuse_first(((need, f"{why}; give --data") for need, why in needs), UsageError)
+
+
+def _check_quantized(options: Namespace, content: Any) -> None:
+    """Raise an error for a checkpoint that the model builder does not read, or other options."""
+    check_readable(content)
+    # The KV cache of a quantized checkpoint may still need data.
+    unused_data = options.data and options.kv_cache is None
+    if options.scheme or options.algorithm or unused_data:
+        raise UsageError(
+            f"{options.model} is quantized already; leave out --scheme, --algorithm and"
+            " --data",
+        )
+
+
 def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     """Return the folder of the quantized checkpoint, temporary for a float model."""
-    read_json = torch_side("quark_onnx.torch.checkpoints.safetensors_io").read_json
     model: Path = options.model
-    if read_json(model / "config.json").get("quantization_config"):
-        # The KV cache of a quantized checkpoint may still need data.
-        unused_data = options.data and options.kv_cache is None
-        if options.scheme or options.algorithm or unused_data:
-            raise UsageError(
-                f"{model} is quantized already; leave out --scheme, --algorithm and"
-                " --data",
-            )
+    if read(model).method != "float":
         return model
     flow = torch_side("quark_onnx.torch.pipelines.ptq")
     checkpoints = torch_side("quark_onnx.torch.checkpoints.float_checkpoint")
     source = checkpoints.FloatCheckpoint(model, trust_code=options.trust_code)
-    config = config_for(options.scheme or _SCHEME, exclude=source.usually_float())
+    config = config_for(options.scheme or SCHEME, exclude=source.usually_float())
+    if options.scheme is None:
+        # None fits: the layout names the layers
+        fitting = torch_side("quark_onnx.torch.pipelines.group_choice").fitting_schemes
+        options.scheme = next(iter(fitting(source, config)), SCHEME)
+        config = config.with_(default=scheme(options.scheme))
     config = config.with_(algorithms=tuple(options.algorithm))
-    if config.needs_data and options.data is None:
-        raise UsageError(
-            f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
-        )
+    layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
+    # Before the work, and without the advice below: a scheme that fits is an option of 'llm oga'.
+    torch_side("quark_onnx.torch.pipelines.written_size").check_groups(
+        source, config, layouts.layout_named("oga")
+    )
     # The temporary folder lies beside the output, on the same disk.
     options.output.parent.mkdir(parents=True, exist_ok=True)
     scratch = stack.enter_context(
@@ -184,7 +218,7 @@ def ptq_command(options: Namespace) -> str:
     output: Path = options.output
     words = [PROGRAM, "llm", "ptq", str(options.model)]
     words += ["-o", str(output.with_name(f"{output.name}-checkpoint"))]
-    words += ["--scheme", options.scheme or _SCHEME, "--layout", "oga"]
+    words += ["--scheme", options.scheme or SCHEME, "--layout", "oga"]
     if options.algorithm:
         words += ["--algorithm", *options.algorithm]
     if options.data is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -22,6 +21,7 @@ from quark_onnx.cli.llm_settings import (
     add_folders,
     add_text_options,
     add_trust_option,
+    check_files,
 )
 from quark_onnx.cli.next_command import next_command, shell_line
 from quark_onnx.cli.output import Answer, say
@@ -40,14 +40,13 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.common.errors import ModelError
 from quark_onnx.common.progress_bars import INTERVAL, clock
 from quark_onnx.common.reported import to_json
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import refuse_first, require_known
 from quark_onnx.page.blocks import Block, Facts, Heading, Notes
 from quark_onnx.page.browser import write_blocks
-from quark_onnx.torch.config.algorithm_names import check_algorithm
+from quark_onnx.torch.config.algorithm_names import check_algorithm, learns_from_data
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
     EFFORTS,
@@ -58,6 +57,8 @@ from quark_onnx.torch.config.language_recipes import (
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.runtime.checkpoint_folder import check_free
+from quark_onnx.torch.runtime.text_source import has_tokenizer
 
 #: Help of the model of both actions.
 _SOURCE = "folder of a Hugging Face model with safetensors files"
@@ -189,16 +190,7 @@ def _check(options: Namespace) -> None:
     require_known(options.layout, LAYOUT_NAMES, "unknown layout")
     # Without the algorithms and the model's exclusions: enough to see a scheme that needs data.
     _check_data(options, _config_without_algorithms(options, ()))
-    if not options.model.is_dir():
-        name = options.model.as_posix()
-        # A name of the Hub, which other tools download.
-        hint = ""
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not options.model.parent.exists():
-            hint = f"; download it first: hf download {name} --local-dir {options.model.name}"
-        raise ModelError(
-            f"{options.model} is no folder of a Hugging Face model, with config.json"
-            f" and safetensors{hint}",
-        )
+    check_files(options)
 
 
 def _check_data(options: Namespace, config: TorchConfig) -> None:
@@ -209,6 +201,8 @@ def _check_data(options: Namespace, config: TorchConfig) -> None:
     """
     if options.data is not None:
         return
+    # The classes of algorithms need torch; a plug-in is asked when its class is known.
+    learns = any(map(learns_from_data, options.algorithm))
     needs = (
         (
             len(_schemes(options)) > 1,
@@ -216,11 +210,15 @@ def _check_data(options: Namespace, config: TorchConfig) -> None:
             " data",
         ),
         (
+            options.recipe is not None and (learns or config.measures),
+            f"--recipe {options.recipe} for {options.target} learns from data",
+        ),
+        (
             config.measures,
             f"{_asking(options, config)} has scales that only data can tell",
         ),
         (
-            config.needs_data,
+            learns or config.needs_data,
             f"--algorithm {' '.join(options.algorithm)} learns from data",
         ),
     )
@@ -266,6 +264,26 @@ def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
     return recipe
 
 
+def _fitted(
+    recipe: LanguageRecipe | None, options: Namespace, source: Any
+) -> LanguageRecipe | None:
+    """Return a recipe with the greatest groups that divide the inputs of the model's layers.
+
+    Only layouts with whole groups ask for that. A recipe for which nothing fits stays; the layout
+    refuses it and names the layers.
+    """
+    layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
+    if recipe is None or not layouts.layout_named(recipe.layout).whole_groups:
+        return recipe
+    group_choice = torch_side("quark_onnx.torch.pipelines.group_choice")
+    names = group_choice.fitting_schemes(source, _config(options, source))
+    if not names or recipe.scheme in names:
+        return recipe
+    options.scheme = names[0]
+    reason = f"{recipe.reason}; {recipe.scheme} does not fit the layers of this model"
+    return replace(recipe, scheme=names[0], reason=reason)
+
+
 def silence_helper(options: Namespace) -> None:
     """Let only the first of several processes print, write and score.
 
@@ -298,6 +316,7 @@ def ptq(options: Namespace) -> Answer:
         trust_code=options.trust_code,
         merge_adapter=options.merge_adapter,
     )
+    recipe = _fitted(recipe, options, source)
     config = _config(options, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
@@ -312,8 +331,9 @@ def ptq(options: Namespace) -> Answer:
         config = mixture.config
     notes = list[str]()
     # Clients that read the checkpoint; GGUF and ONNX are checked by their writers.
+    refused = list[Any]()
     if "hf_format" in exports:
-        _warn_of_clients(options, source, config)
+        refused = _warn_of_clients(options, source, config)
     exported = torch_side("quark_onnx.torch.exports.kinds").exported
     device = torch_side("quark_onnx.torch.runtime.devices").device_named(options.device)
     processes = torch_side("quark_onnx.torch.runtime.distributed").process_group(device)
@@ -354,7 +374,7 @@ def ptq(options: Namespace) -> Answer:
                 trust_code=options.trust_code,
             )
     found.report.notes.extend(notes)
-    verdict = _with_command(found.verdict, options)
+    verdict = _with_command(_refused(found.verdict, refused), options)
     found = replace(found, verdict=verdict, mixture=mixture)
     blocks = _blocks(options, found, scores)
     facts = {"model": [f"{options.model} -> {options.output}"]}
@@ -376,13 +396,26 @@ def ptq(options: Namespace) -> Answer:
     return Answer([Facts((), facts), *blocks], document)
 
 
-def _warn_of_clients(options: Namespace, source: Any, config: TorchConfig) -> None:
-    """Warn of clients that would refuse the checkpoint."""
+def _warn_of_clients(options: Namespace, source: Any, config: TorchConfig) -> list[Any]:
+    """Warn of clients that would refuse the checkpoint, and return the refusals."""
     layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     check = torch_side("quark_onnx.torch.pipelines.client_check")
-    for refusal in check.refusals(source, config, layout):
+    refused: list[Any] = check.refusals(source, config, layout)
+    for refusal in refused:
         warnings.warn(str(refusal), stacklevel=2)
+    return refused
+
+
+def _refused(verdict: Any, refused: list[Any]) -> Any:
+    """Return a verdict that says what the client does with the checkpoint, and the change."""
+    if verdict is None or not refused:
+        return verdict
+    first = refused[0]
+    advice, changes = first.findings[0].broken.mend, ""
+    if first.alternatives:
+        advice, changes = "a checkpoint that the client reads", first.alternatives[0]
+    return replace(verdict, refused=first.consequence, advice=advice, options=changes)
 
 
 def _config(options: Namespace, source: Any) -> TorchConfig:
@@ -465,7 +498,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     if len(schemes) == 1:
         return None
     mixed = torch_side("quark_onnx.torch.pipelines.mixed_precision")
-    torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
+    check_free(options.output)
     layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     for name in schemes:  # refuse unknown and unsupported schemes before the work
@@ -569,13 +602,18 @@ def _export_lines(options: Namespace) -> list[str]:
 def _with_command(verdict: Any, options: Namespace) -> Any:
     """Return a verdict with the complete command for its advice, if there is one."""
     # Without advice there is no command to try.
-    if verdict is None or not verdict.advice or verdict.skipped:
+    if verdict is None or not verdict.advice:
+        return verdict
+    # The change for a client needs no comparison with the float model.
+    if verdict.skipped and not verdict.refused:
         return verdict
     if verdict.options:
         options_text = verdict.options
         if "gguf" in (options.export or ()):
             # GGUF has no place for fp8, and for integers of 8 bits
             options_text = options_text.replace("ptpc_fp8", "int8_per_channel")
+        if options_text.startswith("--algorithm") and options.data is None:
+            options_text = f"{options_text} --data {_kind_of_data(options.model)}"
         verdict = replace(verdict, options=options_text)
         return replace(verdict, command=_next_command(verdict, options))
     # Advice for which there is no option has no command, except for the validation.
@@ -592,6 +630,12 @@ def _next_command(verdict: Any, options: Namespace) -> str:
     # A mix of schemes: the advice is for a single one.
     if changes[0] == "--scheme" and options.bits is not None:
         return ""
+    if changes[0] == "--scheme":
+        # A size for the earlier scheme.
+        without = ["--group-size"]
+    if options.recipe is not None and verdict.refused:
+        # A recipe sets scheme and layout.
+        return ""
     if options.recipe is not None:
         # Within a recipe, the next effort replaces single algorithms.
         efforts = EFFORTS[EFFORTS.index(options.recipe) + 1 :]
@@ -606,6 +650,11 @@ def _next_command(verdict: Any, options: Namespace) -> str:
     # Of several --layer, the first match wins.
     first = changes[0] == "--layer"
     return next_command(options.words, options.parser, changes, without, first=first)
+
+
+def _kind_of_data(model: Path) -> str:
+    """Return the placeholder of the calibration data that a model takes."""
+    return "TEXT" if has_tokenizer(model) else "TOKENS.npy"
 
 
 def _validation(options: Namespace) -> str:
@@ -670,6 +719,9 @@ def gguf_options(parser: Parser) -> None:
 
 
 def gguf(options: Namespace) -> Answer:
+    if options.output.suffix != ".gguf":
+        raise UsageError(f"{options.output}: the name of a GGUF file ends in .gguf")
+    check_files(options)
     written = torch_side("quark_onnx.torch.exports.gguf").write_gguf(
         options.model,
         options.output,

@@ -11,6 +11,7 @@ from quark_onnx.cli.llm_settings import (
     add_device_option,
     add_folders,
     add_text_options,
+    check_files,
 )
 from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import (
@@ -66,10 +67,9 @@ def search_options(parser: Parser) -> None:
 
 
 def search(options: Namespace) -> Answer:
+    check_files(options)
     module = torch_side("quark_onnx.torch.pipelines.scheme_search")
     flow = torch_side("quark_onnx.torch.pipelines.ptq")
-    # Before the search: an output that is not empty would fail only after hours.
-    torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
     checkpoints = torch_side("quark_onnx.torch.checkpoints.float_checkpoint")
     source = checkpoints.FloatCheckpoint(options.model)
     _refuse_earlier(options.journal / "search.json")

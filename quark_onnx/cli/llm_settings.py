@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
+import re
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
 
 from quark_onnx.cli.field_options import CALL, FieldOption
 from quark_onnx.cli.parsing import (
@@ -12,10 +14,15 @@ from quark_onnx.cli.parsing import (
     input_name,
     output_folder,
 )
+from quark_onnx.common.errors import ModelError
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.torch.config.language import ATTENTIONS
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.runtime.checkpoint_folder import check_free
+from quark_onnx.torch.runtime.text_source import check_source
 
+#: Name of a model on the Hugging Face Hub.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*")
 #: Sources of text, for the help of options.
 TEXT = "text or .jsonl file, folder, token ids, or data set name"
 
@@ -123,6 +130,33 @@ def add_text_options(
         ("--length", 512, "tokens per sample"),
     ):
         parser.add_argument(flag, metavar="N", type=count, default=default, help=text)
+
+
+def check_files(options: Namespace) -> None:
+    """Raise errors of names and files that are known before torch is imported.
+
+    Raises:
+        ConfigError: the output exists.
+        DataError: a text is missing or empty, or the model has no tokenizer for it.
+        ModelError: the model is no folder of a Hugging Face model.
+    """
+    model: Path = options.model
+    if not model.is_dir():
+        name, hint = model.as_posix(), ""
+        # A name of the Hub, which other tools download.
+        if _HUB_NAME.fullmatch(name) and not model.parent.exists():
+            hint = f"; download it first: hf download {name} --local-dir {model.name}"
+        raise ModelError(
+            f"{model} is no folder of a Hugging Face model, with config.json and"
+            f" safetensors{hint}",
+        )
+    if options.output.suffix != ".gguf":
+        check_free(options.output)
+    # Folders and names of data sets are looked up later.
+    for name in ("data", "evaluate"):
+        source = getattr(options, name, None)
+        if source is not None:
+            check_source(source, model)
 
 
 def add_device_option(parser: Parser) -> None:

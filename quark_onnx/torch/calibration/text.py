@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,16 @@ from calibrators.json_file import parse_json
 from calibrators.limits import regular_size
 from quark_onnx.common.errors import DataError, MissingDependency, reading_error
 from quark_onnx.torch.calibration.perplexity import windows_of
+from quark_onnx.torch.runtime.text_source import (
+    DATASETS,
+    TEXT,
+    TOKENS,
+    check_source,
+    local_source,
+)
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable with the folder of data sets, stored as files or folders by name.
-DATASETS = "QUARK_ONNX_DATASETS"
-#: File name suffixes of text and of token ids.
-_TEXT = (".txt", ".md", ".json", ".jsonl")
-_TOKENS = (".npy", ".npz")
-#: Suffixes of data set names in AMD Quark's scripts that choose a way to cut windows; they are
-#: ignored here.
-_USES = ("_for_awq_benchmark", "_for_gptq_benchmark")
 #: Data sets by the names in AMD Quark's scripts: repository, split and column.
 NAMED = {
     "pileval": ("mit-han-lab/pile-val-backup", None, "validation", "text"),
@@ -63,9 +60,10 @@ def read_windows(
         DataError: the file cannot be read, or has not enough text for a window.
         MissingDependency: a data set is named, and ``datasets`` is not installed.
     """
+    check_source(source)
     source = local_source(source)
     path = Path(source)
-    if path.suffix in _TOKENS and path.is_file():
+    if path.suffix in TOKENS and path.is_file():
         windows = list(_token_rows(path, length))
     else:
         if tokenizer is None:
@@ -91,33 +89,6 @@ def read_windows(
             count,
         )
     return windows if count is None else windows[: count + spare]
-
-
-def local_source(source: Path | str) -> Path | str:
-    """Return the local file or folder of a data set, or else its name.
-
-    Args:
-        source: an existing path, which is returned unchanged, or the name of a data set. The name
-            may have an owner, and a suffix of AMD Quark's scripts for the use of the set.
-
-    >>> local_source("pileval_for_awq_benchmark")
-    'pileval'
-    """
-    # A file of the user has priority over a data set of that name.
-    if Path(source).exists():
-        return source
-    name = str(source)
-    for use in _USES:
-        name = name.removesuffix(use)
-    folder = os.environ.get(DATASETS)
-    if folder:
-        # "owner/name" is looked up as a path of two parts, and then without the owner.
-        names = (name, name.rpartition("/")[2])
-        for own_name, ending in product(names, ("", *_TEXT, *_TOKENS)):
-            path = Path(folder, own_name + ending)
-            if path.exists():
-                return path
-    return name if isinstance(source, str) else source
 
 
 def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
@@ -178,19 +149,13 @@ def _texts(source: Path | str) -> Iterator[str]:
     path = Path(source)
     if path.is_dir():
         # Sorted: the order of a folder depends on the file system.
-        files = sorted(file for file in path.rglob("*") if file.suffix in _TEXT)
+        files = sorted(file for file in path.rglob("*") if file.suffix in TEXT)
         if not files:
             raise DataError(f"{path} holds no .txt, .md, .json or .jsonl file")
         for file in files:
             yield from _texts(file)
-    elif path.suffix in (".pkl", ".pickle"):
-        raise DataError(
-            f"{path} is a pickle, which may run code; save token ids as .npy or .npz",
-        )
     elif path.is_file():
         yield from _texts_of_file(path)
-    elif path.suffix in (*_TEXT, *_TOKENS):
-        raise DataError(f"{path} is not there")
     else:
         yield from _data_set(str(source))
 

@@ -81,6 +81,10 @@ def write_checkpoint(  # noqa: PLR0913
             " checkpoint; set r4 to false",
         )
     quantized = instances(model, QuantizedLayer)
+    # before single layers are checked: the message is about all of them
+    form.check_groups(
+        {name: (layer.spec, layer.shape[-1]) for name, layer in quantized.items()}
+    )
     for name, layer in quantized.items():
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
     names = DiskNames(model)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from calibrators import json_file
 from calibrators.limits import TEXT
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
 from quark_onnx.torch.runtime.checkpoint_folder import (
     ADAPTER,
+    check_free,
     check_links,
     write_errors,
 )
@@ -214,15 +215,6 @@ def _heads(path: Path) -> dict[str, StoredTensor]:
         raise ModelError(
             f"{path} is damaged, or no safetensors file: {error}; download it again",
         ) from error
-
-
-def check_free(folder: Path) -> None:
-    """Raise ConfigError if a folder is a file, or is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} exists already and is not empty; name another folder (on the"
-            " command line, --overwrite replaces an earlier result)",
-        )
 
 
 class Writer:

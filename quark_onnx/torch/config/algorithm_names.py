@@ -54,6 +54,22 @@ ALGORITHM_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Algorithms without data; a rotation learns if ``trained``.
+_WITHOUT_DATA = ("hqq", "quarot", "rotation", "spinquant")
+
+
+def learns_from_data(text: str) -> bool:
+    """Return whether an algorithm of this package needs calibration data.
+
+    >>> learns_from_data("gptq"), learns_from_data("rotation"), learns_from_data("rotation:trained=true")
+    (True, False, True)
+    """  # noqa: E501
+    name, settings = parse_call(text, "algorithm")
+    if name.lower() in _WITHOUT_DATA:
+        return bool(settings.get("trained"))
+    return name.lower() in ALGORITHM_SETTINGS
+
+
 def check_algorithm(text: str) -> None:
     """Raise ConfigError for an unknown algorithm, or an unknown setting.
 

@@ -55,7 +55,7 @@ class LanguageRecipe:
 
 _FP8 = "MI300 multiplies in fp8; a scale for each output and token needs no data"
 _FP8_CACHE = f"{_FP8}, and keys and values in fp8 halve the cache"
-_MARLIN = "vLLM's kernels for 4-bit weights read blocks of 128 and 32"
+_MARLIN = "vLLM's kernels for 4-bit weights read blocks of 128, 64 and 32"
 _GGUF = "blocks of 32 with an offset are llama.cpp's Q4_1, with the same codes"
 _OGA = "AMD's recipe for Ryzen AI: unsigned 4 bits in blocks of 128"
 _CPU = "onnxruntime's MatMulNBits multiplies 4-bit weights with float activations"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from difflib import get_close_matches
 
 from quark_onnx.common.errors import ConfigError
@@ -168,6 +169,63 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
     if known not in SCHEMES:
         raise ConfigError(f"unknown scheme {name!r}{_nearest_scheme(name)}")
     return SCHEMES[known]
+
+
+def groupings(spec: LayerSpec) -> dict[str, LayerSpec]:
+    """Return the schemes that equal a specification up to the group size of the weights.
+
+    Greater groups come first, and a scale per channel last. The specification itself is among them
+    if it is that of a scheme; formats with blocks of a fixed size have no others.
+
+    >>> list(groupings(SCHEMES["int4_wo_32"]))
+    ['int4_wo_128', 'int4_wo_64', 'int4_wo_32', 'int4_wo_per_channel']
+    """
+    if spec.weight is None or not (spec.weight.block_size or spec.weight.per_channel):
+        return {}
+    alike = {
+        name: other
+        for name, other in SCHEMES.items()
+        if _with_group_of(other, spec) == spec
+    }
+    return dict(sorted(alike.items(), key=lambda item: -_group(item[1])))
+
+
+def fitting(spec: LayerSpec, widths: Collection[int]) -> list[str]:
+    """Return the schemes of ``groupings`` in groups that divide all widths, greatest first.
+
+    Args:
+        spec: how layers are quantized.
+        widths: numbers of inputs of the layers.
+
+    >>> fitting(SCHEMES["uint4_wo_128"], [192, 512])
+    ['uint4_wo_64', 'uint4_wo_32']
+    """
+    return [
+        name
+        for name, other in groupings(spec).items()
+        if _group(other) and not any(width % _group(other) for width in widths)
+    ]
+
+
+def _group(spec: LayerSpec) -> int:
+    return spec.weight.group if spec.weight is not None else 0
+
+
+def _with_group_of(spec: LayerSpec, other: LayerSpec) -> LayerSpec | None:
+    """Return a specification with the group size of another; None for other number formats.
+
+    The type of the scales, which a layout chooses, and the calibrator are those of the other.
+    """
+    one, two = spec.weight, other.weight
+    if one is None or two is None or one.dtype != two.dtype:
+        return None
+    changed = one.with_(
+        block_size=two.block_size,
+        per_channel=two.per_channel,
+        scale=two.scale,
+        calibrator=two.calibrator,
+    )
+    return spec.with_(weight=changed)
 
 
 def _grouped_scheme(pattern: str, group_size: int) -> LayerSpec:

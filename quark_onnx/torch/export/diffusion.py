@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.common.errors import MissingDependency, ModelError, nearest
-from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.quantization.params import load_params, save_params
+from quark_onnx.torch.runtime.checkpoint_folder import check_free
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin

@@ -15,13 +15,12 @@ from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import check_free
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.exports.gguf import check_gguf, write_quantized_gguf
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
-from quark_onnx.torch.runtime.checkpoint_folder import check_apart
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart, check_free
 
 #: Names in AMD Quark's script for a Hugging Face checkpoint, ``model.gguf`` and ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")

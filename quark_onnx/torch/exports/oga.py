@@ -14,27 +14,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.common.errors import (
-    AccuracyError,
-    ConfigError,
-    MissingDependency,
-    ModelError,
-)
-from quark_onnx.common.extras import pip_install
-from quark_onnx.torch.checkpoints.entries import as_object
+from quark_onnx.common.errors import AccuracyError, ConfigError, ModelError
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import (
-    check_free,
-    check_no_adapter,
-    read_json,
-)
+from quark_onnx.torch.checkpoints.safetensors_io import check_no_adapter
 from quark_onnx.torch.exports.oga_cache import (
     CacheScales,
     check_cache,
@@ -43,7 +31,14 @@ from quark_onnx.torch.exports.oga_cache import (
 )
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
-from quark_onnx.torch.runtime.checkpoint_folder import check_apart, check_links
+from quark_onnx.torch.runtime.checkpoint_folder import (
+    check_apart,
+    check_free,
+    check_links,
+)
+from quark_onnx.torch.runtime.model_builder import require_builder
+from quark_onnx.torch.validate.checkpoint import read
+from quark_onnx.torch.validate.genai import check_readable
 
 #: Options of the model builder: a float head stays float, and activations are float32.
 BUILDER_OPTIONS = ("nodes_to_exclude=/lm_head/MatMul", "accuracy_level=1")
@@ -140,7 +135,7 @@ def write_oga(  # noqa: PLR0913
     check_apart(output, checkpoint)
     check_links(checkpoint)
     check_no_adapter(checkpoint)
-    _check_layout(checkpoint)
+    check_readable(read(checkpoint))
     if kv_cache is not None:
         check_cache(kv_cache)
         if text is None:
@@ -211,11 +206,7 @@ def write_oga(  # noqa: PLR0913
 
 def check_oga(output: Path) -> None:
     """Raise the errors of ``write_oga`` that are known in advance."""
-    if find_spec("onnxruntime_genai") is None:
-        raise MissingDependency(
-            "onnxruntime-genai is not installed, whose model builder is needed:"
-            f" {pip_install('oga')}",
-        )
+    require_builder()
     check_free(output)
 
 
@@ -268,23 +259,6 @@ def _model_generate(processor: str, form: str, folder: str) -> str:
     """
     mode = f"{processor} --{form}" if form else processor
     return f"model_generate --{mode} --input {CHECKPOINT} --output {folder}"
-
-
-def _check_layout(checkpoint: Path) -> None:
-    """Raise an error for a checkpoint that the model builder cannot read."""
-    settings = read_json(checkpoint / "config.json").get("quantization_config") or {}
-    method = as_object(settings).get("quant_method")
-    if method not in ("quark", "awq"):
-        raise ConfigError(
-            f"{checkpoint} has the quant_method {method!r}; onnxruntime-genai's model"
-            " builder reads checkpoints of the layouts oga and awq: give the float model, or"
-            " quantize with 'quark-onnx llm ptq --layout oga'",
-        )
-    if not (checkpoint / "tokenizer_config.json").is_file():
-        raise ModelError(
-            f"{checkpoint} has no tokenizer_config.json, and onnxruntime-genai's model"
-            " builder needs the tokenizer; copy the files of the tokenizer there",
-        )
 
 
 def run_builder(

@@ -13,8 +13,7 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.mixtures import unknown_stacks_of
 from quark_onnx.torch.models.quantized_layer import (
-    kind_of,
-    outputs_first,
+    inputs_of,
     unlike_its_base,
 )
 
@@ -44,8 +43,7 @@ def fills_a_group(module: Any, spec: LayerSpec | None) -> bool:
     """
     if spec is None or spec.weight is None or module.weight.ndim != 2:
         return True
-    inputs: int = outputs_first(module.weight, kind_of(module)).shape[1]
-    return inputs >= spec.weight.group
+    return inputs_of(module) >= spec.weight.group
 
 
 def other_weights_of(

@@ -441,3 +441,11 @@ def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
         return weight
     # Transposed convolutions and Conv1D store (inputs, outputs, ...).
     return weight.transpose(0, 1)
+
+
+def inputs_of(module: Any) -> int:
+    """Return the length of the last axis of a layer's weight with its outputs first.
+
+    For a Linear layer these are its inputs, which groups divide.
+    """
+    return int(outputs_first(module.weight, kind_of(module)).shape[-1])

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.wording import first_of
 from quark_onnx.torch.checkpoints.export import described
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS, Layout, check_config
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
+from quark_onnx.torch.config.schemes import groupings
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.checkpoint_names import float_matrices
 from quark_onnx.torch.pipelines.block import specs_of
@@ -39,28 +41,35 @@ class Refusal:
     Attributes:
         release: the client with its release.
         findings: broken rules of one kind, by layer.
-        alternatives: layouts of which the client breaks no rule.
+        alternatives: options of ``llm ptq`` with which the client breaks no rule, such as
+            "--layout awq". Each was tried by the same rules.
     """
 
     release: str
     findings: tuple[Finding, ...]
     alternatives: tuple[str, ...]
 
+    @property
+    def consequence(self) -> str:
+        """What the client does, and the rule."""
+        first = self.findings[0]
+        verb = "refuses" if first.severity != "wrong" else "loads wrong values of"
+        return f"{self.release} {verb} it (rule {first.rule}: {first.broken.title})"
+
     def __str__(self) -> str:
         first = self.findings[0]
-        names = ", ".join(map(attrgetter("place"), self.findings[:_SHOWN]))
-        if len(self.findings) > _SHOWN:
-            names = f"{names} and {len(self.findings) - _SHOWN} more"
+        names = first_of([finding.place for finding in self.findings], _SHOWN)
         verb = "refuses" if first.severity != "wrong" else "loads wrong values of"
         text = (
             f"{self.release} {verb} the checkpoint that this writes: {names}:"
-            f" {first.found} (rule {first.rule}: {first.broken.title});"
-            f" {first.broken.mend}"
+            f" {first.found} (rule {first.rule}: {first.broken.title})"
         )
         if self.alternatives:
-            layouts = " or ".join(f"--layout {name}" for name in self.alternatives)
-            return f"{text}, or use {layouts}"
-        return f"{text}; 'quark-onnx list schemes' names the schemes of each client"
+            return f"{text}; use {' or '.join(self.alternatives)}"
+        return (
+            f"{text}; {first.broken.mend}; 'quark-onnx list schemes' names the schemes of"
+            " each client"
+        )
 
 
 def refusals(
@@ -81,7 +90,7 @@ def refusals(
     refused = list[Refusal]()
     for client in _clients(layout):
         findings = _findings(source, config, layout, client)
-        # layouts are compared only where they could help: each plans the whole checkpoint
+        # others are tried only where they could help: each plans the whole checkpoint
         if not findings:
             continue
         alternatives = _alternatives(source, config, layout, client)
@@ -94,17 +103,32 @@ def refusals(
 def _alternatives(
     source: FloatCheckpoint, config: TorchConfig, layout: Layout, client: str
 ) -> tuple[str, ...]:
-    """Return the names of the other layouts of which a client breaks no rule."""
-    alternatives = list[str]()
-    for name in LAYOUTS:
-        other = LAYOUTS[name]()
-        if (
-            name != layout.name
-            and client in _clients(other)
-            and _is_accepted(source, config, other, client)
-        ):
-            alternatives.append(name)
-    return tuple(alternatives)
+    """Return options of ``llm ptq`` with which a client breaks no rule.
+
+    Layouts for the same numbers come first, then the greatest group that fits in the same layout;
+    where neither helps, a layout with another group.
+    """
+    layouts = [LAYOUTS[name]() for name in LAYOUTS if name != layout.name]
+    layouts = [other for other in layouts if client in _clients(other)]
+    regrouped = {
+        f"--scheme {name}": config.with_(default=spec)
+        for name, spec in groupings(config.default).items()
+        if spec != config.default
+    }
+
+    def accepted(changed: TorchConfig, other: Layout) -> bool:
+        return _is_accepted(source, changed, other, client)
+
+    found = [f"--layout {other.name}" for other in layouts if accepted(config, other)]
+    found += [words for words, each in regrouped.items() if accepted(each, layout)][:1]
+    if found:
+        return tuple(found)
+    return tuple(
+        f"{words} --layout {other.name}"
+        for other in layouts
+        for words, each in regrouped.items()
+        if accepted(each, other)
+    )[:1]
 
 
 def _clients(layout: Layout) -> list[str]:

@@ -42,6 +42,7 @@ from quark_onnx.torch.models.names import (
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
+    inputs_of,
     kind_of,
     outputs_first,
 )
@@ -148,6 +149,13 @@ class FileRun(QuantizationRun):
             self.layout,
             self.model,
             {name: self._key(name) for name in self.chosen},
+        )
+        # before single layers are checked: the message is about all of them
+        self.layout.check_groups(
+            {
+                name: (spec, inputs_of(module))
+                for name, (module, spec) in self.chosen.items()
+            }
         )
         for name, (module, spec) in self.chosen.items():
             weight = f"{name}.weight"

@@ -81,6 +81,8 @@ class CheckpointVerdict(Reported):
         advice: the change to try, in words.
         options: options of ``llm ptq`` that make the change; empty for none.
         command: the complete command line, which the command line fills in; else empty.
+        refused: what the client of the checkpoint does with it by its rules, if that is known
+            before the run; empty for nothing. The verdict is then poor, whatever the divergence.
         quantized_bits: bits per weight of the quantized layers, with their scales and zero points;
             None if unknown.
     """
@@ -99,6 +101,7 @@ class CheckpointVerdict(Reported):
     advice: str = ""
     options: str = ""
     command: str = ""
+    refused: str = ""
     quantized_bits: float | None = None
 
     @property
@@ -124,13 +127,22 @@ class CheckpointVerdict(Reported):
             f"{file_size(self.bytes_before)} before, {file_size(self.bytes_after)} after:"
             f" {self.bits_text}"
         )
-        if self.divergence is None:
-            return sizes
-        return f"{sizes}; {loss_text(self.divergence)}"
+        parts = [sizes]
+        if self.divergence is not None:
+            parts.append(loss_text(self.divergence))
+        # last, as the reason of the band
+        if self.refused:
+            parts.append(self.refused)
+        return "; ".join(parts)
 
     @property
     def band(self) -> str:
-        """The band of the divergence; "unknown" if the models were not compared."""
+        """The band of the divergence; "poor" for a checkpoint that its client refuses.
+
+        The band is "unknown" if the models were not compared.
+        """
+        if self.refused:
+            return "poor"
         if self.divergence is None:
             return "unknown"
         return THRESHOLDS["language"][0].band(self.divergence)
@@ -200,6 +212,7 @@ class CheckpointVerdict(Reported):
             },
             "worst": [{"layer": name, "error": error} for name, error in self.worst],
             "skipped": self.skipped,
+            "refused": self.refused,
             "advice": self.advice,
             "options": self.options,
             "command": self.command,

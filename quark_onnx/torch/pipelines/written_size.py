@@ -20,6 +20,7 @@ from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 from quark_onnx.torch.models.quantized_layer import (
     QuantizedLayer,
+    inputs_of,
     kind_of,
     outputs_first,
 )
@@ -58,6 +59,20 @@ def written_bytes(source: FloatCheckpoint, config: TorchConfig, layout: Layout) 
     return _LENGTH + len(json.dumps(header, separators=(",", ":"))) + end
 
 
+def check_groups(source: FloatCheckpoint, config: TorchConfig, layout: Layout) -> None:
+    """Raise ConfigError if groups do not divide the inputs of layers, and the layout needs that.
+
+    Args:
+        source: the float checkpoint.
+        config: the quantization configuration.
+        layout: the layout of the checkpoint.
+    """
+    chosen, _ = chosen_layers(source.model, config, source.reader)
+    layout.check_groups(
+        {name: (spec, inputs_of(module)) for name, (module, spec) in chosen.items()}
+    )
+
+
 def written_tensors(
     source: FloatCheckpoint, config: TorchConfig, layout: Layout
 ) -> dict[str, torch.Tensor]:
@@ -74,6 +89,8 @@ def written_tensors(
     config = layout.adapted(config)
     model, reader = source.model, source.reader
     chosen, _ = chosen_layers(model, config, reader)
+    # before single layers are checked: the message is about all of them
+    check_groups(source, config, layout)
     sources = Sources(reader, model)
     tensors = dict[str, torch.Tensor]()
     #: Tensors of equal layers, by everything on which they depend.

@@ -17,6 +17,15 @@ from quark_onnx.common.errors import ConfigError, ModelError, system_reason
 ADAPTER = "adapter_config.json"
 
 
+def check_free(folder: Path) -> None:
+    """Raise ConfigError if a folder is a file, or is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} exists already and is not empty; name another folder (on the"
+            " command line, --overwrite replaces an earlier result)",
+        )
+
+
 def check_links(folder: Path) -> None:
     """Raise ModelError for a link that leaves the folder of a checkpoint.
 

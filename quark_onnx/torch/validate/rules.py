@@ -505,7 +505,8 @@ _ONNXRUNTIME_GENAI = {
     "genai-none": Rule(
         REFUSED,
         "the model is a folder with genai_config.json",
-        "write one: quark-onnx llm oga DIR -o OUT",
+        "write one: quark-onnx llm oga DIR -o OUT, from a folder of float weights, or a"
+        " checkpoint in the layout oga or awq",
     ),
     "genai-config": Rule(
         REFUSED,

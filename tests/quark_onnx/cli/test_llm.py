@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quark_onnx.cli.dispatch import parse
+from quark_onnx.common.errors import ConstraintError
 from tests.quark_onnx.torch.validate import drafts
 
 if TYPE_CHECKING:
@@ -106,23 +107,19 @@ def test_llama_cpp(cli: CommandLine, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "quantized", "command"),
+    ("client", "command"),
     [
-        ("llama.cpp", False, "llm gguf llama -o llama.gguf"),
-        (
-            "llama.cpp",
-            True,
-            "llm ptq llama -o llama-gguf --recipe fast --target llama.cpp",
-        ),
-        ("onnxruntime-genai", False, "llm oga llama -o llama-oga"),
+        ("llama.cpp", "llm gguf llama -o llama.gguf"),
+        ("onnxruntime-genai", "llm oga llama -o llama-oga"),
     ],
 )
-def test_a_checkpoint_leads_to_the_command_that_writes_what_a_client_reads(
-    cli: CommandLine, folder: Path, client: str, quantized: bool, command: str
+def test_a_float_model_leads_to_the_command_that_writes_what_a_client_reads(
+    cli: CommandLine, folder: Path, client: str, command: str
 ) -> None:
     """The command is complete: its options are accepted."""
-    draft = drafts.quark() if quantized else drafts.plain()
-    draft.write(folder / "llama")
+    pytest.importorskip("transformers")
+    drafts.plain().write(folder / "llama")
+    (folder / "llama" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     run = cli("llm", "validate", "llama", "--for", client)
     assert run.code == 1 and "(the client was not run)" in run.out
     assert run.out.splitlines()[-2:] == [
@@ -130,6 +127,61 @@ def test_a_checkpoint_leads_to_the_command_that_writes_what_a_client_reads(
         f"          quark-onnx {command}",
     ]
     parse(command.split())
+
+
+_BUILDER = "onnxruntime-genai"
+
+
+@pytest.mark.parametrize("client", ["llama.cpp", _BUILDER])
+@pytest.mark.parametrize("scheme", ["float", "fp8", "int4", "uint4", "gpt2", "narrow"])
+def test_a_command_that_its_action_refuses_is_not_proposed(
+    cli: CommandLine,
+    folder: Path,
+    client: str,
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What 'llm validate' proposes is what 'llm oga' and 'llm gguf' accept."""
+    pytest.importorskip("transformers")
+    from quark_onnx.torch.config.language import config_for
+    from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+    from tests.torch_families import config_of
+    from tests.torch_models import llama, made, saved
+
+    family = config_of("gpt2") if scheme == "gpt2" else llama()
+    if scheme == "narrow":
+        family = llama(hidden_size=80, intermediate_size=100)
+    saved(made(family), folder / "llama")
+    if scheme in ("int4", "uint4"):
+        layout = "oga" if scheme == "uint4" else "quark"
+        (folder / "llama").rename(folder / "float")
+        quantize_checkpoint(
+            folder / "float",
+            None,
+            config_for(f"{scheme}_wo_32", exclude=("lm_head",)),
+            folder / "llama",
+            writing=Writing(layout=layout),
+            progress=False,
+        )
+    if scheme == "fp8":
+        drafts.quark().write(folder / "llama")
+    (folder / "llama" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    run = cli("llm", "validate", "llama", "--for", client)
+    last = run.out.splitlines()[-1]
+    monkeypatch.setattr("quark_onnx.cli.llm_oga.require_builder", lambda: None)
+    monkeypatch.setattr("quark_onnx.torch.exports.oga.check_oga", lambda _: None)
+    action, output = ("oga", "out") if client == _BUILDER else ("gguf", "out.gguf")
+    # the checkpoint is accepted if the work begins: the model builder, or writing
+    monkeypatch.setattr("quark_onnx.torch.exports.oga.run_builder", _began)
+    monkeypatch.setattr("quark_onnx.torch.exports.gguf.container.writer", _began)
+    run = cli("llm", action, "llama", "-o", output)
+    accepted = "the work began" in run.err
+    assert last.startswith("          quark-onnx llm") == accepted, (last, run.err)
+    assert accepted == (scheme == "float" or (client, scheme) == (_BUILDER, "uint4"))
+
+
+def _began(*_: object) -> None:
+    raise ConstraintError("the work began")
 
 
 def test_verbose_shows_every_finding(cli: CommandLine, folder: Path) -> None:
@@ -223,12 +275,82 @@ def test_layouts(
 def test_options_are_checked_before_torch_is_imported(
     options: list[str], message: str, tmp_path: Path
 ) -> None:
+    check_early(["ptq", "absent", "-o", "out", *options], message, tmp_path)
+
+
+_INT4 = ["--scheme", "int4_wo_32"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ptq", "llama", "-o", "out", *_INT4, "--data", "no.txt"], "no.txt is not"),
+        (["ptq", "llama", "-o", "out", *_INT4, "--evaluate", "no.npy"], "no.npy is"),
+        (["ptq", "llama", "-o", "out", *_INT4, "--data", "empty.txt"], "is empty"),
+        (["ptq", "llama", "-o", "out", *_INT4, "--data", "t.txt"], "no tokenizer"),
+        (["ptq", "llama", "-o", "full", *_INT4], "full exists already"),
+        (["gguf", "llama", "-o", "out"], "ends in .gguf"),
+        (["gguf", "absent", "-o", "out.gguf"], "absent is no folder"),
+        (["oga", "llama", "-o", "full"], "full exists already"),
+        (["oga", "llama", "-o", "out", "--data", "no.txt"], "no.txt is not there"),
+        (["oga", "llama", "-o", "out", "--algorithm", "awq"], "give --data"),
+        (["ptq", "Qwen/Qwen3-0.6B", "-o", "out", *_INT4], "hf download Qwen/Qwen3"),
+        (
+            ["ptq", "llama", "-o", "o", "--recipe", "best", "--target", "vllm-cuda"],
+            "--recipe best for vllm-cuda learns from data; give --data",
+        ),
+        (
+            [
+                "search",
+                "llama",
+                "-o",
+                "full",
+                "--for",
+                "vllm",
+                "--bits",
+                "5",
+                "--data",
+                "ids.npy",
+                "--journal",
+                "j",
+            ],
+            "full exists already",
+        ),
+    ],
+)
+def test_files_are_checked_before_torch_is_imported(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    drafts.plain().write(tmp_path / "llama")
+    drafts.plain().write(tmp_path / "full")
+    (tmp_path / "empty.txt").write_text("", encoding="utf-8")
+    (tmp_path / "t.txt").write_text("text", encoding="utf-8")
+    (tmp_path / "ids.npy").write_text("ids", encoding="utf-8")
+    check_early(words, message, tmp_path)
+
+
+def test_algorithms_that_need_data_are_known_without_torch() -> None:
+    pytest.importorskip("torch")
+    from quark_onnx.torch.config.algorithm_names import (
+        ALGORITHM_SETTINGS,
+        learns_from_data,
+    )
+    from quark_onnx.torch.config.language import config_for
+
+    config = config_for("int4_wo_32")
+    for text in (*ALGORITHM_SETTINGS, "rotation:trained=true", "quarot:trained=false"):
+        needs = config.with_(algorithms=(text,)).needs_data
+        assert learns_from_data(text) == needs, text
+
+
+def check_early(words: list[str], message: str, tmp_path: Path) -> None:
+    """Check that a command ends with an error before torch and transformers are imported."""
     script = (
         "import sys; from quark_onnx.cli.dispatch import main;"
-        " print(main(sys.argv[1:]), 'torch' in sys.modules)"
+        " print(main(sys.argv[1:]), 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", script, "llm", "ptq", "absent", "-o", "out", *options],
+        [sys.executable, "-c", script, "llm", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

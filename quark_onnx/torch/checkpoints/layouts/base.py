@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.wording import counted
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.schemes import fitting, groupings
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
@@ -38,6 +40,7 @@ class Layout(ABC):
         parts: ends of the names of a weight's tensors.
         keeps_names: whether clients find experts only by the names in float checkpoints of the
             model.
+        whole_groups: whether the groups of a weight must divide its inputs.
         caches: whether clients read the scales of keys and values, which are those of an fp8 cache.
     """
 
@@ -45,6 +48,7 @@ class Layout(ABC):
     method: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     keeps_names: ClassVar[bool] = True
+    whole_groups: ClassVar[bool] = True
     caches: ClassVar[bool] = False
 
     @abstractmethod
@@ -88,13 +92,7 @@ class Layout(ABC):
                 f"{name} is a {kind}, and the layout {self.name!r} has a place for Linear"
                 " layers alone; exclude it, or choose the layout 'quark'",
             )
-        group = spec.weight.group if spec.weight is not None else 0
-        if group and shape[-1] % group:
-            raise ConfigError(
-                f"{name} is {list(shape)}, and the layout {self.name!r} has a place for whole"
-                f" blocks of {group} alone; choose another size, exclude this layer, or"
-                " choose the layout 'quark'",
-            )
+        self.check_groups({name: (spec, shape[-1])})
         # The other supported layouts have outputs for the KV cache alone.
         if spec.output is not None and not _PROJECTION.fullmatch(
             f"{name}.output_scale"
@@ -103,6 +101,42 @@ class Layout(ABC):
                 f"the output of {name} is quantized, and the layout {self.name!r} has a place"
                 " for those of k_proj and v_proj alone; choose the layout 'quark'",
             )
+
+    def check_groups(self, layers: Mapping[str, tuple[LayerSpec, int]]) -> None:
+        """Raise ConfigError if groups do not divide the inputs of layers, and they must.
+
+        The message names the schemes of the layout that fit all layers of the specification.
+
+        Args:
+            layers: specifications and numbers of inputs of the quantized layers, by name.
+        """
+        if not self.whole_groups:
+            return
+        for spec in dict.fromkeys(spec for spec, _ in layers.values()):
+            group = spec.weight.group if spec.weight is not None else 0
+            alike = {
+                name: width for name, (other, width) in layers.items() if other == spec
+            }
+            odd = [name for name, width in alike.items() if group and width % group]
+            if odd:
+                raise ConfigError(
+                    f"{odd[0]} has {alike[odd[0]]} inputs, which blocks of {group} do not"
+                    f" divide ({len(odd)} of {counted(len(alike), 'layer')}), and the layout"
+                    f" {self.name!r} has a place for whole blocks alone;"
+                    f" {self._other_groups(spec, set(alike.values()))}"
+                )
+
+    def _other_groups(self, spec: LayerSpec, widths: set[int]) -> str:
+        """Return the advice for groups that do not divide inputs."""
+        others = groupings(spec)
+        names = [
+            *fitting(spec, widths),
+            *(name for name, other in others.items() if not _is_grouped(other)),
+        ]
+        names = [name for name in names if not self.refusal(others[name])]
+        if not names:
+            return "no scheme of this format fits; choose another one, or exclude the layers"
+        return f"choose a scheme that fits: {', '.join(names)}"
 
     @abstractmethod
     def quantization_config(
@@ -232,6 +266,10 @@ class Layout(ABC):
             if rounding is not None and rounding.scale is not None:
                 parts |= self.stored_scale(side, rounding)
         return parts
+
+
+def _is_grouped(spec: LayerSpec) -> bool:
+    return spec.weight is not None and spec.weight.group > 0
 
 
 def needed(tensor: torch.Tensor | None, name: str) -> torch.Tensor:

@@ -7,7 +7,6 @@ block size except for the head.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,15 +26,9 @@ from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.runtime import model_builder
 
-#: The layers that the builder supports, in every decoder that it builds like a
-#: Llama.
-_LAYERS = re.compile(
-    r"model\.layers\.\d+\.(self_attn\.([qkvo]|qkv)_proj|mlp\.(gate|up|down|gate_up)_proj)",
-)
 _HEAD = "lm_head"
-#: Sizes of the blocks of MatMulNBits.
-_SIZES = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,7 @@ class OgaLayout(QuarkLayout):
     """AMD Quark's layout as read by onnxruntime-genai."""
 
     name: ClassVar[str] = "oga"
+    whole_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pack_method != "reorder":
@@ -58,8 +52,10 @@ class OgaLayout(QuarkLayout):
         Per-channel scales are refused.
         """
         reason = small_integers(spec)
-        if not reason and (spec.weight is None or spec.weight.group not in _SIZES):
-            return f"it has blocks of {', '.join(map(str, _SIZES))}"
+        if not reason and (
+            spec.weight is None or spec.weight.group not in model_builder.BLOCKS
+        ):
+            return f"it has blocks of {', '.join(map(str, model_builder.BLOCKS))}"
         return reason
 
     def cache_refusal(self, spec: TensorSpec) -> str:
@@ -80,7 +76,7 @@ class OgaLayout(QuarkLayout):
         """
         Layout.check_layer(self, name, kind, spec, shape)
         # The head is the only layer outside of decoder blocks that the builder quantizes.
-        if name != _HEAD and not _LAYERS.fullmatch(name):
+        if name != _HEAD and not model_builder.LAYERS.fullmatch(name):
             raise ConfigError(
                 f"{name} has no place in the layout 'oga': onnxruntime-genai's model"
                 " builder knows the layers of a Llama (self_attn.q_proj, mlp.up_proj"

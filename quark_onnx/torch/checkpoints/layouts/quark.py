@@ -62,6 +62,7 @@ class QuarkLayout(Layout):
         "weight_zero_point_2",
     )
     keeps_names: ClassVar[bool] = False
+    whole_groups: ClassVar[bool] = False
 
     pack_method: str = "reorder"
     weight_format: str = WEIGHT_FORMATS[0]

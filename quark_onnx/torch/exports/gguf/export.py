@@ -136,6 +136,16 @@ def write_gguf(  # noqa: PLR0913
     return GgufFile(output, {entry.name: entry.type for entry in entries}, tuple(notes))
 
 
+def check_writable(source: Path, kind: str = "q4_1") -> None:
+    """Raise the errors of ``write_gguf`` for a folder that are known from its headers."""
+    kinds = _types(kind, "", Path("model.gguf"))
+    architecture, config, planned_targets = planned(source)
+    parts = [
+        _part(target, {}, kinds, architecture, config) for target in planned_targets
+    ]
+    _check_not_all_float(parts, kinds[0])
+
+
 def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
     """Return the architecture, the configuration and the GGUF tensors of a folder.
 
