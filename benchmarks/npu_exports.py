@@ -286,7 +286,8 @@ def report(rows: dict[str, Row], source: str) -> str:
             if cell["subgraphs"] != 1:
                 off.append([name, column, ", ".join(cell["off"])])
         for column, result in row.get("bundles", {}).items():
-            checks.append([f"{name}{star}", BUNDLES[name], column, result])
+            first_line = str(result).splitlines()[0]
+            checks.append([f"{name}{star}", BUNDLES[name], column, first_line])
     known = [row for row in rows.values() if "forecasts" in row]
     whole = [
         f"{sum(row['forecasts'][column]['subgraphs'] == 1 for row in known)} in {column}"
