@@ -4,7 +4,8 @@
     python benchmarks/ort_own_tests.py --names
 
 The tests are those of a checkout of onnxruntime, which is not part of this project; its packages
-lack them, and nothing is fetched. They run twice in a temporary folder: as they are, and with the package name replaced.
+lack them, and nothing is fetched. They run twice in a temporary folder: as they are, and with the
+package name replaced.
 Tests count that pass as they are and call a quantizer of this package (``_ort_reach``); others test
 onnxruntime's helpers, which are handed through. Of those that count, the ones that fail must be in
 ``DIFFERENT``, with the reason; for these the accuracy of both results is printed, and written to a

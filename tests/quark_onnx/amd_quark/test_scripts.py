@@ -549,6 +549,10 @@ CASES: list[tuple[Script, Callable[[], ModelProto], Native, str]] = [
 ]
 
 
+def test_there_are_twenty_four() -> None:
+    assert len({script for script, *_ in CASES}) >= 24
+
+
 @pytest.mark.filterwarnings("ignore:random data")
 @pytest.mark.parametrize(
     ("script", "make", "config", "kind"),
