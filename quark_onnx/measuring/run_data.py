@@ -29,6 +29,9 @@ from quark_onnx.planning.subgraph_plans import SubgraphPlan
 from quark_onnx.report.verdict import Scorer
 from quark_onnx.running.run import Sample
 
+#: Number of further samples that are not equal by chance.
+_MANY = 7
+
 
 class LabelledSample(NamedTuple):
     """A sample with the classes of its rows.
@@ -207,7 +210,21 @@ class RunData:
     @property
     def notes(self) -> list[str]:
         """Return notes on images that were left out, and on samples that ranges have seen."""
-        return [*left_out_lines(self.left_out), *self._seen]
+        return [*left_out_lines(self.left_out), *self._repeated, *self._seen]
+
+    @property
+    def _repeated(self) -> list[str]:
+        """Return the note that all samples are the same one, of those that are kept."""
+        first, *others = [*self.compared, *self.further] or [{}]
+        if self.random or len(others) < _MANY:
+            return []
+        for sample in others:
+            if not all(np.array_equal(first[name], sample[name]) for name in first):
+                return []
+        return [
+            "all samples are equal: ranges and figures are those of a single one, and other data"
+            " may have larger errors"
+        ]
 
     @property
     def _seen(self) -> list[str]:

@@ -404,6 +404,13 @@ def test_progress_of_all_measurements_reaches_a_function(
             call(model, quantized, data, progress="loud")  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_equal_samples_are_noted(model: Any, equal: bool) -> None:
+    rows = np.ones_like(ROWS) if equal else ROWS
+    notes = quantize(model, list(rows)).report.notes
+    assert any("all samples are equal" in note for note in notes) is equal
+
+
 def test_an_exception_of_the_progress_function_cancels(
     model: Any, tmp_path: Path
 ) -> None:
