@@ -56,7 +56,7 @@ from quark_onnx.torch.config.language_recipes import (
 )
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.runtime.checkpoint_folder import check_free
 from quark_onnx.torch.runtime.text_source import has_tokenizer
 
@@ -302,6 +302,8 @@ def silence_helper(options: Namespace) -> None:
 
 
 def ptq(options: Namespace) -> Answer:
+    # Imports and further formats are part of what somebody waits for.
+    start = monotonic()
     recipe = _apply_recipe(options)
     _check(options)
     if not options.quiet and sys.stderr.isatty():
@@ -342,7 +344,6 @@ def ptq(options: Namespace) -> Answer:
         processes,
         exported(exports, source, config, options.output, notes) as folder,
     ):
-        start = monotonic()
         found = module.ptq(
             source,
             _text_of(module, options.data, options.samples, options.length),
@@ -364,8 +365,6 @@ def ptq(options: Namespace) -> Answer:
             announce=None if options.quiet else _announce,
             verdict=not options.no_verdict,
         )
-        if not options.quiet:
-            _say_runtime(monotonic() - start)
         if tasks is not None:
             # Inside the context, while the checkpoint exists.
             scores = tasks.compared(
@@ -373,8 +372,12 @@ def ptq(options: Namespace) -> Answer:
                 folder,
                 trust_code=options.trust_code,
             )
+    if not options.quiet:
+        _say_runtime(monotonic() - start)
     found.report.notes.extend(notes)
-    verdict = _with_command(_refused(found.verdict, refused), options)
+    _explain_floats(options, source, found.report)
+    verdict = _sized(_refused(found.verdict, refused), options)
+    verdict = _with_command(verdict, options)
     found = replace(found, verdict=verdict, mixture=mixture)
     blocks = _blocks(options, found, scores)
     facts = {"model": [f"{options.model} -> {options.output}"]}
@@ -585,18 +588,11 @@ def _scores_document(scores: dict[str, Any]) -> dict[str, Any]:
 def _export_lines(options: Namespace) -> list[str]:
     """Return a line for each exported model file, whose size the verdict does not know."""
     file_size = torch_side("quark_onnx.torch.pipelines.verdict").file_size
-    lines = []
-    for suffix in ("gguf", "onnx"):
-        path = options.output / f"model.{suffix}"
-        if suffix in (options.export or ()) and path.is_file():
-            size = sum(
-                file.stat().st_size for file in options.output.glob(f"{path.name}*")
-            )
-            lines.append(
-                f"{path}: {file_size(size)}; the sizes of the verdict are those of the"
-                " checkpoint that was exported"
-            )
-    return lines
+    end = ""
+    if "hf_format" in (options.export or ["hf_format"]):
+        end = "; the sizes of the verdict are those of the checkpoint"
+    sizes = _export_sizes(options)
+    return [f"{path}: {file_size(size)}{end}" for path, size in sizes.items()]
 
 
 def _with_command(verdict: Any, options: Namespace) -> Any:
@@ -618,7 +614,12 @@ def _with_command(verdict: Any, options: Namespace) -> Any:
         return replace(verdict, command=_next_command(verdict, options))
     # Advice for which there is no option has no command, except for the validation.
     if "llm validate" in verdict.advice:
-        return replace(verdict, command=_validation(options))
+        if command := _validation(options):
+            return replace(verdict, command=command)
+        # The export has run the model.
+        path = options.output / "model.onnx"
+        advice = f"run {path} in onnxruntime; its tokenizer is that of {options.model}"
+        return replace(verdict, advice=advice)
     return verdict
 
 
@@ -650,6 +651,38 @@ def _next_command(verdict: Any, options: Namespace) -> str:
     # Of several --layer, the first match wins.
     first = changes[0] == "--layer"
     return next_command(options.words, options.parser, changes, without, first=first)
+
+
+def _sized(verdict: Any, options: Namespace) -> Any:
+    """Return a verdict with the size of the exported files if no checkpoint is kept."""
+    if verdict is None or "hf_format" in (options.export or ["hf_format"]):
+        return verdict
+    size = sum(_export_sizes(options).values())
+    # Types of tensors differ from those of the checkpoint.
+    return replace(verdict, bytes_after=size, quantized_bits=None)
+
+
+def _export_sizes(options: Namespace) -> dict[Path, int]:
+    """Return the size of each exported model file with its external data."""
+    sizes = dict[Path, int]()
+    for suffix in ("gguf", "onnx"):
+        path = options.output / f"model.{suffix}"
+        if suffix in (options.export or ()) and path.is_file():
+            files = options.output.glob(f"{path.name}*")
+            sizes[path] = sum(file.stat().st_size for file in files)
+    return sizes
+
+
+def _explain_floats(options: Namespace, source: Any, report: Any) -> None:
+    """Say which option quantizes a layer that stays float by default."""
+    usual = source.usually_float()
+    for name, reason in report.kept.items():
+        if reason == "nothing asks for it":
+            report.kept[name] = "stays float unless --layer names it"
+        elif name in usual and not matches(name, options.exclude):
+            report.kept[name] = (
+                "a head or another part stays float unless --layer names it"
+            )
 
 
 def _kind_of_data(model: Path) -> str:

@@ -62,12 +62,23 @@ def no_such_layer(where: str, glob: str, names: Iterable[str]) -> ConfigError:
         glob: the glob.
         names: names that the glob could have matched.
     """
+    names = list(names)
     # Names are compared by their last part: the prefixes of all layers are alike.
     ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
     last = glob.rsplit(".", 1)[-1].strip("*")
+    hint = nearest(last, ends) if last else ""
+    # Without a similar name, a whole name shows what a glob has to match.
+    if "did you mean" not in hint and any("." in name for name in names):
+        layers = [name.removesuffix(".weight").removesuffix(".bias") for name in names]
+        example = max(layers, key=lambda name: name.count("."))
+        hint = f"; names are such as {example!r}"
+        numbers = [
+            int(part) for name in names for part in name.split(".") if part.isdigit()
+        ]
+        if numbers:
+            hint += f", with numbers from 0 to {max(numbers)}"
     return ConfigError(
-        f"{where} names {glob!r}, but no layer of the model is called"
-        f" so{nearest(last, ends)}",
+        f"{where} names {glob!r}, but no layer of the model is called so{hint}",
     )
 
 

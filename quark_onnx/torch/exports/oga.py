@@ -82,11 +82,11 @@ class OgaModel:
     float_cache_tokens: int = 0
 
     def __str__(self) -> str:
-        logits = f"logits differ by {self.difference:.1g}, relative"
+        logits = f"logits differ by {self.difference:.1g} of the greatest"
         if self.kv_cache == "float":
             return (
                 f"onnxruntime-genai generates {self.equal} of {self.tokens} tokens as"
-                f" transformers does; {logits}"
+                f" transformers does with the same quantized weights; {logits}"
             )
         return (
             f"onnxruntime-genai generates {self.float_cache_equal} of"

@@ -140,9 +140,9 @@ def notes_of(
     # vLLM rounds queries and keys after their norm, while the scale was calibrated before it.
     normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
     notes = [
-        f"{names[0]} is normalized before attention reads it ({len(names)} layers"
-        " are): vLLM rounds what the norm has left with the scale of what the"
-        f" projection computes; {_ADVICE_ON_NORMS[last]}"
+        f"{_ADVICE_ON_NORMS[last]}: {names[0]} is normalized before attention reads it"
+        f" ({len(names)} layers are), and vLLM rounds after the norm, with a scale that"
+        " was measured before it"
         for last, names in normalized.items()
     ]
     # vision and audio towers attend without a cache
@@ -168,14 +168,8 @@ def notes_of(
 
 
 _ADVICE_ON_NORMS = {
-    "k_proj": (
-        "keys that are rounded after they are rotated (fp8-rope) have the scale of"
-        " what it rounds"
-    ),
-    "q_proj": (
-        "there is no other place to measure them; leave queries as they are if"
-        " accuracy suffers"
-    ),
+    "k_proj": "use --kv-cache fp8-rope for this model",
+    "q_proj": "leave out --attention if accuracy suffers in vLLM",
 }
 
 

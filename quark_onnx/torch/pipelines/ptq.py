@@ -113,7 +113,13 @@ class PtqResult(Reported):
         # Nothing was compared with the float model, so sizes are estimates.
         expected = ("Size", size(self.estimate.disk), "of the checkpoint, as estimated")
         rows += [expected] if self.verdict is None else self.verdict.facts()
-        verdict = [] if self.verdict is None else [self.verdict.judgement()]
+        verdict = list[Block]()
+        if self.verdict is not None:
+            shown = self.verdict
+            if self.before is not None:
+                # one perplexity of a text: that of all of it, and not of the first windows
+                shown = replace(shown, perplexity_before=None, perplexity_after=None)
+            verdict.append(shown.judgement())
         notes, errors, *sections = self.report.sections()
         return [*verdict, Facts(rows, lines), notes, errors, *mixed, *sections]
 

@@ -168,10 +168,11 @@ class CheckpointVerdict(Reported):
         """Return the verdict with what explains it, and the change to try."""
         measured_on, details = "", list[str]()
         if self.divergence is not None:
-            measured_on = (
-                f"{self.tokens} tokens {self.text}: perplexity"
-                f" {self.perplexity_before:.3f} float, {self.perplexity_after:.3f}"
-                " quantized"
+            measured_on = f"{self.tokens} tokens {self.text}"
+        if self.perplexity_before is not None:
+            measured_on += (
+                f": perplexity {self.perplexity_before:.3f} float,"
+                f" {self.perplexity_after:.3f} quantized"
             )
         if self.skipped:
             details.append(f"not compared with the float model: {self.skipped}")

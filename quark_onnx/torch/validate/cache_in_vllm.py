@@ -70,6 +70,8 @@ _STACKED = frozenset(
         "Zamba2",
     }
 )
+#: Names of the norm of keys next to their projection: of Qwen 3, and of Phi.
+_KEY_NORMS = ("k_norm", "k_layernorm")
 #: Projections whose scales a renaming loader loses.
 _SIDES = ("q_proj", "k_proj", "v_proj")
 #: Schemes of compressed-tensors for which vLLM creates a cache.
@@ -103,6 +105,21 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
     for parent, modules in _attentions(checkpoint).items():
         cached = [config.is_cached(module) for module in modules]
         yield from _pair_findings(checkpoint, parent, cached)
+    yield from _norm_findings(checkpoint)
+
+
+def _norm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield scales of keys that were measured before a norm, and are used after it."""
+    if checkpoint.quantization.get("kv_cache_post_rope"):
+        return
+    for parent in _attentions(checkpoint):
+        keys = _scale(checkpoint, parent, "k")
+        norms = [
+            name for name in _KEY_NORMS if f"{parent}.{name}" in checkpoint.modules
+        ]
+        if keys is not None and norms:
+            text = f"{parent}.{norms[0]} normalizes keys after their scale was measured"
+            yield broken("kv-scales-norm", keys.name, text)
 
 
 def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -255,6 +255,11 @@ def validate(folder: Path, client: str) -> Validation:
     # callers may hand over a string, as ``validate("llama", "vllm")`` in a notebook
     folder = Path(folder)
     needs: tuple[str, ...] = ()
+    if client in LAYOUTS and folder.suffix == ".gguf":
+        raise ConfigError(
+            f"{folder} is a GGUF file, whose rules are known for llama.cpp alone: give"
+            " --for llama.cpp, or the folder of a checkpoint"
+        )
     # neither a GGUF file nor a folder of onnxruntime-genai has a layout of Hugging Face
     if client == "llama.cpp":
         layout = "gguf"

@@ -215,6 +215,13 @@ _MODEL = {
         "calibrate the KV cache",
         _KV_CACHE,
     ),
+    # vLLM rounds keys after norm and RoPE, and clips with a scale of the projection's outputs
+    "kv-scales-norm": Rule(
+        WARNING,
+        "scales of normalized keys are measured after the norm",
+        "quantize again with --kv-cache fp8-rope",
+        _KV_CACHE,
+    ),
     "attention-scales-missing": Rule(
         WARNING,
         "quantized attention has scales for queries and probabilities",

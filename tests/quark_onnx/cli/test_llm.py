@@ -85,6 +85,7 @@ def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
     [
         (["validate", "absent", "--for", "vllm"], "absent is no folder"),
         (["validate", "absent.gguf", "--for", "llama.cpp"], "there is no absent.gguf"),
+        (["validate", "q.gguf", "--for", "vllm"], "q.gguf is a GGUF file"),
         (["validate", "data", "--for", "vllm"], "no Hugging Face checkpoint"),
         (["validate", "data"], "--for"),
         (["validate", "data", "--for", "sglang"], "invalid choice: 'sglang'"),

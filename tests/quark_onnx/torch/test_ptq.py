@@ -280,7 +280,9 @@ def test_windows_that_foretell_nothing(
         (
             "qwen3",
             {"kv_cache": "fp8"},
-            ["k_proj is normalized before attention reads it (2 layers are)"],
+            [
+                "use --kv-cache fp8-rope for this model: model.layers.0.self_attn.k_proj is"
+            ],
         ),
         ("qwen3", {"kv_cache": "fp8-rope"}, []),
         (

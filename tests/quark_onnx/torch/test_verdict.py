@@ -338,3 +338,42 @@ def test_a_float_model_that_overflows(source: Path, tmp_path: Path) -> None:
     ).verdict
     assert found is not None and found.divergence is None
     assert "the float model overflows in torch.float16" in found.skipped
+
+
+def test_the_size_is_that_of_the_file_that_stays(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a checkpoint in the output, sizes are those of the exported file."""
+    with_tokenizer(source)
+    out = tmp_path / "out"
+    command = ["llm", "ptq", str(source), "-o", str(out), "--json"]
+    assert main([*command, "--recipe", "fast", "--target", "llama.cpp"]) == 0
+    found = json.loads(capsys.readouterr().out)["verdict"]
+    assert [file.name for file in out.iterdir()] == ["model.gguf"]
+    assert found["bytes"]["after"] == (out / "model.gguf").stat().st_size
+    assert found["quantized_bits"] is None
+
+
+def test_a_text_has_one_perplexity(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "many.npy", torch.cat(tokens(20)).numpy())
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--length", "12"]
+    command += ["--scheme", "uint4_wo_32", "--evaluate", str(tmp_path / "many.npy")]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert out.count("perplexity ") == 1 and "on all of the text" in out
+    assert "lm_head: a head or another part stays float unless --layer names it" in out
+    assert "model.embed_tokens: stays float unless --layer names it" in out
+
+
+def test_a_glob_without_a_match_shows_a_whole_name(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out")]
+    command += ["--scheme", "uint4_wo_32", "--exclude", "model.layers.9.*"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert (
+        "such as 'model.layers.0.self_attn.q_proj', with numbers from 0 to 1" in error
+    )

@@ -151,6 +151,12 @@ def floated(name: str) -> Change:
     return change
 
 
+def with_key_norm(draft: Draft) -> None:
+    draft.config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    for number in range(2):
+        draft.tensors[f"model.layers.{number}.self_attn.k_norm.weight"] = ("F32", (8,))
+
+
 def cached(**values: float) -> Change:
     return lambda draft: draft.scalars.update(
         dict.fromkeys(draft.scalars, *values.values())
@@ -815,6 +821,7 @@ CASES = (
     Case("ct-format", "refused", drafts.compressed, group(format=False), BOTH),
     Case("tensor-type", "wrong", drafts.fp8_kv, shape("1.self_attn.k_scale", "I32")),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
+    Case("kv-scales-norm", "warning", drafts.quark_kv, with_key_norm),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
     Case(
         "attention-scales-missing",
