@@ -125,7 +125,9 @@ def register(name: str, *, override: bool = False) -> Callable[[T], T]:
 
     def add(cls: T) -> T:
         missing = [each for each in ("statistic", "range") if not hasattr(cls, each)]
-        if missing or not dataclasses.is_dataclass(cls):
+        # As a value: mypy would forget that the class is a T.
+        is_value: bool = dataclasses.is_dataclass(cls)
+        if missing or not is_value:
             lacks = (
                 " and ".join(f"{each}()" for each in missing)
                 or "@dataclass(frozen=True)"

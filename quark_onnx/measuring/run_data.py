@@ -215,7 +215,8 @@ class RunData:
     @property
     def _repeated(self) -> list[str]:
         """Return the note that all samples are the same one, of those that are kept."""
-        first, *others = [*self.compared, *self.further] or [{}]
+        further = [sample.feeds for sample in self.further]
+        first, *others = [*self.compared, *further] or [{}]
         if self.random or len(others) < _MANY:
             return []
         for sample in others:
