@@ -375,7 +375,7 @@ def ptq(options: Namespace) -> Answer:
     if not options.quiet:
         _say_runtime(monotonic() - start)
     found.report.notes.extend(notes)
-    _explain_floats(options, source, found.report)
+    _explain_floats(options, config, found.report)
     verdict = _sized(_refused(found.verdict, refused), options)
     verdict = _with_command(verdict, options)
     found = replace(found, verdict=verdict, mixture=mixture)
@@ -673,9 +673,10 @@ def _export_sizes(options: Namespace) -> dict[Path, int]:
     return sizes
 
 
-def _explain_floats(options: Namespace, source: Any, report: Any) -> None:
+def _explain_floats(options: Namespace, config: TorchConfig, report: Any) -> None:
     """Say which option quantizes a layer that stays float by default."""
-    usual = source.usually_float()
+    # The names of the layers that are usually float, and the user's globs.
+    usual = config.exclude
     for name, reason in report.kept.items():
         if reason == "nothing asks for it":
             report.kept[name] = "stays float unless --layer names it"
