@@ -172,14 +172,29 @@ class Lanes(ThreadPoolExecutor):
         return super().submit(context.run, function, *arguments, **options)
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yield the results of work on items in order, with few items in memory."""
+        """Yield the results of work on items in order, with few items in memory.
+
+        A single lane works on an item before the next one is made, and yields its result first.
+        """
+        if self._count == 1:
+            yield from map(work, items)
+            return
         ahead = deque[Future[R]]()
-        for item in items:
-            ahead.append(self.submit(work, item))
-            if len(ahead) == 2 * self._count:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        try:
+            for item in items:
+                ahead.append(self.submit(work, item))
+                if len(ahead) == 2 * self._count:
+                    yield self._result(ahead.popleft())
+            while ahead:
+                yield self._result(ahead.popleft())
+        finally:
+            # Of a consumer that has seen enough.
+            for future in ahead:
+                future.cancel()
+
+    def _result(self, future: Future[R]) -> R:
+        """Wait for a result; whatever stops the waiting thread stops the lanes, too."""
+        return waited(future, self._stops.stop)
 
     def __exit__(
         self,

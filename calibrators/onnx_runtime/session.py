@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,7 @@ class _Unsaturated:
     def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
         self._session = session
         self._reopen: Callable[[], Any] | None = reopen
+        self._lock = Lock()
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Compute outputs, by the second session if the first one fails."""
@@ -345,8 +347,14 @@ class _Unsaturated:
         return self._attempt(lambda session: run_uncopied(session, names, feeds))
 
     def _attempt(self, run: Callable[[Any], Any]) -> Any:
+        # Runs in several lanes wait for the first one, which tells which session they take.
+        with self._lock:
+            if self._reopen is not None:
+                return self._first(run, self._reopen)
+        return run(self._session)
+
+    def _first(self, run: Callable[[Any], Any], reopen: Callable[[], Any]) -> Any:
         # ``reopen`` keeps the model in memory: dropped after the first run.
-        reopen = self._reopen
         self._reopen = None
         try:
             return run(self._session)
@@ -355,8 +363,6 @@ class _Unsaturated:
         except CalibrationError:
             raise
         except Exception as error:
-            if reopen is None:
-                raise
             logger.debug(
                 "without saturation onnxruntime does not run the model: %s", error
             )

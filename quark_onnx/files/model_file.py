@@ -63,7 +63,8 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
 
     Returns:
         The model, and the arrays of the held tensors, which last as long as the arrays. None if
-        the file is small, or can be read by protobuf alone, which then reports what is wrong.
+        the file is small, names two initializers alike, or can be read by protobuf alone, which
+        then reports what is wrong.
     """
     arrays: list[NDArray[Any]] = []
     try:
@@ -75,6 +76,11 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
                 message, positions = _split(data)
             model = ModelProto()
             model.ParseFromString(message)
+            # onnxruntime takes the last of several initializers of one name, and held values are
+            # given by name.
+            names = {tensor.name for tensor in model.graph.initializer}
+            if len(names) < len(model.graph.initializer):
+                return None
             for values in positions:
                 # The pages are read when the values are needed, and take no memory of the process.
                 array = np.asarray(

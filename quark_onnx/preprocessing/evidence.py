@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.common.wording import counted
-from quark_onnx.report.figures import percentage
+from quark_onnx.report.figures import percentage, wilson
 from quark_onnx.report.verdict.boxes import detections
 from quark_onnx.report.verdict.task import Task, squeezed
 
@@ -354,9 +354,14 @@ class Labelled:
 
     @property
     def is_by_chance(self) -> bool:
-        """Return whether top-1 is little above chance, so that something is wrong."""
+        """Return whether top-1 is little above chance, so that something is wrong.
+
+        Of few rows, a model that is right halfway between chance and always may miss many: as long
+        as the interval of 95 % reaches that far, nothing is known.
+        """
         chance = 1 / max(2, self.classes)
-        return self.top1 <= min(_LITTLE * chance, chance + _LITTLE_MORE)
+        little = self.top1 <= min(_LITTLE * chance, chance + _LITTLE_MORE)
+        return little and wilson(sum(self.hits), len(self))[1] < (1 + chance) / 2
 
     @property
     def fits(self) -> bool:

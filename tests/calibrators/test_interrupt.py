@@ -101,6 +101,21 @@ def test_runs_in_lanes(isolate: bool) -> None:
     assert all(isinstance(error, RuntimeCrash) == isolate for error in failures)
 
 
+def test_lanes_inside_of_lanes() -> None:
+    """An interrupt ends the runs that threads of a pool wait for, too."""
+    run = Run(open_session(endless(), threads=1), normal(1, 4))
+
+    def work(_: int) -> None:
+        with Lanes(2) as lanes:
+            list(lanes.in_order(lambda _: run(), range(2)))
+
+    def wait() -> None:
+        with Lanes(2) as lanes:
+            lanes.submit(work, 0).result()
+
+    signalled(run, wait, count=2)
+
+
 def test_a_session_runs_again_after_an_interruption() -> None:
     """What a signal has ended once is not ended for good."""
     session = open_session(endless(conditional=True))
@@ -139,3 +154,46 @@ def test_work_returns_and_raises_what_it_does() -> None:
     )
     with pytest.raises(ZeroDivisionError):
         interruptible(lambda: 1 / 0, lambda: None)
+
+
+def test_one_lane_works_on_an_item_before_the_next_one_is_made() -> None:
+    """Random models compute other numbers in another order."""
+    events = list[str]()
+
+    def items() -> Iterator[int]:
+        for item in range(3):
+            events.append(f"item {item}")
+            yield item
+            events.append(f"asked again after {item}")
+
+    def work(item: int) -> None:
+        time.sleep(0.02)  # the iterable would go on meanwhile
+        events.append(f"work {item}")
+
+    with Lanes(1) as lanes:
+        assert list(lanes.in_order(work, items())) == [None] * 3
+    assert events == [
+        f"{what} {item}"
+        for item in range(3)
+        for what in ("item", "work", "asked again after")
+    ]
+
+
+def test_work_that_nobody_waits_for_is_not_begun() -> None:
+    """A consumer that has seen enough ends the iteration."""
+    begun = list[int]()
+    go = threading.Event()
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item:
+            go.wait()
+        return item
+
+    with Lanes(2) as lanes:
+        results = lanes.in_order(work, range(100))
+        assert next(results) == 0
+        results.close()
+        go.set()
+    # Item 0, and those that the two lanes had begun.
+    assert len(begun) <= 3

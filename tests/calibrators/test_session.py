@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +185,18 @@ def test_inputs_of_a_caller_stay_as_they_are(where: str, tmp_path: Path) -> None
         first, second = (compute(["y"], feeds)[0] for _ in range(2))
         np.testing.assert_array_equal(first, second)
         assert all((feeds[name] == before[name]).all() for name in feeds)
+
+
+def test_lanes_wait_for_the_first_run_of_a_session_that_may_fail() -> None:
+    """Where the first run decides which session runs, a second lane has no error of its own."""
+
+    class Failing:
+        def run(self, *_: object) -> None:
+            time.sleep(0.2)  # until the second lane runs, or waits
+            raise RuntimeError("the zero point has a wrong shape")
+
+    opened = open_session(doubling())
+    unsaturated = session._Unsaturated(Failing(), lambda: opened)
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(run, unsaturated) for _ in range(2)]
+        assert [result.result() for result in results] == [run(opened)] * 2

@@ -110,6 +110,19 @@ def test_a_graph_in_two_parts(tmp_path: Path) -> None:
     assert loaded(found[0]) == onnx.load(path)
 
 
+def test_two_initializers_of_one_name(tmp_path: Path) -> None:
+    """A session gets held values by name, and would lack those of the first one."""
+    model = large()
+    model.graph.initializer.add().CopyFrom(
+        numpy_helper.from_array(2 * weight(SIDE, SIDE), "w")
+    )
+    path = saved(model, tmp_path)
+    assert read_model(path) is None
+    x = np.ones((1, SIDE), np.float32)
+    found = open_session(open_model(path, hold=True).model).run(None, {"x": x})
+    np.testing.assert_array_equal(found[0], open_session(path).run(None, {"x": x})[0])
+
+
 @pytest.mark.parametrize("dims", [[SIDE, SIDE + 1], [-SIDE, -SIDE], []])
 def test_a_shape_that_does_not_fit_is_refused(dims: list[int], tmp_path: Path) -> None:
     model = large()

@@ -718,6 +718,25 @@ def test_a_top1_by_chance(classes: int, right: float, by_chance: bool) -> None:
     assert Labelled("y", [], hits, classes=classes).is_by_chance is by_chance
 
 
+@pytest.mark.parametrize(
+    ("classes", "hits", "rows", "by_chance"),
+    [
+        # 80 % right, of two classes: 6 % of all samples of 8 have four hits or fewer.
+        (2, 4, 8, False),
+        (2, 2, 8, True),
+        (2, 9, 16, False),
+        (2, 8, 16, True),
+        (3, 3, 8, False),
+        (10, 1, 8, True),
+    ],
+)
+def test_few_rows_show_little(
+    classes: int, hits: int, rows: int, by_chance: bool
+) -> None:
+    found = [row < hits for row in range(rows)]
+    assert Labelled("y", [], found, classes=classes).is_by_chance is by_chance
+
+
 def test_wrong_labels_raise_doubt_where_no_picture_is_read() -> None:
     """Nothing names the cause, and the float model is right on no sample."""
     model = parse(
