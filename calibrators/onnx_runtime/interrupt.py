@@ -132,6 +132,15 @@ def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
         future.set_result(result)
 
 
+def available_cores() -> int:
+    """Return the number of cores available to this process."""
+    # A container or taskset may grant fewer cores than the machine has. macOS and Windows lack the
+    # call.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 #: Samples that a model is run on at the same time.
 AT_ONCE = 2
 
@@ -142,7 +151,7 @@ def lane_threads() -> int:
     Two runs on half of the cores each take less time than one after the other on all cores, and
     less processor time: threads of one run wait for each other at every operator.
     """
-    return max(1, (os.cpu_count() or 1) // AT_ONCE)
+    return max(1, available_cores() // AT_ONCE)
 
 
 class Lanes(ThreadPoolExecutor):

@@ -6,7 +6,6 @@ Only one batch and its activations are alive at a time, and a second one that is
 from __future__ import annotations
 
 import hashlib
-import os
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from calibrators.onnx_runtime.custom_operators import (
 )
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
-from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
+from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes, available_cores
 from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.providers import current_provider, provider
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, open_session, run_uncopied
@@ -92,7 +91,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         # The executors of the standard library have this attribute.
         # Each worker has a session: with all cores for each of them they would fight for the cores.
         workers = getattr(executor, "_max_workers", 1)
-        threads = max(1, (os.cpu_count() or 1) // workers)
+        threads = max(1, available_cores() // workers)
     scope = Scope(
         model if isinstance(model, onnx.ModelProto) else model(),
         tuple(observations),
@@ -106,7 +105,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         return watch.sharded(samples, executor, progress)
     lanes = watch.lanes()
     session = _Session.on(
-        watch, max(1, (threads or os.cpu_count() or 1) // len(lanes)), results
+        watch, max(1, (threads or available_cores()) // len(lanes)), results
     )
     del watch
 
@@ -190,7 +189,7 @@ class _Watch:
 
     def lanes(self) -> list[list[Statistic]]:
         """Return empty statistics, per lane: see ``_local``."""
-        cores = self.threads or os.cpu_count() or 1
+        cores = self.threads or available_cores()
         statistics = self.empty()
         if cores == 1 or any(_is_ordered(statistic) for statistic in statistics):
             return [statistics]

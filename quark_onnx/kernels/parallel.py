@@ -5,11 +5,10 @@ Parts have a fixed size, and each runs on a single core.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.interrupt import Lanes, available_cores
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,7 +25,7 @@ def slabs(count: int, size: int) -> list[slice]:
 
 def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield the results of work on items in order, computed on all cores, few in memory."""
-    cores = os.cpu_count() or 1
+    cores = available_cores()
     if len(items) == 1:
         yield work(items[0])
         return

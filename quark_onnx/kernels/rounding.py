@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import cos, pi
-from os import cpu_count
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from calibrators.onnx_runtime.interrupt import available_cores
 from quark_onnx.kernels.device import Device
 from quark_onnx.kernels.threads import one_thread
 
@@ -148,7 +148,7 @@ def in_parts(  # noqa: PLR0913  the sizes of a weight
         largest = _PART
         most = _GROUPS
         least = max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
-        workers = threads or cpu_count() or 1
+        workers = threads or available_cores()
     groups_at_once = max(1, min(most, largest // (outputs * inputs)))
     outputs_at_once = outputs
     if groups_at_once == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from calibrators.affine import octaves_for, round_scale
 from calibrators.base import range_of
 from calibrators.errors import CalibrationError
 from calibrators.grid import SMALLEST_SCALE
+from calibrators.onnx_runtime.interrupt import available_cores
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted
@@ -208,7 +208,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
             return half_quadratic(blocks, dtype.bits)
         return round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)[1]
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
+    with ThreadPoolExecutor(available_cores()) as pool:  # numpy releases the GIL
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
     scale = np.concatenate([part.scale for part in parts])
     zero = np.concatenate([part.zero_point for part in parts])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
+from calibrators.onnx_runtime.interrupt import available_cores
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.common.errors import ConfigError, ModelError
@@ -228,7 +228,7 @@ def measure_latency(
     """
     if threads < 0:
         raise ConfigError(f"threads is {threads}; it must be 0 or more")
-    threads = threads or _cores()
+    threads = threads or available_cores()
     quantized, floating = load(other), load(reference)
     for model in (floating, quantized):
         check_sample(Graph.of(model), sample)
@@ -317,15 +317,6 @@ class _Timed:
         """Return the seconds of every run."""
         seconds: list[float] = self._session.seconds(self._feeds, count)
         return seconds
-
-
-def _cores() -> int:
-    """Return the number of cores available to this process."""
-    # A container or taskset may grant fewer cores than the machine has. macOS and Windows lack the
-    # call.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:

@@ -73,7 +73,9 @@ def test_a_verdict_is_of_held_out_samples_if_there_are_any() -> None:
             assert found == calibrated and not run.further
         else:
             assert found == list(map(id, held.samples))
-            assert set(map(id, run.further)) <= set(calibrated)
+            further = [id(sample.feeds) for sample in run.further]
+            assert set(further) <= set(calibrated)
+            assert further == [id(data[place]) for place in held.calibrated_positions]
 
 
 @pytest.mark.parametrize("model", [CLASSIFIER, REGRESSION])

@@ -69,7 +69,9 @@ def test_a_layout_that_refuses_a_layer_has_no_size(tmp_path: Path) -> None:
     """Blocks of 128 do not fill the 448 inputs of a layer, which the layout oga demands."""
     source = FloatCheckpoint(saved(made(llama(**WIDE)), tmp_path / "source"))
     config = config_for("uint4_wo_128", exclude=source.usually_float())
-    with pytest.raises(ConfigError, match=r"down_proj has 448 inputs, which blocks of 128"):
+    with pytest.raises(
+        ConfigError, match=r"down_proj has 448 inputs, which blocks of 128"
+    ):
         written_bytes(source, config, layout_named("oga"))
 
 
