@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
@@ -174,7 +174,9 @@ class Lanes(ThreadPoolExecutor):
         context.run(_stops.set, self._stops)
         return super().submit(context.run, function, *arguments, **options)
 
-    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    def in_order(
+        self, work: Callable[[T], R], items: Iterable[T]
+    ) -> Generator[R, None, None]:
         """Yield the results of work on items in order, with few items in memory.
 
         A single lane works on an item before the next one is made, and yields its result first.
