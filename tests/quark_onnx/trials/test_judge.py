@@ -45,13 +45,12 @@ def test_two_samples_at_a_time(
     before: str, after: str, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = threading.Barrier(2)
-    opened = judge._opened
+    opened = judge.open_quantized
 
-    def meet(*models: ModelProto) -> list[Any]:
-        reference, other = opened(*models)
-        return [reference, Meeting(other, meeting)]
+    def meet(*arguments: Any, **options: Any) -> Meeting:
+        return Meeting(opened(*arguments, **options), meeting)
 
-    monkeypatch.setattr(judge, "_opened", meet)
+    monkeypatch.setattr(judge, "open_quantized", meet)
     samples = [{"x": np.full((1, 4), value, np.float32)} for value in range(4)]
     judge.judge_models(model(before), model(after), samples, preprocessing=False)
     # A barrier that nobody else has reached in time is broken.
