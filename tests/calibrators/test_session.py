@@ -16,6 +16,7 @@ from onnxruntime import InferenceSession
 
 from calibrators.onnx_runtime import session, tensors
 from calibrators.onnx_runtime.session import open_session, run_uncopied
+from calibrators.onnx_runtime.worker import native_session
 
 
 def doubling() -> onnx.ModelProto:
@@ -193,7 +194,7 @@ def test_lanes_wait_for_the_first_run_of_a_session_that_may_fail(
 ) -> None:
     """Where the first run decides which session runs, a second lane has no error of its own."""
     expected = run(open_session(doubling()))
-    opened, native = list[object](), session.native_session
+    opened = list[object]()
 
     class Failing:
         def run(self, *_: object) -> None:
@@ -201,7 +202,7 @@ def test_lanes_wait_for_the_first_run_of_a_session_that_may_fail(
             raise RuntimeError("the zero point has a wrong shape")
 
     def open_native(*arguments: Any) -> Any:
-        opened.append(native(*arguments) if opened else Failing())
+        opened.append(native_session(*arguments) if opened else Failing())
         return opened[-1]
 
     monkeypatch.setattr(session, "saturates", lambda: True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+from quark_onnx.engines import open_quantized
 from quark_onnx.trials import judge
 from tests.models import parse
 
@@ -45,10 +46,9 @@ def test_two_samples_at_a_time(
     before: str, after: str, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = threading.Barrier(2)
-    opened = judge.open_quantized
 
     def meet(*arguments: Any, **options: Any) -> Meeting:
-        return Meeting(opened(*arguments, **options), meeting)
+        return Meeting(open_quantized(*arguments, **options), meeting)
 
     monkeypatch.setattr(judge, "open_quantized", meet)
     samples = [{"x": np.full((1, 4), value, np.float32)} for value in range(4)]
