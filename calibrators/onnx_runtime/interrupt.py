@@ -11,11 +11,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any, TypeVar
+
+from calibrators.errors import RuntimeCrash
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,13 +34,13 @@ class _Stops:
 
     def __init__(self) -> None:
         self._running: set[Callable[[], object]] = set()
-        self._stopped = False
+        self.stopped = False
 
     def add(self, stop: Callable[[], object]) -> None:
         """Register the callback of starting work; after ``stop``, call the callback at once."""
         self._running.add(stop)
         # ``stop`` may have come between the decision to start and this registration.
-        if self._stopped:
+        if self.stopped:
             stop()
 
     def remove(self, stop: Callable[[], object]) -> None:
@@ -46,7 +49,7 @@ class _Stops:
 
     def stop(self) -> None:
         """Stop running and future work."""
-        self._stopped = True
+        self.stopped = True
         # A copy: threads that end meanwhile remove their callbacks.
         for stop in list(self._running):
             stop()
@@ -171,7 +174,9 @@ class Lanes(ThreadPoolExecutor):
         context.run(_stops.set, self._stops)
         return super().submit(context.run, function, *arguments, **options)
 
-    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    def in_order(
+        self, work: Callable[[T], R], items: Iterable[T]
+    ) -> Generator[R, None, None]:
         """Yield the results of work on items in order, with few items in memory.
 
         A single lane works on an item before the next one is made, and yields its result first.
@@ -179,22 +184,35 @@ class Lanes(ThreadPoolExecutor):
         if self._count == 1:
             yield from map(work, items)
             return
-        ahead = deque[Future[R]]()
+        ahead = deque[tuple[T, Future[R]]]()
         try:
             for item in items:
-                ahead.append(self.submit(work, item))
+                ahead.append((item, self.submit(work, item)))
                 if len(ahead) == 2 * self._count:
-                    yield self._result(ahead.popleft())
+                    yield self._next(work, ahead)
             while ahead:
-                yield self._result(ahead.popleft())
+                yield self._next(work, ahead)
         finally:
             # Of a consumer that has seen enough.
-            for future in ahead:
+            for _, future in ahead:
                 future.cancel()
 
-    def _result(self, future: Future[R]) -> R:
-        """Wait for a result; whatever stops the waiting thread stops the lanes, too."""
-        return waited(future, self._stops.stop)
+    def _next(self, work: Callable[[T], R], ahead: deque[tuple[T, Future[R]]]) -> R:
+        """Remove the first item, and wait for its result.
+
+        Whatever stops the waiting thread stops the lanes, too.
+        """
+        item, future = ahead.popleft()
+        try:
+            return waited(future, self._stops.stop)
+        except RuntimeCrash:
+            if self._stops.stopped:
+                raise
+        # A crash of the isolated process fails all work in it: alone, the work shows whose it is.
+        for _, other in ahead:
+            with suppress(Exception):
+                waited(other, self._stops.stop)
+        return work(item)
 
     def __exit__(
         self,

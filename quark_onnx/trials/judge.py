@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import calibrators
+from calibrators.onnx_runtime.remembering import RememberingSession
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.errors import DataError, ModelError, QuarkError
 from quark_onnx.engines import EngineRun, engine_title, open_quantized
+from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
@@ -77,7 +79,11 @@ def judge_models(  # noqa: PLR0913
     # Random numbers are preprocessed in no way.
     check = PreprocessingCheck(before, task) if preprocessing and not random else None
     # Sessions, and their memory, are shared by the measurement and the check of the preprocessing.
-    reference, other = _opened(before, after)
+    opened, other = _opened(before, after)
+    # Samples are compared once, so that no outputs are kept; those of two deterministic models do
+    # not depend on the order of the runs.
+    is_random = may_be_random(before) or may_be_random(after)
+    reference = RememberingSession(opened, limit=0, may_be_random=is_random)
 
     def observe(
         feeds: Mapping[str, NDArray[Any]],

@@ -197,3 +197,25 @@ def test_work_that_nobody_waits_for_is_not_begun() -> None:
         go.set()
     # Item 0, and those that the two lanes had begun.
     assert len(begun) <= 3
+
+
+def test_a_crash_is_that_of_the_item_that_crashes_alone() -> None:
+    """Lanes may share an isolated process, whose end fails the work of both."""
+    crashed = threading.Event()
+    attempts = list[int]()
+
+    def work(item: int) -> int:
+        attempts.append(item)
+        if item == 1:
+            crashed.set()
+            raise RuntimeCrash("ended while running item 1")
+        if attempts.count(0) == 1 and crashed.wait(5):
+            raise RuntimeCrash("ended while running item 0")
+        return item
+
+    with Lanes(2) as lanes:
+        results = lanes.in_order(work, range(2))
+        assert next(results) == 0
+        with pytest.raises(RuntimeCrash, match="item 1"):
+            next(results)
+    assert sorted(attempts) == [0, 0, 1, 1]

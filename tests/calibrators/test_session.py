@@ -7,6 +7,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from onnxruntime import InferenceSession
 
 from calibrators.onnx_runtime import session, tensors
 from calibrators.onnx_runtime.session import open_session, run_uncopied
+from calibrators.onnx_runtime.worker import native_session
 
 
 def doubling() -> onnx.ModelProto:
@@ -187,16 +189,26 @@ def test_inputs_of_a_caller_stay_as_they_are(where: str, tmp_path: Path) -> None
         assert all((feeds[name] == before[name]).all() for name in feeds)
 
 
-def test_lanes_wait_for_the_first_run_of_a_session_that_may_fail() -> None:
+def test_lanes_wait_for_the_first_run_of_a_session_that_may_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where the first run decides which session runs, a second lane has no error of its own."""
+    expected = run(open_session(doubling()))
+    opened = list[object]()
 
     class Failing:
         def run(self, *_: object) -> None:
             time.sleep(0.2)  # until the second lane runs, or waits
             raise RuntimeError("the zero point has a wrong shape")
 
-    opened = open_session(doubling())
-    unsaturated = session._Unsaturated(Failing(), lambda: opened)
+    def open_native(*arguments: Any) -> Any:
+        opened.append(native_session(*arguments) if opened else Failing())
+        return opened[-1]
+
+    monkeypatch.setattr(session, "saturates", lambda: True)
+    monkeypatch.setattr(session, "native_session", open_native)
+    unsaturated = open_session(doubling())
     with ThreadPoolExecutor(2) as pool:
         results = [pool.submit(run, unsaturated) for _ in range(2)]
-        assert [result.result() for result in results] == [run(opened)] * 2
+        assert [result.result() for result in results] == [expected] * 2
+    assert len(opened) == 2
