@@ -225,6 +225,12 @@ class QuantizationSpec:
             half=half,
         )
 
+    @property
+    def as_onnxruntime(self) -> EvenSpec:
+        """The same specification with the scales that onnxruntime's quantizer gives."""
+        settings = {each.name: getattr(self, each.name) for each in fields(self)}
+        return EvenSpec(**settings)
+
     def alike(self, other: QuantizationSpec) -> bool:
         """Return whether tensors of both specs have equal codes."""
         # Calibrators and solvers may differ: they choose a scale, and do not change the type of
@@ -261,6 +267,20 @@ class QuantizationSpec:
         if self.dynamic:
             return ""
         return format_calibrator(self.calibrator)
+
+
+class EvenSpec(QuantizationSpec):
+    """A specification whose symmetric unsigned codes share the range evenly, as onnxruntime's.
+
+    They reach one step further below the middle than above it, and either end is half a step away
+    from a code: the squared error of weights is 1 to 10 % greater.
+    """
+
+    @property
+    def grid(self) -> Grid:
+        """The integer codes, as for ``QuantizationSpec``."""
+        grid = super().grid
+        return replace(grid, even=grid.symmetric and grid.qmin >= 0 and not grid.pow2)
 
 
 def is_dynamic(spec: QuantizationSpec | None) -> bool:

@@ -129,10 +129,7 @@ class Integer(Scaled):
         else:
             # A bool adds 1 to the least code: -127 to 127 for int8.
             qmin += narrow and self.signed
-        # The codes of unsigned formats reach one step further below the middle than above it:
-        # spread evenly, either end is half a step away from a code.
-        even = symmetric and not self.signed and not pow2
-        return Grid(qmin, qmax, symmetric, pow2, half, even)
+        return Grid(qmin, qmax, symmetric, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         """Quantize an array to codes of type ``numpy``."""

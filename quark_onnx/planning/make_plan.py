@@ -78,6 +78,8 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
         # amd-quark 0.13 writes weights of the engine in the codes -127..127.
         config = config.with_(weight=weight.with_(narrow=True))
     specs = _suited(select(graph, config, strict=strict, measured=measured), takes)
+    if config.all_pairs:
+        specs = {node: _like_onnxruntime(spec) for node, spec in specs.items()}
     plan = PlanBuilder(
         graph,
         specs,
@@ -179,6 +181,16 @@ def _suited(specs: dict[Node, NodeSpec], takes: Takes) -> dict[Node, NodeSpec]:
             weight = spec.weight.with_(per_channel=False, dtype=dtype)
             suited[node] = replace(spec, weight=weight)
     return suited
+
+
+def _like_onnxruntime(spec: NodeSpec) -> NodeSpec:
+    """Return settings with the scales that onnxruntime's quantizer gives."""
+    activation, weight = spec.activation, spec.weight
+    return replace(
+        spec,
+        activation=None if activation is None else activation.as_onnxruntime,
+        weight=None if weight is None else weight.as_onnxruntime,
+    )
 
 
 def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:

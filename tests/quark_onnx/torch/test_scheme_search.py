@@ -88,10 +88,13 @@ def test_a_recipe_says_what_it_picked(
             ["--target", "cpu", "--recipe", "fast", "--scheme", "fp8"],
             "--scheme is part",
         ),
-        (["--target", "ryzen-ai", "--recipe", "balanced"], "awq learns from data"),
+        (
+            ["--target", "ryzen-ai", "--recipe", "balanced"],
+            "--recipe balanced for ryzen-ai learns from data",
+        ),
         (
             ["--target", "vllm-mi300", "--recipe", "balanced"],
-            "--kv-cache fp8 has scales",
+            "--recipe balanced for vllm-mi300 learns from data",
         ),
     ],
 )
