@@ -363,5 +363,5 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as token ids"):
         read_windows(tmp_path / "d.npz", None, 4)
     (tmp_path / "e.npy").write_bytes(b"")
-    with pytest.raises(DataError, match="e.npy is empty"):
+    with pytest.raises(DataError, match=r"e\.npy is empty"):
         read_windows(tmp_path / "e.npy", None, 4)
