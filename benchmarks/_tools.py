@@ -316,7 +316,9 @@ def _run_peer(name: str, python: Path, script: Path, *arguments: str) -> dict[st
     with TemporaryDirectory() as folder:  # tools leave files in the current folder
         done = subprocess.run(command, cwd=folder, text=True, capture_output=True)
     if done.returncode:
-        raise RuntimeError(f"{name} failed: {done.stderr.strip()[-400:]}")
+        # The error itself: a traceback names the folders of this machine.
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(f"{name} failed: {lines[-1][:400]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
