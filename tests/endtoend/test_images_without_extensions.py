@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from calibrators.readers.open import ImageSpec, InputSpec, open_reader
-from quark_onnx import quantize_static
 from tests.models import parse, weight
 from tests.pictures import pictures
 
@@ -38,7 +37,7 @@ def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     text = (ROOT / "docs" / "howto" / "data.md").read_text(encoding="utf-8")
     section = text.split("### Images without onnxruntime-extensions")[1]
     (code,) = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
-    names: dict[str, Any] = {"quantize_static": quantize_static}
+    names: dict[str, Any] = {}
     exec(code, names)
     return names
 
