@@ -11,7 +11,7 @@ independent of the amount of data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,14 +46,12 @@ from quark_onnx.preprocessing.pixels import (
     scaling_of,
     smoothness,
 )
-from quark_onnx.preprocessing.search import FIRST, PreprocessingSearch
+from quark_onnx.preprocessing.search import FIRST, OutputsOn, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.measure import lanes_for
 from quark_onnx.report.verdict.task import Task, find_task
 
 Feeds = Mapping[str, NDArray[Any]]
-#: Yields the outputs of the float model on samples.
-Runs = Callable[[Iterable[Feeds]], Iterator[Mapping[str, NDArray[Any]]]]
 
 #: Maximum number of rows, of rows with labels, and of bytes of their stored inputs.
 _ROWS, _LABELLED_ROWS, _BYTES = 32, 128, 1 << 27
@@ -245,7 +243,7 @@ class PreprocessingCheck:
         yield from token_findings(self._model, self._feeds)
         pictures = self._pictures()
         # Before the outputs are looked at, which are nearly constant then, too.
-        if pictures is not None and are_faint(pictures[2][: self._count(_ROWS)]):
+        if pictures is not None and are_faint(pictures[2][: self._count(FIRST)]):
             yield _FAINT
             return
         if self._constant():
@@ -304,7 +302,7 @@ class PreprocessingCheck:
         return name, axis, images
 
     def _picture_findings(
-        self, run: Runs, name: str, axis: int, images: list[NDArray[Any]]
+        self, run: OutputsOn, name: str, axis: int, images: list[NDArray[Any]]
     ) -> Iterator[Finding]:
         """Yield findings on the scaling and the order of channels of pictures.
 
@@ -324,7 +322,7 @@ class PreprocessingCheck:
         yield from self._unlabelled(run, alternatives)
 
     def _unlabelled(
-        self, run: Runs, alternatives: list[Alternative]
+        self, run: OutputsOn, alternatives: list[Alternative]
     ) -> Iterator[Finding]:
         """Yield a finding from the responses of the first layers, or from the outputs.
 
@@ -358,7 +356,7 @@ class PreprocessingCheck:
 
     def _by_outputs(
         self,
-        run: Runs,
+        run: OutputsOn,
         alternatives: list[Alternative],
         distance: BatchNormDistance | None,
     ) -> Finding | None:
@@ -404,7 +402,7 @@ class PreprocessingCheck:
 
     def _by_biases(
         self,
-        run: Runs,
+        run: OutputsOn,
         layers: FirstLayers,
         ratios: Sequence[float],
         alternatives: Sequence[Alternative],
@@ -444,7 +442,7 @@ class PreprocessingCheck:
         return None
 
     def tells(
-        self, run: Runs, alternative: Alternative, ratios: Sequence[float]
+        self, run: OutputsOn, alternative: Alternative, ratios: Sequence[float]
     ) -> bool:
         """Return whether the outputs may be believed to be as good with an alternative.
 
@@ -467,7 +465,7 @@ class PreprocessingCheck:
         return given.head(self._given_rows[count]).kept_by(evidence)
 
     def _is_plausible(
-        self, run: Runs, alternative: Alternative, evidence: Evidence
+        self, run: OutputsOn, alternative: Alternative, evidence: Evidence
     ) -> bool:
         """Return whether a classifier's evidence with an alternative is no effect of another kind.
 
@@ -496,17 +494,17 @@ class PreprocessingCheck:
             return evidence.change(shifted)
 
         assert isinstance(evidence, Classified)
-        larger = size(other) / size(given)
-        if (
-            larger >= _AS_LARGE
-            and self._given.head(len(evidence)).student(evidence) < 0
-        ):
+        given_size, other_size = size(given), size(other)
+        surer = self._given.head(len(evidence)).student(evidence) >= 0
+        if other_size >= _AS_LARGE * given_size and not surer:
             return False
-        if larger < _MUCH_LARGER:
+        if other_size < _MUCH_LARGER * given_size:
             return True
         return unsteadiness(other) <= _STEADIER * unsteadiness(given)
 
-    def _better(self, run: Runs, alternatives: Sequence[Alternative]) -> Finding | None:
+    def _better(
+        self, run: OutputsOn, alternatives: Sequence[Alternative]
+    ) -> Finding | None:
         """Return a preprocessing with significantly more evidence in the outputs.
 
         Args:
@@ -530,7 +528,7 @@ class PreprocessingCheck:
         return search.finding(self._admissible(alternatives))
 
     def _better_top1(
-        self, run: Runs, labelled: Labelled, alternatives: Sequence[Alternative]
+        self, run: OutputsOn, labelled: Labelled, alternatives: Sequence[Alternative]
     ) -> Finding | None:
         """Return a preprocessing with a significantly higher top-1 of the float model.
 

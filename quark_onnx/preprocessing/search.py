@@ -13,6 +13,8 @@ from quark_onnx.preprocessing.evidence import Evidence, Labelled
 from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
+#: Yields the outputs of the float model on samples.
+OutputsOn = Callable[[Iterable[Feeds]], Iterator[Mapping[str, NDArray[Any]]]]
 #: An alternative, and the evidence with it.
 TriedAlternative = tuple[Alternative, Evidence]
 
@@ -39,7 +41,7 @@ class PreprocessingSearch:
 
     given: Evidence
     fresh: Callable[[], Evidence]
-    run: Callable[[Iterable[Feeds]], Iterator[Mapping[str, NDArray[Any]]]]
+    run: OutputsOn
     counts: Sequence[int]
     first: int
     rows: Sequence[int]
