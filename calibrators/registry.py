@@ -106,8 +106,8 @@ class Registry(Generic[T]):
     def add(self, name: str, value: T, *, override: bool = False) -> T:
         """Register a value, and return it.
 
-        A class or function of ``__main__`` replaces one of there, as a cell of a notebook may be
-        run again, and stays where an installed plug-in has an older version of it.
+        A class or function of ``__main__`` replaces another one from there, as a cell of a notebook
+        may be run again. An older version in an installed plug-in does not replace it.
 
         Args:
             name: the name to register, in any case where the registry has a ``spelling``.

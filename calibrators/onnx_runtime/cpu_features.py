@@ -1,4 +1,4 @@
-"""Detect processors with saturating 8-bit products in onnxruntime.
+"""Properties of the processor: its cores, and 8-bit products that saturate in onnxruntime.
 
 Without VNNI instructions (x64) onnxruntime adds two products of u8 and s8 in 16 bits, which can
 saturate: https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "When and
@@ -7,6 +7,7 @@ why do I need to try U8U8?". A model then computes other results than on other p
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import numpy as np
@@ -26,6 +27,15 @@ BETTER = (
 #: Size of the trial product: large enough for the kernels that run layers.
 _PRODUCTS = 64
 _SUMS = 32
+
+
+def available_cores() -> int:
+    """Return the number of cores available to this process."""
+    # A container or taskset may grant fewer cores than the machine has. macOS and Windows lack the
+    # call.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache

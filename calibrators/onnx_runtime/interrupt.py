@@ -8,7 +8,6 @@ handler raises, the work is stopped.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from calibrators.errors import RuntimeCrash
+from calibrators.onnx_runtime.cpu_features import available_cores
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -130,15 +130,6 @@ def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
-
-
-def available_cores() -> int:
-    """Return the number of cores available to this process."""
-    # A container or taskset may grant fewer cores than the machine has. macOS and Windows lack the
-    # call.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 #: Samples that a model is run on at the same time.

@@ -31,6 +31,7 @@ from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
 from calibrators.names import names_of
 from calibrators.onnx_runtime.control_flow import Control, Observation, Scope
+from calibrators.onnx_runtime.cpu_features import available_cores
 from calibrators.onnx_runtime.custom_operators import (
     Library,
     current_libraries,
@@ -38,7 +39,7 @@ from calibrators.onnx_runtime.custom_operators import (
 )
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
-from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes, available_cores
+from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
 from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.providers import current_provider, provider
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, open_session, run_uncopied

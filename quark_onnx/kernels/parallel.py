@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from calibrators.onnx_runtime.interrupt import Lanes, available_cores
+from calibrators.onnx_runtime.cpu_features import available_cores
+from calibrators.onnx_runtime.interrupt import Lanes
 
 T = TypeVar("T")
 R = TypeVar("R")

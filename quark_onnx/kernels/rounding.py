@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrators.onnx_runtime.interrupt import available_cores
+from calibrators.onnx_runtime.cpu_features import available_cores
 from quark_onnx.kernels.device import Device
 from quark_onnx.kernels.threads import one_thread
 

@@ -214,7 +214,7 @@ class RunData:
 
     @property
     def _repeated(self) -> list[str]:
-        """Return the note that all samples are the same one, of those that are kept."""
+        """Return a note if all kept samples are equal."""
         further = [sample.feeds for sample in self.further]
         first, *others = [*self.compared, *further] or [{}]
         if self.random or len(others) < _MANY:

@@ -467,7 +467,7 @@ class PreprocessingCheck:
     def _is_plausible(
         self, run: OutputsOn, alternative: Alternative, evidence: Evidence
     ) -> bool:
-        """Return whether a classifier's evidence with an alternative is no effect of another kind.
+        """Return whether a classifier's evidence with an alternative can be believed.
 
         Where all pictures show one thing, wrong inputs make predictions differ, which looks like
         information. The right ones make them surer, too, unless the given inputs are larger.

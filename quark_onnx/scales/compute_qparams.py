@@ -15,7 +15,7 @@ from calibrators.affine import octaves_for, round_scale
 from calibrators.base import range_of
 from calibrators.errors import CalibrationError
 from calibrators.grid import SMALLEST_SCALE
-from calibrators.onnx_runtime.interrupt import available_cores
+from calibrators.onnx_runtime.cpu_features import available_cores
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted

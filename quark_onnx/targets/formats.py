@@ -174,6 +174,7 @@ def _beyond_types(takes: Takes, config: QConfig) -> str:
             return why
     # A tensor may be an activation, a weight or a bias, which only the model tells.
     types = dict.fromkeys((*takes.activations, *takes.weights, *takes.biases))
+    types.pop("float", None)
     for override in config.tensors:
         dtype = override.dtype
         if takes.activations and dtype is not None and dtype.name not in types:

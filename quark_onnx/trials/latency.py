@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.errors import RuntimeCrash
-from calibrators.onnx_runtime.cpu_features import saturates
-from calibrators.onnx_runtime.interrupt import available_cores
+from calibrators.onnx_runtime.cpu_features import available_cores, saturates
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.common.errors import ConfigError, ModelError

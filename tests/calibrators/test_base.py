@@ -26,7 +26,7 @@ def test_a_setting_may_have_any_name() -> None:
 
 @dataclass(frozen=True)
 class Reaching:
-    """A calibrator that returns what it is given."""
+    """A calibrator with a fixed result."""
 
     result: Any
 
