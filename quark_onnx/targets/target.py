@@ -28,6 +28,8 @@ class Takes:
         refused: operators that the engine does not load.
         static: shapes must be static.
         paired: an operator runs on integers only where its result is quantized, too.
+        fuses: an activation function runs with the layer before it, on float sums.
+        products: products of two activations run on integers.
         barriers: Min operators that keep onnxruntime from fusions with wrong results stay.
         sums: float Adds before a normalization become Sum, which onnxruntime runs faster.
         timed: onnxruntime's latency on this machine's CPU is that of the target.
@@ -45,6 +47,8 @@ class Takes:
     refused: tuple[str, ...] = ()
     static: bool = False
     paired: bool = False
+    fuses: bool = False
+    products: bool = True
     barriers: bool = False
     sums: bool = False
     timed: bool = False
@@ -188,6 +192,8 @@ _ENGINES = (
             weights=("int8",),
             biases=("int32", "float"),
             floats=("LSTM", "GRU"),
+            fuses=True,
+            products=False,
         ),
     ),
     _engine(

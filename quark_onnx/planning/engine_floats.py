@@ -1,0 +1,101 @@
+"""Float arithmetic where the engine of a target is faster with it.
+
+OpenVINO computes an activation function in the kernel of the layer before it, on the float sums.
+A pair between them separates the two: YOLOX-nano takes 1.6 times as long. Attention on floats is
+one kernel there; with asymmetric codes it is many.
+"""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node, reach
+from quark_onnx.graph.matching import only_reader
+from quark_onnx.patterns.activation import gated
+from quark_onnx.plan import PlanBuilder
+from quark_onnx.rules import WEIGHTED
+from quark_onnx.rules.passthrough import REARRANGING
+
+#: Activation functions that OpenVINO computes with a layer (oneDNN's post-operations).
+_FUNCTIONS = frozenset(
+    {
+        "Elu",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Mish",
+        "PRelu",
+        "Sigmoid",
+        "Swish",
+        "Tanh",
+    }
+)
+_PRODUCTS = frozenset({"MatMul", "Einsum", "Gemm"})
+#: Operators between the two products of an attention.
+_BETWEEN = REARRANGING | {
+    "Add",
+    "Cast",
+    "Div",
+    "Mul",
+    "Softmax",
+    "Sub",
+    "Tanh",
+    "Where",
+}
+
+_FUSED = "the engine of the target computes it with the layer before it, in float"
+_ATTENTION = "the engine of the target computes products of two activations in float"
+
+
+def spare_fused(plan: PlanBuilder) -> None:
+    """Keep the activation functions after layers float, before rules are applied."""
+    for node in plan.graph.nodes:
+        if node.kind not in WEIGHTED or not node.results:
+            continue
+        functions = _function_after(plan, node)
+        for member in functions:
+            plan.keep_node(member, _FUSED)
+        if functions:
+            plan.keep(node.outputs[0], _FUSED)
+
+
+def _function_after(plan: PlanBuilder, layer: Node) -> tuple[Node, ...]:
+    """Return the operators of the activation function that alone reads a layer's result."""
+    graph = plan.graph
+    result = layer.outputs[0]
+    reader = only_reader(graph, result)
+    # A bias of its own, which exporters write after a MatMul.
+    if (
+        reader is not None
+        and reader.kind == "Add"
+        and any(map(graph.is_constant, reader.inputs))
+    ):
+        result = reader.outputs[0]
+        reader = only_reader(graph, result)
+    if reader is not None:
+        return (reader,) if reader.kind in _FUNCTIONS else ()
+    match = gated(graph, result)
+    return () if match is None else match.nodes
+
+
+def spare_products(plan: PlanBuilder) -> None:
+    """Keep products of two activations float, and what lies between two of them."""
+    graph = plan.graph
+    products = [
+        node
+        for node in graph.nodes
+        if node.kind in _PRODUCTS and not any(map(graph.is_constant, node.inputs[:2]))
+    ]
+
+    def after(node: Node) -> list[Node]:
+        return [reader for reader in graph.followers(node) if reader.kind in _BETWEEN]
+
+    def before(node: Node) -> list[Node]:
+        producers = (graph.producer(name) for name in node.inputs)
+        return [
+            node for node in producers if node is not None and node.kind in _BETWEEN
+        ]
+
+    forward = reach(products, after)
+    backward = reach(products, before)
+    for node in products + [node for node in forward if node in backward]:
+        plan.keep_node(node, _ATTENTION)

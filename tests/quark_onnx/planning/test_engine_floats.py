@@ -1,0 +1,99 @@
+"""engine_floats: for OpenVINO, functions after layers and attention run in float."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import QConfig, quantize
+from tests.models import normal, parse, run, samples, weight
+
+OPENVINO = QConfig.of("A8W8").with_(target="openvino")
+FUNCTIONS = {
+    "gated": "g = Sigmoid (c)  a = Mul (c, g)",
+    "gated hard": "g = HardSigmoid (c)  a = Mul (c, g)",
+    "alone": "a = HardSwish (c)",
+    "leaky": "a = LeakyRelu (c)",
+}
+#: The function is not all that reads the layer's result: the result is quantized for its readers.
+SHARED = "g = Sigmoid (c)  d = Neg (c)  a = Mul (d, g)"
+
+
+def network(text: str) -> ModelProto:
+    """Two convolutions with a function from c to a between them."""
+    return parse(
+        f"""g (float[1,4,6,6] x) => (float[1,3,6,6] y) {{
+            c = Conv <pads = [1, 1, 1, 1]> (x, w)
+            {text}
+            y = Conv (a, u)
+        }}""",
+        w=normal(4, 4, 3, 3),
+        u=normal(3, 4, 1, 1, seed=1),
+    )
+
+
+def attention() -> ModelProto:
+    return parse(
+        """g (float[1,6,8] x) => (float[1,6,8] y) {
+            q = MatMul (x, wq)  k = MatMul (x, wk)  v = MatMul (x, wv)
+            t = Transpose <perm = [0, 2, 1]> (k)
+            s = MatMul (q, t)
+            r = Mul (s, scale)
+            p = Softmax (r)
+            o = MatMul (p, v)
+            y = MatMul (o, wo)
+        }""",
+        wq=weight(8, 8),
+        wk=weight(8, 8, seed=1),
+        wv=weight(8, 8, seed=2),
+        wo=weight(8, 8, seed=3),
+        scale=np.float32(0.3),
+    )
+
+
+def quantized_tensors(model: ModelProto) -> set[str]:
+    """Return the float tensors that a QuantizeLinear reads."""
+    return {n.input[0] for n in model.graph.node if n.op_type == "QuantizeLinear"}
+
+
+@pytest.mark.parametrize("text", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_no_pair_separates_a_layer_from_its_function(text: str) -> None:
+    model = network(text)
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert quantized_tensors(found) & {"x", "c", "g", "a"} == {"x", "a"}
+    # Elsewhere the layer runs on integers only where its result is quantized.
+    usual = quantize(model, samples(model, 8), "A8W8").model
+    assert "c" in quantized_tensors(usual)
+
+
+def test_a_function_of_a_shared_result_is_quantized() -> None:
+    model = network(SHARED)
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert "c" in quantized_tensors(found)
+
+
+def test_attention_is_float_and_projections_are_not() -> None:
+    model = attention()
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert quantized_tensors(found) == {"x", "o"}
+    assert quantized_tensors(quantize(model, samples(model, 8), "A8W8").model) >= {
+        "q",
+        "t",
+        "p",
+        "v",
+    }
+
+
+@pytest.mark.parametrize("model", [network(FUNCTIONS["gated"]), attention()])
+def test_float_functions_lose_no_accuracy(model: ModelProto) -> None:
+    data = samples(model, 8)
+
+    def error(config: QConfig) -> float:
+        found = quantize(model, data, config).model
+        return sum(
+            float(np.sum((run(found, feed)[0] - run(model, feed)[0]) ** 2))
+            for feed in data
+        )
+
+    assert error(OPENVINO) <= error(QConfig.of("A8W8"))
