@@ -45,13 +45,13 @@ from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.trials.clipping import measure_clipping
 from quark_onnx.trials.scale_search import search
 from quark_onnx.trials.trial import Trial
+from quark_onnx.writing.cpu_forms import write_cpu_forms
 from quark_onnx.writing.dynamic import quantized_before, read_floats
 from quark_onnx.writing.fuse import fuse
 from quark_onnx.writing.fusion_barriers import describe_barriers
 from quark_onnx.writing.insert import insert
 from quark_onnx.writing.insert_subgraphs import quantize_bodies
 from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
-from quark_onnx.writing.unfused_sums import unfuse_sums
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Assembler:
             set_accuracy_level(with_pairs, config.accuracy_level, before)
             notes += [*fusion_notes, *read_floats(with_pairs, before)]
         notes += [*body_notes, *tie_transposed_weights(with_pairs)]
-        notes += map(ResultNote, unfuse_sums(with_pairs, config))
+        notes += map(ResultNote, write_cpu_forms(with_pairs, config))
         if not config.target or TARGETS[config.target].keeps_barriers:
             notes += map(ResultNote, describe_barriers(with_pairs))
         self.narrowing.store_constants(with_pairs)

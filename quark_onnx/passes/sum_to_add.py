@@ -14,7 +14,7 @@ def sum_to_add(graph: Graph) -> int:
     """Replace each Sum of two tensors by Add.
 
     Exporters of several frameworks write residual sums as Sum, and so does
-    ``writing.unfused_sums``, whose models may be quantized a second time. onnxruntime has an
+    ``writing.cpu_forms``, whose models may be quantized a second time. onnxruntime has an
     integer kernel for Add alone.
     """
     return rewrite_each(graph, _replace, "Sum")

@@ -10,6 +10,7 @@ from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
+from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.passes import (
@@ -18,6 +19,7 @@ from quark_onnx.passes import (
     LEGALIZING,
     LOWER,
     Pass,
+    batch_norm_to_conv,
     hard_swish_to_gate,
 )
 from quark_onnx.running.run import Reference, Sample, agree, run
@@ -64,10 +66,25 @@ def prepare(
         passes = passes_for(TARGETS[config.npu], format_of(config), LEGALIZING)
         graph, notes = settled(graph, passes, reference, sample)
     else:
-        graph, notes = rewritten(graph, CLEANING, reference, sample)
+        passes = CLEANING
+        if _runs_on_integers(config):
+            passes = (*CLEANING, batch_norm_to_conv)
+        graph, notes = rewritten(graph, passes, reference, sample)
     # Sizes that have become constants determine those of the outputs.
     graph, sized = fixed(graph) if config.fixes_sizes else (graph, [])
     return graph, [*notes, *sized]
+
+
+def _runs_on_integers(config: QConfig) -> bool:
+    """Return whether a convolution runs on integers, with a scale per channel, and any is to.
+
+    A BatchNormalization has no kernel on integers, and OpenVINO 2026.4 crashes on one after a
+    Concat of codes. As a convolution it has one weight per channel, which codes represent exactly.
+    """
+    activation, weight = config.activation, config.weight
+    if activation is None or activation.dynamic or weight is None or config.op_types:
+        return False
+    return isinstance(activation.dtype, Integer) and weight.per_channel
 
 
 def passes_for(target: Target, kind: str, passes: Sequence[Pass]) -> tuple[Pass, ...]:

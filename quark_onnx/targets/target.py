@@ -31,7 +31,7 @@ class Takes:
         fuses: an activation function runs with the layer before it, on float sums.
         products: products of two activations run on integers.
         barriers: Min operators that keep onnxruntime from fusions with wrong results stay.
-        sums: float Adds before a normalization become Sum, which onnxruntime runs faster.
+        cpu_forms: forms that onnxruntime's CPU runs faster are written (``writing.cpu_forms``).
         timed: onnxruntime's latency on this machine's CPU is that of the target.
     """
 
@@ -50,7 +50,7 @@ class Takes:
     fuses: bool = False
     products: bool = True
     barriers: bool = False
-    sums: bool = False
+    cpu_forms: bool = False
     timed: bool = False
 
 
@@ -180,7 +180,7 @@ _ENGINES = (
         "onnxruntime on the CPU",
         ("A8W8", "U8U8", "S8S8", "DYNAMIC", "A16W8", "INT4", "W8"),
         "measured here with onnxruntime 1.32 on x86-64, docs/benchmarks.md",
-        Takes(codes=True, barriers=True, sums=True, timed=True),
+        Takes(codes=True, barriers=True, cpu_forms=True, timed=True),
     ),
     _engine(
         "openvino",

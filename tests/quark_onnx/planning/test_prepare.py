@@ -176,3 +176,37 @@ def test_a_layer_that_no_output_depends_on_changes_nothing(
         )
         graphs.append(quantize(model, samples(model, 20), config).model.graph)
     assert graphs[0] == graphs[1]
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [
+        ("A8W8", "Conv"),
+        ("DYNAMIC", "BatchNormalization"),
+        ("BF16", "BatchNormalization"),
+    ],
+)
+def test_a_norm_that_no_layer_takes_up_is_a_convolution_on_integers(
+    preset: str, kind: str
+) -> None:
+    model = parse(
+        """g (float[1,2,4,4] x) => (float[1,4,4,4] y) {
+            c = Concat <axis = 1> (x, x)
+            y = BatchNormalization (c, gamma, beta, mean, variance)
+        }""",
+        gamma=np.float32([1, 100, 0.01, -3]),
+        beta=np.float32([0, 1, 2, 3]),
+        mean=np.float32([0.5, -0.5, 4, 0]),
+        variance=np.float32([1, 2, 0.1, 9]),
+    )
+    graph, _ = prepared(model, QConfig.of(preset))
+    assert [node.kind for node in graph.nodes] == ["Concat", kind]
+    result = quantize(model, samples(model), QConfig.of("A8W8")).model
+    values = np.concatenate([feeds["x"] for feeds in samples(model)])
+    everywhere = np.concatenate([run(model, feeds)[0] for feeds in samples(model)])
+    for feeds in samples(model):
+        expected, found = run(model, feeds)[0], run(result, feeds)[0]
+        # One weight per channel is exact; what is left are the steps of input and result.
+        steps = np.float32([1, 100 / 2**0.5, 0.01 / 0.1**0.5, 1]).reshape(1, 4, 1, 1)
+        limit = steps * np.ptp(values) / 255 + np.ptp(everywhere) / 255
+        assert np.all(np.abs(found - expected) <= limit)

@@ -1,4 +1,4 @@
-"""unfuse_sums: no sum before a normalization becomes a slower operator in onnxruntime."""
+"""cpu_forms: no operator is written that onnxruntime runs slowly, where another has its values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.writing.unfused_sums import unfuse_sums
+from quark_onnx.writing.cpu_forms import write_cpu_forms
 from tests.models import normal, parse, run, samples, weight
 from tests.optimized import optimized_kinds
 from tests.settings import portable
@@ -99,13 +99,13 @@ def test_other_sums_stay(name: str) -> None:
 
 @pytest.mark.parametrize("preset", ["XINT8", "BF16", "BFP16", "MX6", "MXFP4E2M1"])
 def test_formats_of_accelerators_keep_the_operator(preset: str) -> None:
-    assert not unfuse_sums(Graph(block(FUSED["operator"])), QConfig.of(preset))
+    assert not write_cpu_forms(Graph(block(FUSED["operator"])), QConfig.of(preset))
 
 
 @pytest.mark.parametrize("target", ["npu", "openvino", "qnn", "web"])
 def test_another_target_keeps_the_operator(target: str) -> None:
     graph = Graph(block(FUSED["operator"]))
-    assert not unfuse_sums(graph, QConfig.of("A8W8").with_(target=target))
+    assert not write_cpu_forms(graph, QConfig.of("A8W8").with_(target=target))
 
 
 @pytest.mark.parametrize("preset", COMMON)
@@ -178,9 +178,56 @@ def test_the_users_own_model_is_returned_without_a_note() -> None:
 def test_values_are_the_same() -> None:
     model = block(FUSED["operator"])
     graph = Graph(block(FUSED["operator"]))  # takes the nodes of the model
-    assert unfuse_sums(graph, on_cpu("A8W8"))
+    assert write_cpu_forms(graph, on_cpu("A8W8"))
     for feeds in samples(model):
         for expected, found in zip(
             run(model, feeds), run(graph.to_model(), feeds), strict=True
         ):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def rectified(*slopes: float) -> ModelProto:
+    """Two convolutions with a PRelu between them, which has a slope per channel."""
+    return parse(
+        """g (float[1,2,6,6] x) => (float[1,3,6,6] y) {
+            c = Conv (x, w)  a = PRelu (c, s)  y = Conv (a, u)
+        }""",
+        w=normal(len(slopes), 2, 1, 1),
+        s=np.float32(slopes).reshape(-1, 1, 1),
+        u=normal(3, len(slopes), 1, 1, seed=1),
+    )
+
+
+@pytest.mark.parametrize("slopes", [(0.25, 0.1), (1.0, 0.5), (-0.5, 0.0)])
+def test_a_prelu_on_codes_becomes_a_maximum(slopes: tuple[float, ...]) -> None:
+    model = rectified(*slopes)
+    plain = quantize(model, samples(model), "A8W8").model
+    result = quantize(model, samples(model), on_cpu("A8W8"))
+    kinds = {node.op_type for node in result.model.graph.node}
+    assert "PRelu" not in kinds and "Max" in kinds
+    assert any("written as Max" in note for note in result.report.notes)
+    for feeds in samples(model, seed=1):
+        np.testing.assert_array_equal(run(result.model, feeds), run(plain, feeds))
+
+
+@pytest.mark.parametrize("slopes", [(0.25, 1.5), (2.0, 3.0)])
+def test_a_prelu_with_steep_slopes_stays(slopes: tuple[float, ...]) -> None:
+    model = rectified(*slopes)
+    result = quantize(model, samples(model), on_cpu("A8W8")).model
+    assert "PRelu" in {node.op_type for node in result.graph.node}
+
+
+def test_a_float_prelu_with_a_slope_of_zero_keeps_infinities() -> None:
+    assert not write_cpu_forms(Graph(rectified(0.0, 0.5)), on_cpu("W8"))
+    graph = Graph(rectified(0.1, 0.5))
+    assert write_cpu_forms(graph, on_cpu("W8"))
+    feeds = {"x": np.full((1, 2, 6, 6), np.inf, np.float32)}
+    model = rectified(0.1, 0.5)
+    np.testing.assert_array_equal(run(graph.to_model(), feeds), run(model, feeds))
+
+
+def test_a_portable_prelu_stays_with_a_note() -> None:
+    model = rectified(0.25, 0.1)
+    result = quantize(model, samples(model), "A8W8")
+    assert "PRelu" in {node.op_type for node in result.model.graph.node}
+    assert any("--target cpu writes Max" in note for note in result.report.notes)
