@@ -48,8 +48,17 @@ class Finding:
         return NextStep(self.options, effect, self.advice.removeprefix("use "))
 
     @property
+    def doubt(self) -> str:
+        """Return what the finding casts doubt on, as a sentence."""
+        if self.cause == "labels":
+            return "the labels or the preprocessing of the data look wrong"
+        return "the preprocessing of the data looks wrong"
+
+    @property
     def cause_and_evidence(self) -> str:
         """Return the finding in words, without the advice."""
+        if self.cause == "labels":
+            return f"labels or preprocessing look wrong: {self.evidence}"
         return f"preprocessing looks wrong ({self.cause}): {self.evidence}"
 
     def __str__(self) -> str:

@@ -119,7 +119,7 @@ def judge_models(  # noqa: PLR0913
     findings = () if check is None else tuple(check.findings(reference))
     # Agreement on wrongly preprocessed data says little about the model in use.
     if findings and verdict is not None:
-        verdict = verdict.doubted(findings[0].next_step)
+        verdict = verdict.doubted(findings[0].doubt, findings[0].next_step)
     run = EngineRun.of(other, after)
     return Judged(outputs, verdict, findings, collector.exhibits, run)
 

@@ -75,5 +75,5 @@ def verdict_of(
     for finding in findings:
         logger.warning("%s", finding)
     if findings and verdict is not None:
-        verdict = verdict.doubted(findings[0].next_step)
+        verdict = verdict.doubted(findings[0].doubt, findings[0].next_step)
     return verdict, [*map(str, findings)]

@@ -155,10 +155,11 @@ class Verdict:
         """Return the SQNR of the worst output in dB; None without one."""
         return sqnr_of(self.figures)
 
-    def doubted(self, step: NextStep) -> Verdict:
+    def doubted(self, doubt: str, step: NextStep) -> Verdict:
         """Return the verdict for untrustworthy data: risky at best.
 
         Args:
+            doubt: what is wrong with the data, as a sentence.
             step: the change that the data needs.
         """
         # A poor verdict stays poor, an unclear one unclear, and an unknown one unknown.
@@ -166,7 +167,7 @@ class Verdict:
         return replace(
             self,
             band=band,
-            sentence=f"the preprocessing of the data looks wrong; {self.sentence}",
+            sentence=f"{doubt}; {self.sentence}",
             # Other settings were measured on the wrong inputs, too.
             next_steps=(step,),
         )

@@ -129,7 +129,7 @@ def test_data_that_tells_nothing_gives_no_trial() -> None:
     doubted = replace(
         result.report,
         warnings=["preprocessing looks wrong"],
-        verdict=result.report.verdict.doubted(doubtful),
+        verdict=result.report.verdict.doubted("the data look wrong", doubtful),
     )
     steps = advise(
         MODEL, samples(4), replace(result, report=doubted), QConfig.of("A8W8")

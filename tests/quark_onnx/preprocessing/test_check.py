@@ -756,6 +756,8 @@ def test_wrong_labels_raise_doubt_where_no_picture_is_read() -> None:
         if doubted:
             assert report.verdict.band != "good"
             assert "the right class of 0 % of" in report.warnings[0]
+            assert report.warnings[0].startswith("labels or preprocessing")
+            assert report.verdict.sentence.startswith("the labels or the preprocessing")
 
 
 def test_labels_in_another_order_fit_no_preprocessing() -> None:
