@@ -160,6 +160,42 @@ def _single(graph: Graph, node: Node) -> Activation:
     return Activation(_KINDS.get(node.kind, "linear"))
 
 
+#: Activation functions that OpenVINO computes with a layer (oneDNN's post-operations).
+FUNCTIONS = frozenset(
+    {
+        "Elu",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Mish",
+        "PRelu",
+        "Sigmoid",
+        "Swish",
+        "Tanh",
+    }
+)
+
+
+def function_after(graph: Graph, result: str) -> tuple[Node, ...]:
+    """Return the operators of the activation function that alone reads a layer's result.
+
+    A bias that exporters write after a MatMul may lie between. Relu and Clip are not among the
+    functions: any engine computes them by rounding.
+
+    Args:
+        graph: the graph.
+        result: name of the result of a layer.
+    """
+    reader = only_reader(graph, result)
+    if reader is None:
+        match = gated(graph, result)
+        return () if match is None else match.nodes
+    if reader.kind == "Add" and any(map(graph.is_constant, reader.inputs)):
+        return function_after(graph, reader.outputs[0])
+    return (reader,) if reader.kind in FUNCTIONS else ()
+
+
 def gated(
     graph: Graph,
     tensor: str,

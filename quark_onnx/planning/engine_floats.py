@@ -8,27 +8,11 @@ one kernel there; with asymmetric codes it is many.
 from __future__ import annotations
 
 from quark_onnx.graph import Node, reach
-from quark_onnx.graph.matching import only_reader
-from quark_onnx.patterns.activation import gated
+from quark_onnx.patterns.activation import function_after
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
 
-#: Activation functions that OpenVINO computes with a layer (oneDNN's post-operations).
-_FUNCTIONS = frozenset(
-    {
-        "Elu",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "LeakyRelu",
-        "Mish",
-        "PRelu",
-        "Sigmoid",
-        "Swish",
-        "Tanh",
-    }
-)
 _PRODUCTS = frozenset({"MatMul", "Einsum", "Gemm"})
 #: Operators between the two products of an attention.
 _BETWEEN = REARRANGING | {
@@ -51,30 +35,11 @@ def spare_fused(plan: PlanBuilder) -> None:
     for node in plan.graph.nodes:
         if node.kind not in WEIGHTED or not node.results:
             continue
-        functions = _function_after(plan, node)
+        functions = function_after(plan.graph, node.outputs[0])
         for member in functions:
             plan.keep_node(member, _FUSED)
         if functions:
             plan.keep(node.outputs[0], _FUSED)
-
-
-def _function_after(plan: PlanBuilder, layer: Node) -> tuple[Node, ...]:
-    """Return the operators of the activation function that alone reads a layer's result."""
-    graph = plan.graph
-    result = layer.outputs[0]
-    reader = only_reader(graph, result)
-    # A bias of its own, which exporters write after a MatMul.
-    if (
-        reader is not None
-        and reader.kind == "Add"
-        and any(map(graph.is_constant, reader.inputs))
-    ):
-        result = reader.outputs[0]
-        reader = only_reader(graph, result)
-    if reader is not None:
-        return (reader,) if reader.kind in _FUNCTIONS else ()
-    match = gated(graph, result)
-    return () if match is None else match.nodes
 
 
 def spare_products(plan: PlanBuilder) -> None:

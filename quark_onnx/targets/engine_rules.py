@@ -11,7 +11,9 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.patterns.activation import FUNCTIONS
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.pairs import Grid, Pairs
@@ -49,6 +51,12 @@ _RULES = {
         "weights of LSTM and GRU are float: beside uint8 activations it loads no others",
         _OPENVINO,
         True,
+        f"{_AGAIN} openvino",
+    ),
+    "openvino.fused": Rule(
+        "no pair separates a layer from its activation function, which run as one kernel",
+        _OPENVINO,
+        False,
         f"{_AGAIN} openvino",
     ),
     "openvino.codes": Rule(
@@ -152,6 +160,8 @@ def engine_findings(
             found += _of_constant(graph, node, pairs.grid(node), target, takes)
     if takes.paired:
         found += _unpaired(graph, pairs, target)
+    if takes.fuses:
+        found += _separated(graph, pairs, target)
     yield from found
 
 
@@ -242,6 +252,31 @@ def _unpaired(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
         last = pairs.chain(node)[-1]
         if reads_codes and not _is_quantized(graph, last):
             yield _finding(target, "paired", node, "its result is float")
+
+
+def _separated(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
+    """Yield layers with a pair between them and their activation functions."""
+    for node in pairs.dequantizing:
+        quantize = graph.producer_of_type(node.inputs[0], QUANTIZE)
+        if quantize is None:
+            continue
+        layer = graph.producer_of_kind(quantize.inputs[0], LAYERS)
+        function = _only_function(graph, node.outputs[0])
+        if layer is not None and function is not None:
+            yield _finding(target, "fused", layer, f"a pair before {function.op_type}")
+
+
+def _only_function(graph: Graph, tensor: str) -> Node | None:
+    """Return the activation function of a tensor that nothing else reads, but a product with it."""
+    readers = graph.consumers(tensor)
+    functions = [reader for reader in readers if reader.kind in FUNCTIONS]
+    if len(functions) != 1:
+        return None
+    function = functions[0]
+    gated = [reader for reader in readers if reader is not function]
+    if gated and gated != beyond_pairs(function, graph.followers):
+        return None
+    return function if all(node.kind == "Mul" for node in gated) else None
 
 
 def _is_quantized(graph: Graph, node: Node) -> bool:

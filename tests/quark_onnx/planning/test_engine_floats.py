@@ -7,6 +7,7 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import QConfig, quantize
+from quark_onnx.targets import check
 from tests.models import normal, parse, run, samples, weight
 
 OPENVINO = QConfig.of("A8W8").with_(target="openvino")
@@ -62,9 +63,12 @@ def test_no_pair_separates_a_layer_from_its_function(text: str) -> None:
     model = network(text)
     found = quantize(model, samples(model, 8), OPENVINO).model
     assert quantized_tensors(found) & {"x", "c", "g", "a"} == {"x", "a"}
+    assert not check(found, "openvino").findings
     # Elsewhere the layer runs on integers only where its result is quantized.
     usual = quantize(model, samples(model, 8), "A8W8").model
     assert "c" in quantized_tensors(usual)
+    rules = [finding.rule for finding in check(usual, "openvino").findings]
+    assert rules == ["openvino.fused"]
 
 
 def test_a_function_of_a_shared_result_is_quantized() -> None:

@@ -179,6 +179,15 @@ def broken() -> Iterator[tuple[str, Callable[[], ModelProto]]]:
     def on_codes() -> ModelProto:
         return convert(preset("A8W8")(), "qdq-to-qoperator").model
 
+    def gated() -> ModelProto:
+        model = parse(
+            """g (float[1,2,4,4] x) => (float[1,3,4,4] y) {
+                c = Conv (x, w)  g = Sigmoid (c)  y = Mul (c, g)
+            }""",
+            w=normal(3, 2, 1, 1),
+        )
+        return quantize(model, samples(model, 4), "A8W8").model
+
     def int16_biases() -> ModelProto:
         return preset("A8W8", bias="int16")()
 
@@ -186,6 +195,7 @@ def broken() -> Iterator[tuple[str, Callable[[], ModelProto]]]:
     yield "openvino.weights", preset("U8U8")
     yield "openvino.biases", int16_biases
     yield "openvino.floats", lambda: written(recurrent(), "cpu")
+    yield "openvino.fused", gated
     yield "openvino.codes", vendor
     yield "tensorrt.activations", preset("A8W8", bias=False)
     yield "tensorrt.weights", preset("U8U8", bias=False)
