@@ -68,7 +68,7 @@ def _is_for_onnxruntime(config: QConfig) -> bool:
 
 
 def _summed(graph: Graph, norm: Norm) -> Node | None:
-    """Return the Add that a normalization alone reads; None if there is none."""
+    """Return the Add whose only reader is the normalization; None without such an Add."""
     if not norm.centered or len(norm.sources) != 1:
         return None
     source = norm.sources[0]
