@@ -1,8 +1,8 @@
 """Entropy: choose the range with the least divergence of the quantized distribution.
 
 Follows the calibration published with TensorRT (S. Migacz, "8-bit inference with TensorRT", 2017):
-for each threshold the clipped histogram is the reference P, P merged into as many groups as the
-grid has levels is Q, and the threshold with the least Kullback-Leibler divergence KL(P || Q) wins.
+for each threshold the clipped histogram is the reference P, Q is P merged into as many groups as
+the grid has levels, and the threshold with the least Kullback-Leibler divergence KL(P || Q) wins.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Entropy:
         largest = max(-lo, hi)
         if largest > 0:
             # A value on the edge of a bin, such as the 6 of a ReLU6, lies in the bin beyond.
-            used = int(largest / width) + 1
+            bins = int(largest / width) + 1
         else:
-            used = 0
+            bins = 0
         # The histogram counts magnitudes: with values of both signs, each sign has half of the
         # levels.
         if not grid.symmetric and (lo >= 0 or hi <= 0):
@@ -82,15 +82,15 @@ class Entropy:
         else:
             levels = grid.levels // 2
         # Each bin has a level of its own: clipping would bring nothing.
-        if used <= levels:
+        if bins <= levels:
             return largest
         counts = counts.copy()
-        # Zero has a code of its own: merging its bin with others loses nothing.
+        # Zero has a code of its own: merging its bin loses nothing, so a peak there must not count.
         counts[0] = min(counts[0], counts[1])
-        ends = np.unique(np.linspace(levels, used, self.candidates).astype(np.int64))
+        ends = np.unique(np.linspace(levels, bins, self.candidates).astype(np.int64))
         # Widest threshold first: argmin returns the first of equally good ones.
         ends = ends[::-1]
-        divergences = [_divergence(counts[:used], int(end), levels) for end in ends]
+        divergences = [_divergence(counts[:bins], int(end), levels) for end in ends]
         return min(largest, float(ends[int(np.argmin(divergences))]) * width)
 
 

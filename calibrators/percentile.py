@@ -1,4 +1,4 @@
-"""Percentile: clip the rarest values, so that the grid serves the rest."""
+"""Percentile: clip the largest magnitudes, so that the codes resolve the other values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrators.histogram import Counts, Histogram
 @register("percentile")
 @dataclass(frozen=True)
 class Percentile:
-    """The interval of ``percentile`` percent of the values.
+    """The interval that contains ``percentile`` percent of the values.
 
     On a symmetric grid the percentile applies to the magnitudes; otherwise half of the remainder is
     clipped at each end. Thresholds lie on bin edges, within the range of the values.

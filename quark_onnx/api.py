@@ -71,15 +71,15 @@ from quark_onnx.report.verdict import check_task
 
 logger = logging.getLogger(__name__)
 
-#: A model whose session registers libraries of custom operators.
+#: A model for a session that only tests whether libraries of custom operators can be registered.
 _IDENTITY = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { y = Identity (x) }'
 
-#: SQNR in dB below which the error of an output is of the size of the output.
+#: SQNR in dB below which an output counts as damaged: the error has half the power of the output.
 _DAMAGED = 3.0
 
 #: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
-#: Parameters of a function that takes calls of onnxruntime, too.
+#: Parameters of a function that also accepts the arguments of onnxruntime's function.
 Parameters = ParamSpec("Parameters")
 
 
@@ -118,7 +118,7 @@ def _accepting_onnxruntime_calls(
         @wraps(function)
         def wrapper(*arguments: Any, **keywords: Any) -> ModelProto:
             if is_onnxruntime_call(arguments, keywords):
-                # The one keyword that onnxruntime does not have.
+                # ``isolate`` is no argument of onnxruntime's function.
                 isolate = keywords.pop("isolate", False)
                 return _quantize_onnxruntime_call(
                     translate(arguments, keywords), isolate=isolate
@@ -187,11 +187,11 @@ def quantize(  # noqa: PLR0913
         progress: as for ``quantize_static``.
         external: store large tensors in a file next to the output, even if a single file could
             hold them.
-        resume: a folder that keeps the layers that optimizers have finished. An equal call after
-            an interruption goes on from there, with the result of an uninterrupted run.
+        resume: a folder for the layers that optimizers have finished. After an interruption the
+            same call continues with these layers; the result is that of an uninterrupted run.
         ranges: the result of ``calibrate`` or its file, or a calibration cache of TensorRT or
             onnxruntime. Known ranges are not measured again; if all are known, no data is
-            needed. A ``Calibration`` receives the measurements of this run.
+            needed. The measurements of this run are added to a ``Calibration``.
         task: task of the model, for ``report.verdict``: ``classifier``, ``segmentation``,
             ``detector``, ``embedding``, ``language``, ``image`` or ``signal``; ``auto`` detects
             it from the outputs.
@@ -209,7 +209,7 @@ def quantize(  # noqa: PLR0913
         QuarkError: see ``quark_onnx.common.errors``; nothing is written.
     """
     require(isolate in (True, False), "isolate", isolate, "True or False")
-    # ``crash_errors`` is outermost, since ``isolated`` raises the crash of its process.
+    # ``crash_errors`` is outermost, since ``isolated`` raises an error when its process crashes.
     with crash_errors(model), isolated(isolate), showing(progress) as show:
         # Wrong arguments fail here, before the model is read.
         require(
@@ -367,7 +367,7 @@ def quantize_dynamic(
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """  # noqa: E501
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
-    # Of a preset for measured activations, only the weights are used.
+    # A preset for measured activations contributes only its weights.
     if not is_dynamic(config.activation):
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
     result = quantize(model, None, config, output, progress=progress, isolate=isolate)
@@ -442,8 +442,8 @@ def quantize_static(  # noqa: PLR0913
         executor: a ``concurrent.futures.Executor``; calibration is sharded over it, with equal
             results.
         progress: show a progress bar on stderr, in a notebook by tqdm; None shows it on a terminal
-            or in a notebook only. A function is called with the name of the work, the number of
-            finished steps, and the number of steps, or None, instead.
+            or in a notebook only. A function replaces the bar: its arguments are the name of the
+            work, the number of finished steps, and the number of all steps, None if unknown.
         external, resume, ranges, task, labels, isolate: as for ``quantize``.
 
     Returns:
@@ -496,7 +496,7 @@ def _quantize_onnxruntime_call(call: Call, *, isolate: bool) -> ModelProto:
             )
     model, external = call.model, call.external
     if _replaces_model(call):
-        # In memory, since the output may replace the file of a model in this spelling alone.
+        # Read into memory: in onnxruntime's API the output may replace the file of the model.
         external = external or has_external_data(Path(model))
         model = loaded(load(model))
     result = quantize(

@@ -1,7 +1,7 @@
 """One run, from a float model to a quantized model, stage by stage.
 
-``run`` is the line: each stage takes the value of the stage before and returns one of its own,
-which holds the notes for the report so far.
+``run`` calls the stages in order. Each stage takes the value of the stage before it, and returns a
+value of its own, which holds the notes for the report so far.
 
     Job.open    check the model and the settings           -> Job, with its FloatModel
     _open_data  open the data, hold samples out            -> RunData
@@ -134,8 +134,8 @@ def run(
     try:
         with Spool() as spool:
             job, run_data = _open_data(job, data, spool, progress)
-            # No variable holds the prepared graph: it is freed once planning has converted it to a
-            # higher opset.
+            # ``prepared`` is deleted after planning, which may convert its graph to a higher opset:
+            # two graphs would take twice the memory.
             try:
                 prepared = _prepare(job, run_data, progress)
             except RunError as error:
@@ -148,7 +148,7 @@ def run(
             measured = _mix(job, measured, progress)
             return _assemble_and_finish(job, measured, progress)
     except Exception:
-        # Any error may be that of a file which is another one by now.
+        # A file of the model that has changed during the run can cause any error.
         job.model.files.require_unchanged()
         raise
 
@@ -166,11 +166,11 @@ class Job:
         resume: folder of the journal of optimized layers; None without any.
         calibration: earlier statistics; None without any.
         task: task of the model, for the verdict; ``auto`` detects it.
-        trained: the model before rewrites of the caller, for the check of the preprocessing; None
-            if the caller made none. It computes the same outputs as ``model``.
+        trained: the model before the caller rewrote it, for the check of the preprocessing; None
+            without rewrites. It computes the same outputs as ``model``.
         findings: signs of wrong preprocessing that are known before the run; None to look for
             them.
-        scorer: a scorer of the data by given labels; None for those that come with the data.
+        scorer: a scorer of the data by given labels; None to use labels that come with the data.
     """
 
     config: QConfig
@@ -213,26 +213,25 @@ class Job:
         notes = _target_notes(config)
         # Folders and files are checked before the model is loaded, which may take long.
         ResumeFolder(resume).open()
-        target = destination(model, output)
+        output_path = destination(model, output)
         # An isolated process loads onnxruntime while the model is read here.
         start()
-        # Before ``UserModel.open``: this check reads the file, too, and the model is then in memory
-        # only once at a time.
-        external |= keeps_weights_beside(model, target)
-        user = UserModel.open(model, config)
+        # Before ``UserModel.open``: this check reads the file, too, as a second copy in memory.
+        external |= keeps_weights_beside(model, output_path)
+        user_model = UserModel.open(model, config)
         calibration = None
         if isinstance(ranges, GivenRanges):
-            config = ranges.override(config, user.graph)
+            config = ranges.override(config, user_model.graph)
         elif ranges is not None:
             calibration = ranges
-            calibration.require_model(user.model)
-        select(user.graph, config)  # check patterns against the user's graph
-        float_model = FloatModel.of(user, config, target)
+            calibration.require_model(user_model.model)
+        select(user_model.graph, config)  # check patterns against the user's graph
+        float_model = FloatModel.of(user_model, config, output_path)
         notes = [*float_model.notes, *notes]
         return cls(
             config,
             float_model,
-            target,
+            output_path,
             external,
             notes,
             resume,
@@ -297,19 +296,19 @@ def _target_notes(config: QConfig) -> list[str]:
     """
     if not config.target:
         return []
-    refused = unfit(TARGETS[config.target], config)
+    refusal = unfit(TARGETS[config.target], config)
     if config.fix_sizes or not TARGETS[config.target].is_static:
-        if refused:
-            raise ConfigError(refused)
+        if refusal:
+            raise ConfigError(refusal)
         return []
     # Without fixed sizes the model is not final, and the rules of the target are advice.
     notes = [
         f"fix_sizes is false: the rules of {config.target} were not checked;"
         f" 'quark-onnx check --target {config.target}' lists what is broken",
     ]
-    if refused:
-        logger.warning("%s", refused)
-        notes.append(refused)
+    if refusal:
+        logger.warning("%s", refusal)
+        notes.append(refusal)
     return notes
 
 
@@ -329,7 +328,7 @@ def _open_data(
         if not reference.unknown_operator:
             sample = random_sample(job.model.graph, reference)
         return job, RunData(sample, random=True)
-    # Only here: without data, known ranges hold for the model without equalization.
+    # Only with data: known ranges are those of the model without equalization.
     job = job.equalizing()
     return job, RunData.open(
         job.model.graph,
@@ -369,7 +368,7 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
         keyed = GraphCalibration(calibration, tensor_keys(graph))
     elif len(statistics):
         partial = statistics
-    if len(data.rereadable):  # no optimizer moves a bias without samples
+    if len(data.rereadable):  # without samples, no optimizer changes a bias
         give_biases(graph, config)
     rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])
     return Prepared(graph, [*job.notes, *rewrites], keyed, partial)
@@ -384,15 +383,15 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     notes = planned.notes
     partial = None
     if prepared.partial is not None:
-        # Operators of a higher opset have other keys, and optimizers have measured at that opset.
+        # Optimizers have measured tensors of the graph at this opset, and the keys depend on it.
         keys = tensor_keys(planned.graph)
         partial = GraphCalibration(prepared.partial, keys, rich=False)
     if planned.graph.store is not None:
-        large = (
+        large_model_note = (
             "a large model: it is verified without onnxruntime's graph"
             " optimizations, to save memory"
         )
-        notes = [large, *notes]
+        notes = [large_model_note, *notes]
     return Planned(
         config,
         planned.graph,
@@ -420,8 +419,8 @@ def _measure(
     if model_bytes(job.model.original) > _OPEN_SESSION_BYTES:
         reference.release()
     if hold_out is None:
-        known = known_ranges(graph, plan, planned.body_plans, planned.keyed)
-        return planned.measured(known, data)
+        calibrated = known_ranges(graph, plan, planned.body_plans, planned.keyed)
+        return planned.measured(calibrated, data)
     means = None
     # Layer optimizers choose the biases themselves.
     stages = [optimizer.stage for optimizer in config.optimizers]
@@ -451,7 +450,7 @@ def _measure(
             extended=None if means is None else means.graph,
             partial=planned.partial,
         )
-    # Biases are corrected and scales are searched on the first samples, so the means are theirs.
+    # Over the first samples, on which biases are corrected and scales are searched.
     if means is not None:
         data = replace(data, input_means=means.over(len(hold_out.first)))
     # The verdict finds these outputs in the reference, which saves another run of the float model.

@@ -34,7 +34,7 @@ _FINE = QuantizationSpec(INT16, per_channel=True)
 
 
 def _activations(row: DType) -> QConfig:
-    """Configure activations with one scale, if any."""
+    """Configure activations with one scale, or with none for formats without scales."""
     return QConfig(
         QuantizationSpec(row), _FINE if row.scaled else QuantizationSpec(row)
     )
@@ -80,7 +80,7 @@ def _per_channel(row: DType) -> QConfig | None:
 
 
 def _blocks(row: DType) -> QConfig | None:
-    """Configure weights in blocks; None for formats with blocks of their own or none."""
+    """Configure weights in blocks; None for formats that define their blocks or have none."""
     # ``QuantizationSpec`` refuses blocks of these formats.
     if not isinstance(row, Scaled) or isinstance(row, Float4) or row.bits >= 32:
         return None

@@ -230,7 +230,7 @@ class Term:
 
     @cached_property
     def _touched(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """The indices of the logarithms that the term reads, and places of each in them."""
+        """The logarithms that the term reads, and the positions of sources and targets in them."""
         both = np.concatenate([self.source, self.target])
         read, places = np.unique(both, return_inverse=True)
         return read, places[: self.source.size], places[self.source.size :]

@@ -135,7 +135,7 @@ def calibrate(  # noqa: PLR0913
 
 
 class _LaterSamples:
-    """The samples that follow the first ones, whose statistics are known."""
+    """The samples after the first ones; the statistics of the first ones are known."""
 
     def __init__(
         self,

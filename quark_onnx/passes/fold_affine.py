@@ -23,8 +23,8 @@ from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer, reads_activation
 
 Doubles = NDArray[np.float64]
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
-#: Most by which factors of input channels may differ. The inputs of a weight share its scale: those
-#: with small factors would have no codes left.
+#: Greatest ratio of the factors of input channels. The input channels of a weight share its scale:
+#: channels with small factors would have few codes.
 _MOST_SPREAD = 2.0
 #: Larger addends are masks, for which an Add has rules of its own.
 _MASK = 1e4
@@ -44,9 +44,9 @@ class _Step(NamedTuple):
 def fold_affine(graph: Graph) -> int:
     """Fold Mul, Div, Add and Sub with a constant into Conv, ConvTranspose, Gemm and MatMul.
 
-    Not folded: an Add after a MatMul, which is its bias; a factor of a shared weight; the affine
-    part of a normalization, which runtimes fuse with the normalization; a standardization of
-    unlike quantities before a layer; and masks.
+    Not folded: an Add after a MatMul, which is its bias; a factor of a weight with other readers;
+    the affine part of a normalization, which runtimes fuse with the normalization; a
+    standardization of unlike quantities before a layer; and masks.
     """
     count = sum(
         _fold_into_layer_before(graph, node) for node in graph.nodes_of(_ARITHMETIC)
@@ -59,10 +59,10 @@ def fold_affine(graph: Graph) -> int:
 def _step_of(graph: Graph, node: Node) -> _Step | None:
     """Return the affine step of a node with one constant operand; None for other nodes."""
     left, right = node.inputs
-    is_right = graph.is_constant(right)
-    if graph.is_constant(left) == is_right:
+    constant_is_right = graph.is_constant(right)
+    if graph.is_constant(left) == constant_is_right:
         return None
-    x, name = (left, right) if is_right else (right, left)
+    x, name = (left, right) if constant_is_right else (right, left)
     stored = graph.constant(name)
     if (
         stored is None
@@ -73,13 +73,13 @@ def _step_of(graph: Graph, node: Node) -> _Step | None:
     constant = stored.astype(np.float64)
     if node.kind == "Div":
         # constant / x is not affine.
-        if not is_right or not constant.all():
+        if not constant_is_right or not constant.all():
             return None
         return _Step(x, 1 / constant, np.zeros(1))
     if node.kind == "Mul":
         return _Step(x, constant, np.zeros(1))
-    sign = np.ones(1) if is_right or node.kind == "Add" else -np.ones(1)
-    shift = -constant if is_right and node.kind == "Sub" else constant
+    sign = np.ones(1) if constant_is_right or node.kind == "Add" else -np.ones(1)
+    shift = -constant if constant_is_right and node.kind == "Sub" else constant
     return _Step(x, sign, shift)
 
 
@@ -171,8 +171,8 @@ def _fold_into_layer_after(graph: Graph, node: Node) -> bool:
     shift = _per_channel(graph, step.x, layer, inputs, step.shift)
     if factor is None or shift is None or not _can_scale_weight(graph, layer, factor):
         return False
-    sizes = np.abs(factor)
-    if sizes.max() > _MOST_SPREAD * sizes.min():
+    magnitudes = np.abs(factor)
+    if magnitudes.max() > _MOST_SPREAD * magnitudes.min():
         return False
     if shift.any() and not _add_response_to_bias(graph, layer, shift):
         return False
@@ -192,8 +192,8 @@ def _add_response_to_bias(graph: Graph, layer: Layer, shift: Doubles) -> bool:
     # The shift is missing in the padding of zeros, which no bias can express at the border.
     if layer.node.kind != "Conv" or _has_padding(layer.node):
         return False
-    # The values of an image vary as much as their mean. Other quantities, as a temperature in
-    # kelvins, vary little: products with the mean would magnify the rounding of the weight.
+    # The values of an image vary as much as their mean. Other quantities, such as kelvins, vary
+    # little: products with the mean would magnify the rounding of the weight.
     if len(graph.sizes(layer.node.input(1))) < _IMAGE:
         return False
     bias = layer.bias(graph)
@@ -216,7 +216,7 @@ def _has_padding(node: Node) -> bool:
 def _ends_normalization(graph: Graph, node: Node) -> bool:
     """Return whether a chain of affine steps starts at an operator on two computed tensors.
 
-    A decomposed LayerNorm, RMSNorm or Gelu ends so.
+    Such a chain ends a decomposed LayerNorm, RMSNorm or Gelu.
     """
     producer: Node | None = node
     while producer is not None and (step := _step_of(graph, producer)) is not None:
@@ -258,7 +258,7 @@ def _per_channel(
     shape = graph.sizes(x)
     rank = len(shape)
     axis = 1 if layer.node.kind in SPATIAL else rank - 1
-    # A single channel could be broadcast to those of the constant.
+    # A single channel could be broadcast to the channels of the constant.
     if not rank or constant.ndim > rank or shape[axis] != channels:
         return None
     sizes = (1,) * (rank - constant.ndim) + constant.shape

@@ -28,6 +28,6 @@ def has_quantized_form(node: Node) -> bool:
 
 
 def effective_attributes(node: Node) -> dict[str, Any]:
-    """Return the attributes but those that QAttention computes as 0, which are 0."""
+    """Return the attributes, except attributes of 0 that QAttention does not have."""
     given = {a.name: helper.get_attribute_value(a) for a in node.to_proto().attribute}
     return {n: value for n, value in given.items() if n in ATTRIBUTES or value}

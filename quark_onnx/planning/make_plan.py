@@ -1,7 +1,7 @@
 """The plan: rules and overrides decide the format of every tensor.
 
-``make_plan`` calls the files that keep a kind of tensor float, and no other step of planning.
-``plan_at_opset`` is the caller for a run, ``plan_bodies`` for the bodies of its nodes.
+Of the other files of this folder, ``make_plan`` calls those that keep a kind of tensor float
+(``spare_...``). ``plan_at_opset`` calls it for a run, and ``plan_bodies`` for the bodies of nodes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 from quark_onnx.targets.target import Takes
 
 #: The bias types of an engine that takes no biases in codes.
-_FLOAT = ("float",)
+_FLOAT_BIASES = ("float",)
 _FLOAT_WEIGHTS = "the target takes its weights in float alone"
 _NO_RULE = "no quantization rule for this operator"
 
@@ -70,8 +70,8 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
             interface declares.
         measured: activations can be measured; otherwise those that need a range stay float.
     """
-    # The engine pools on codes, so that the scale of a pool's result is that of its input.
     target = TARGETS[config.target] if config.target else None
+    # An integer engine pools on codes, so that the result of a pool has the scale of the input.
     aligns = target is not None and target.integer_engine
     takes = target.takes if target is not None and target.takes is not None else Takes()
     weight = config.weight
@@ -99,7 +99,7 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
             target is None or target.keeps_barriers,
         ),
     )
-    # A caller may replace the value of such an initializer, which calibration has not seen.
+    # A caller may replace such an initializer by a value that calibration has not seen.
     for name in overridable(graph):
         plan.keep(name, OVERRIDABLE)
     # An engine without float arithmetic gains nothing from float tensors between integer operators.
@@ -117,17 +117,17 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
     spare_decisions(plan)
     for node in graph.nodes:
         _apply_rule(plan, node, movers=config.movers)
-    # A rule sees what the nodes before its own have requested; the following steps need the
-    # requests of all. Scales are handed on before tensors are given back to float readers, which a
-    # scale that arrives later would quantize again.
+    # A rule sees the requests of the nodes before its own; the steps below need those of all nodes.
+    # ``_hand_on`` precedes the steps that give float values back to readers, as it would quantize
+    # these values again.
     _spare_tied(plan)
     _hand_on(plan)
     _read_floats(plan)
-    _store_biases(plan, config.bias if takes.biases != _FLOAT else False)
+    _store_biases(plan, config.bias if takes.biases != _FLOAT_BIASES else False)
     _lift(plan)
     _spare_float_readers(plan)
     _spare_shapes(plan)
-    _spare_outputs(plan)
+    _calibrate_outputs(plan)
     return plan.build()
 
 
@@ -149,12 +149,12 @@ def _apply_rule(plan: PlanBuilder, node: Node, *, movers: bool) -> None:
     if reason:
         plan.keep_node(node, reason)
         return
-    # By its rule, the operator hands on the format of its input, and requests none.
-    # onnxruntime's quantizer asks for the input of a Pad, unless it writes operators on codes.
-    is_asked = movers or (
+    # The rule of such an operator shares the format of the input with the result, but does not
+    # request it. onnxruntime's quantizer does so for a Pad, unless it writes operators on codes.
+    requests_input = movers or (
         node.kind == "Pad" and plan.asked.all_pairs and not plan.fuses
     )
-    if is_asked and node.kind in HANDING_ON:
+    if requests_input and node.kind in HANDING_ON:
         plan.activation(node, node.inputs[0])
     RULES[node.kind](node, plan)
 
@@ -171,7 +171,7 @@ def _float_reason(plan: PlanBuilder, node: Node) -> str:
 def _suited(specs: dict[Node, NodeSpec], takes: Takes) -> dict[Node, NodeSpec]:
     """Return the settings of nodes for an engine.
 
-    It may take some weights with one scale alone, and others in float alone.
+    An engine may take some weights with one scale only, and others only in float.
     """
     suited = dict(specs)
     for node, spec in specs.items():
@@ -223,14 +223,14 @@ def _spare_tied(plan: PlanBuilder) -> None:
     for node in graph.nodes:
         if node.kind == "Gather" and looks_up(graph, node):
             tables[node.inputs[0]] = None
-    # Layers that stay float read the table in float, which an embedding in codes would store again.
-    floats = [
+    # Float layers read the table in float; quantizing the embedding would store it a second time.
+    float_layers = [
         node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept
     ]
     for table in tables:
         if not plan.quantized(table):
             continue
-        for node in floats:
+        for node in float_layers:
             if any(_tied(graph, table, name) for name in node.inputs):
                 plan.keep(
                     table, f"node {node.name!r} has the same values, and stays float"
@@ -273,7 +273,7 @@ def _read_floats(plan: PlanBuilder) -> None:
 
 
 def _lift(plan: PlanBuilder) -> None:
-    """Quantize before a rearrangement that only a consumer requested.
+    """Quantize the input of a rearrangement instead of the result, if it is the only reader.
 
     The rearrangement then moves codes instead of floats.
     """
@@ -327,7 +327,7 @@ def _spare_shapes(plan: PlanBuilder) -> None:
             plan.keep_exact(node, tensor, reason)
 
 
-def _spare_outputs(plan: PlanBuilder) -> None:
+def _calibrate_outputs(plan: PlanBuilder) -> None:
     """Use the output calibrator of clipping calibrators after the last weighted layer.
 
     No later layer sums over many of these values, and a classifier or detector is judged by the

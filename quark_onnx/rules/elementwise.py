@@ -35,12 +35,12 @@ _BIASED = _PRODUCT + tensor("bias", where=_is_constant_vector)
 def add(node: Node, plan: PlanBuilder) -> None:
     """Quantize operands and result.
 
-    Float for a bias of an unrounded product and, in 8 bits, for a residual stream.
+    Two sums stay float: a bias added to a float product and, in 8 bits, a residual stream.
     """
     # Outlier channels of the residual stream set the range, and leave few codes to the others.
     if enters_normalization(node, plan) and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
-    # The product leaves its result in float32, and so does this sum: the next reader rounds once.
+    # Product and sum stay in float32: the sum is rounded once, where it is read.
     elif _adds_bias(node, plan) and not plan.rounds_results(node):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
     else:
@@ -56,9 +56,9 @@ def _adds_bias(node: Node, plan: PlanBuilder) -> bool:
 
 
 def _gemm_bias(node: Node, plan: PlanBuilder) -> None:
-    """Quantize the bias of a MatMul as that of a Gemm, where onnxruntime makes one of both.
+    """Quantize the bias like that of a Gemm if onnxruntime fuses MatMul and Add to a Gemm.
 
-    With a float bias such a Gemm is computed in float, from weights that are dequantized in every
+    With a float bias this Gemm is computed in float, from weights that are dequantized in every
     run: MLP-Mixer takes 3.4 times as long (onnxruntime 1.32).
     """
     graph = plan.graph
@@ -68,19 +68,19 @@ def _gemm_bias(node: Node, plan: PlanBuilder) -> None:
     product = graph.producer_of_kind(match["product"], ("MatMul",))
     if product is None or not _fuses_to_gemm(graph, product, match["bias"]):
         return
-    # A result that is rounded before the sum is one of a MatMul alone.
+    # The pair of a quantized product stands between MatMul and Add, and prevents the fusion.
     if plan.quantized(match["product"]):
         return
-    # The kernel takes 8-bit codes, and fusions to operators have one with a float bias.
+    # Integer operators have kernels with a float bias, and other engines make no Gemm.
     if plan.fuses or not plan.asked.makes_gemms:
         return
     source, weight = product.inputs
-    if _has_bytes(plan, product, source) and _has_bytes(plan, product, weight):
+    if _reads_codes(plan, product, source) and _reads_codes(plan, product, weight):
         plan.bias(node, match["bias"], source, weight, product=product)
 
 
 def _fuses_to_gemm(graph: Graph, product: Node, bias: str) -> bool:
-    """Return whether onnxruntime makes a Gemm of a MatMul and the bias that is added to it."""
+    """Return whether onnxruntime fuses a MatMul and the Add of its bias to a Gemm."""
     source, weight = product.inputs
     sizes = graph.sizes(source)
     # onnxruntime fuses matrices, and stacks of matrices whose sizes are all known.
@@ -91,8 +91,8 @@ def _fuses_to_gemm(graph: Graph, product: Node, bias: str) -> bool:
     return graph.sizes(bias) == graph.sizes(weight)[1:]
 
 
-def _has_bytes(plan: PlanBuilder, node: Node, name: str) -> bool:
-    """Return whether a node reads a tensor in 8-bit integers."""
+def _reads_codes(plan: PlanBuilder, node: Node, name: str) -> bool:
+    """Return whether a node reads a tensor in 8-bit integer codes."""
     entry = plan.entry(plan.use(name, node))
     return (
         isinstance(entry, Quantize)
@@ -153,9 +153,9 @@ def where(node: Node, plan: PlanBuilder) -> None:
 
 
 def _is_reciprocal(graph: Graph, name: str) -> bool:
-    """Return whether a tensor is a reciprocal, moved or not: of a norm, or of a sum."""
-    while (moved := graph.producer_of_kind(name, _MOVING)) is not None:
-        name = moved.inputs[0]
+    """Return whether a tensor has the values of a reciprocal, such as ``1 / norm``."""
+    while (mover := graph.producer_of_kind(name, _MOVING)) is not None:
+        name = mover.inputs[0]
     node = graph.producer(name)
     if node is None or graph.is_constant(name):
         return False
@@ -174,7 +174,7 @@ _MOVING = REARRANGING | {"Expand"}
 def _with_float_operands(
     node: Node, plan: PlanBuilder, kept: tuple[str, ...], reason: str
 ) -> None:
-    """Quantize the operands except some, where the engine has float, and the result.
+    """Quantize operands and result; some operands stay float if the engine has float.
 
     Args:
         kept: names of the operands that stay float.
@@ -183,8 +183,8 @@ def _with_float_operands(
     if not kept or not plan.safe or plan.integer_only(node):
         _operands(node, plan, node.inputs)
         return
-    others = tuple(name for name in node.inputs if name not in kept)
-    _operands(node, plan, node.inputs, quantized=others)
+    quantized = tuple(name for name in node.inputs if name not in kept)
+    _operands(node, plan, node.inputs, quantized=quantized)
     # A node that an operand has kept float reads floats in any case.
     if node.name not in plan.kept:
         for name in kept:

@@ -36,7 +36,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a change of the configuration brought, on the samples that judge the run.
+    """Effect of a change of the configuration, on the samples that judge the run.
 
     Attributes:
         sqnr: SQNR of the worst output in dB: of the run, and with the change.
@@ -204,13 +204,13 @@ class Threshold:
         return "risky" if sign * value >= sign * self.risky else "poor"
 
 
-#: Thresholds of outputs that are compared by the ratio of signal to noise, or value by value.
-_OF_SIGNALS = (Threshold("sqnr", 20.0, 10.0), Threshold("equal", 0.99, 0.90))
+#: Thresholds of outputs that are compared by SQNR, or value by value.
+_SIGNAL_THRESHOLDS = (Threshold("sqnr", 20.0, 10.0), Threshold("equal", 0.99, 0.90))
 #: Thresholds by task. Every row of a task must hold for a band. docs/accuracy.md has the same
 #: table.
 THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
     "classifier": (Threshold("agreement", 0.95, 0.85),),
-    # Most decisions of a detection of events are "no": the others count by themselves.
+    # In event detection most decisions are "no": F1 judges the "yes" decisions by themselves.
     "decisions": (Threshold("agreement", 0.95, 0.85), Threshold("f1", 0.90, 0.70)),
     "segmentation": (Threshold("agreement", 0.97, 0.90),),
     "mask": (Threshold("iou", 0.90, 0.70),),
@@ -218,9 +218,9 @@ THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
     "embedding": (Threshold("cosine", 0.98, 0.93), Threshold("rank", 0.95, 0.85)),
     "language": (Threshold("divergence", 0.05, 0.20, rising=False),),
     "image": (Threshold("psnr", 38.0, 30.0),),
-    "regression": _OF_SIGNALS,
-    "series": _OF_SIGNALS,
-    "signal": _OF_SIGNALS,
+    "regression": _SIGNAL_THRESHOLDS,
+    "series": _SIGNAL_THRESHOLDS,
+    "signal": _SIGNAL_THRESHOLDS,
 }
 TASKS = tuple(THRESHOLDS)
 
@@ -261,7 +261,7 @@ def worst_band(bands: Sequence[Band]) -> Band:
     >>> worst_band(["good", "unknown", "risky"]), worst_band([])
     ('risky', 'unknown')
     """
-    measured = [band for band in bands if band not in ("unknown",)]
+    measured = [band for band in bands if band != "unknown"]
     if not measured:
         return "unknown"
     # BANDS is ordered from good to poor.

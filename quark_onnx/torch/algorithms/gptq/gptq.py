@@ -52,7 +52,7 @@ from quark_onnx.torch.runtime.memory import release_memory
 
 #: Iterations of the power method.
 _POWER_ITERATIONS = 30
-#: Above this damping, the cost of a sweep consists of damping, and the loss is lost in rounding.
+#: Above this damping, the cost of a sweep is nearly all damping: the loss would vanish in rounding.
 _MUCH_DAMPING = 10.0
 #: Number of arrays of a weight's size during a sweep: targets, dequantized values, errors, updates,
 #: scales and zero points.
@@ -71,7 +71,7 @@ class GPTQ:
             multiplied by 10 until the Hessian can be factored.
         act_order: round columns in the order of decreasing activation energy; groups keep their
             columns and scales.
-        search_scales: first choose scales by the error of rounding, in place of the extremes.
+        search_scales: first choose scales by the rounding error, instead of by the extreme values.
         coordinate_descent_passes: passes after the sweep in which each column takes the best level
             while all other columns stay.
         rounds_activations: quantize activations while codes are chosen. Rounding errors of 4 bits
@@ -124,13 +124,13 @@ class GPTQ:
         # GPTAQ and Qronos also sum X^T D, with D the difference to the inputs of the float model.
         sums = 2 if self.aims_at_float else 1
         hessians = 4 * sums * largest_stage(shapes)
-        most = max((inputs for _, inputs in shapes.layers.values()), default=0)
-        widest = 0
+        most_inputs = max((inputs for _, inputs in shapes.layers.values()), default=0)
+        swept = 0
         for (_, inputs), outputs in shapes.groups.items():
-            # Both candidates of scales are swept side by side.
-            widest = max(widest, outputs * (1 + self.search_scales) * inputs)
+            # The present scales and those of the search are swept side by side.
+            swept = max(swept, outputs * (1 + self.search_scales) * inputs)
         # the larger of a copy of H during the factorization and the sweep
-        working = max(4 * most**2, _SWEEP_COPIES * 4 * min(widest, AT_ONCE))
+        working = max(4 * most_inputs**2, _SWEEP_COPIES * 4 * min(swept, AT_ONCE))
         return shapes.block + stored_bytes(shapes) + hessians + working
 
     def damping_for(self, H: torch.Tensor) -> float:
@@ -250,8 +250,8 @@ class GPTQ:
     ) -> _LayerSearch:
         """Return the target of a layer with the codes so far.
 
-        GPTAQ and Qronos aim at the outputs of the float model, W (x + d). The least squares
-        solution for the inputs x is W + W D^T X (H + ridge)^-1.
+        GPTAQ and Qronos aim at the outputs of the float model, W (x + d), where d is the float
+        input minus x. The least squares solution is W + W D^T X (H + ridge)^-1.
         """
         solver = inputs.solver
         if not self._correction or inputs.stats.xd is None:
@@ -260,12 +260,12 @@ class GPTQ:
         # outputs.
         cross_products = self._correction * (inputs.stats.xd @ W.t())
         target = W + solver.solve(cross_products).t()
-        first = self._first_column(W, cross_products, inputs.diagonal)
+        first_column = self._first_column(W, cross_products, inputs.diagonal)
         loss = Loss(W, solver.losses, cross_products)
-        return _LayerSearch(name, loss, target, first, start, solver)
+        return _LayerSearch(name, loss, target, first_column, start, solver)
 
     def _candidates(self, search: _LayerSearch, diagonal: torch.Tensor) -> _Candidates:
-        """Return the scales to sweep with: the present ones, and the result of a search."""
+        """Return the scales to sweep with: the present scales, and the result of a search."""
         start = search.best
         # Block formats have scales that follow from the elements, and per-tensor scales concern all
         # rows.
@@ -280,15 +280,15 @@ class GPTQ:
         targets = [candidates.search.target for candidates in batch]
         rounded = solver.quantize(
             joined(targets),
-            [TensorLevels.stacked(parts) for parts in levels],
+            [TensorLevels.stacked(layer_levels) for layer_levels in levels],
             self.coordinate_descent_passes,
-            joined([candidates.search.first for candidates in batch]),
+            joined([candidates.search.first_column for candidates in batch]),
         )
-        # The rows of the batch go back to the layers they came from.
+        # The rows of the batch go back to their layers.
         rows = [len(target) for target in targets]
-        parts = zip(*(tensor.split(rows) for tensor in rounded), strict=True)
-        for candidates, part in zip(batch, parts, strict=True):
-            candidates.consider(Rounded(*part))
+        layer_results = zip(*(tensor.split(rows) for tensor in rounded), strict=True)
+        for candidates, result in zip(batch, layer_results, strict=True):
+            candidates.consider(Rounded(*result))
 
     def _outcome(self, search: _LayerSearch, stats: HessianStats) -> Outcome:
         W = search.loss.weight
@@ -325,7 +325,7 @@ class _LayerSearch:
         name: the layer.
         loss: the output error of codes.
         target: (outputs, inputs) float32, the values to approximate.
-        first: (outputs, inputs), the values to round in the first column; None for the target.
+        first_column: (outputs, inputs), the values of the first column; None for the target.
         best: the codes.
         error: (outputs,), the loss of ``best``.
         start_error: (outputs,), the loss before the search.
@@ -336,14 +336,14 @@ class _LayerSearch:
         name: str,
         loss: Loss,
         target: torch.Tensor,
-        first: torch.Tensor | None,
+        first_column: torch.Tensor | None,
         start: Quantized,
         solver: Solver,
     ) -> None:
         self.name = name
         self.loss = loss
         self.target = target
-        self.first = first
+        self.first_column = first_column
         self.best = start
         self.start_error = self.error = loss(start)
         self._solver = solver
@@ -388,8 +388,8 @@ class _Candidates:
     @property
     def kind(self) -> object:
         """A key that is equal for weights of a batch."""
-        first = self.levels[0]
-        return first.levels_of, first.scale.shape[1], len(self.levels)
+        levels = self.levels[0]
+        return levels.levels_of, levels.scale.shape[1], len(self.levels)
 
     def consider(self, rounded: Rounded) -> None:
         """Pass the result of a sweep to the search, each row with the scales that it chose."""
@@ -401,21 +401,21 @@ class _Candidates:
         self.search.consider(levels.put(codes, rounded.Q), rounded)
 
 
-def _batches(candidates: Iterable[_Candidates]) -> Iterator[list[_Candidates]]:
+def _batches(per_layer: Iterable[_Candidates]) -> Iterator[list[_Candidates]]:
     """Group consecutive weights with the same levels, up to ``AT_ONCE`` elements.
 
     A column of few rows takes as long as a column of many.
     """
     batch = list[_Candidates]()
     count = 0
-    for layer in candidates:
-        size = layer.search.target.numel() * len(layer.starts)
+    for candidates in per_layer:
+        size = candidates.search.target.numel() * len(candidates.starts)
         # Rows of one matrix must have the same levels, groups and number of candidates.
-        if batch and (layer.kind != batch[0].kind or count + size > AT_ONCE):
+        if batch and (candidates.kind != batch[0].kind or count + size > AT_ONCE):
             yield batch
             batch = []
             count = 0
-        batch.append(layer)
+        batch.append(candidates)
         count += size
     if batch:
         yield batch

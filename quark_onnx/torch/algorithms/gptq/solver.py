@@ -133,12 +133,13 @@ class Solver:
         dead = (diagonal == 0).float()
         # Summed in float64 and rounded to float32 once.
         undamped = ordered.double() + dead[order]
-        used = _escalate(
+        used_damping = _escalate(
             lambda tried: _factor(flipped, HT, undamped + tried * mean / unit),
             damping,
         )
         store_lower(flipped, HT)
-        return cls(HT, ordered, order, used, dead * unit + used * mean, unit)
+        ridge = dead * unit + used_damping * mean
+        return cls(HT, ordered, order, used_damping, ridge, unit)
 
     def solve(self, columns: torch.Tensor) -> torch.Tensor:
         """Multiply by the inverse of the damped Hessian.
@@ -168,8 +169,8 @@ class Solver:
             (rows,).
         """
         losses = [
-            quadratic_form(part.index_select(1, self.order), self.HT, self.diagonal)
-            for part in E.split(self._row_count(LOSSES_AT_ONCE))
+            quadratic_form(rows.index_select(1, self.order), self.HT, self.diagonal)
+            for rows in E.split(self._row_count(LOSSES_AT_ONCE))
         ]
         return torch.cat(losses).mul_(self.unit)
 
