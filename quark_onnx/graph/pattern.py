@@ -30,7 +30,7 @@ from quark_onnx.graph.matching import constant_number
 from quark_onnx.graph.node import Node
 
 #: Operators whose operands may be exchanged.
-_COMMUTATIVE = frozenset({"Add", "Mul"})
+_COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min"})
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Pattern(ABC):
     ) -> Match | None:
         """Return the subgraph that computes a tensor; None if the pattern does not fit.
 
-        Of several ways to read the subgraph, the first one counts.
+        Of several ways to read the subgraph, the first one counts whose inner tensors nothing else
+        reads.
 
         Args:
             graph: the graph.
@@ -88,9 +89,9 @@ class Pattern(ABC):
             **known: tensors that stand for names in the pattern.
         """
         # Matches are generated lazily: the alternatives after the first match are never tried.
-        match = next(self.matches(graph, result, Match(known)), None)
-        if match is None or shared or match.is_closed(graph):
-            return match
+        for match in self.matches(graph, result, Match(known)):
+            if shared or match.is_closed(graph):
+                return match
         return None
 
     def matches(self, graph: Graph, result: str, partial: Match) -> Iterator[Match]:
@@ -211,13 +212,15 @@ class _Operator(Pattern):
             return
         extended = replace(partial, nodes=(*partial.nodes, node))
         yield from _match_all(graph, self.inputs, node.inputs, extended)
-        # Only binary operators are commutative here, so that the reverse is the only other order.
+        # Of two operands, the reverse is the only other order.
         if node.kind in _COMMUTATIVE:
             yield from _match_all(graph, self.inputs, node.inputs[::-1], extended)
 
     def _fits(self, graph: Graph, node: Node, result: str) -> bool:
-        # Optional inputs after the described ones are permitted.
+        # Optional inputs after the described ones are permitted, further operands are not.
         if result != node.outputs[0] or len(node.inputs) < len(self.inputs):
+            return False
+        if node.kind in _COMMUTATIVE and len(node.inputs) > len(self.inputs):
             return False
         return self.where is None or self.where(graph, node)
 

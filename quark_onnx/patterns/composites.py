@@ -10,10 +10,18 @@ from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.pattern import Match, Pattern, op, scalar, tensor
 from quark_onnx.patterns.gelu import GELU, TANH_GELU
-from quark_onnx.patterns.norms import normalized
+from quark_onnx.patterns.norms import (
+    difference_of_moments,
+    mean_of,
+    normalized,
+    square_of,
+)
 
 _X = tensor("x")
 _CONSTANT = tensor(where=Graph.is_constant)
+#: Operators that give a statistic the shape of what it is combined with.
+_MOVING = frozenset({"Expand", "Reshape", "Squeeze", "Unsqueeze"})
+_REDUCING = ("ReduceMean", "ReduceSum")
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,14 @@ def _ending_in(graph: Graph, node: Node) -> Iterator[Composite]:
 
 def _is_over_one_axis(graph: Graph, match: Match) -> bool:
     """Return whether a normalization to unit variance runs over a single axis."""
-    squares = match.tensors.get("mean of squares")
-    mean = graph.producer(squares) if squares else None
-    return mean is not None and len(reduced_axes(graph, mean)) == 1
+    reductions = [node for node in match.nodes if node.kind in _REDUCING]
+    return "mean of squares" in match.tensors and all(
+        len(reduced_axes(graph, node)) == 1 for node in reductions
+    )
+
+
+def _any_axes(graph: Graph, node: Node) -> bool:
+    return True
 
 
 def _affine(pattern: Pattern) -> Pattern:
@@ -67,16 +80,31 @@ def _affine(pattern: Pattern) -> Pattern:
     return scaled + _CONSTANT | pattern + _CONSTANT | scaled | pattern
 
 
+def _step(pattern: Pattern) -> Pattern:
+    """Return the pattern of a statistic that one operator moves, bounds or scales."""
+    bounded = op({"Clip", "Relu"}, pattern) | op({"Max", "Min"}, pattern, scalar())
+    scaled = pattern * _CONSTANT | pattern / _CONSTANT
+    return op(_MOVING, pattern) | bounded | scaled | pattern + scalar()
+
+
+def _between(pattern: Pattern) -> Pattern:
+    """Return the pattern of a statistic that up to three operators move, bound or scale."""
+    once = _step(pattern)
+    twice = _step(once)
+    return pattern | once | twice | _step(twice)
+
+
 def _moments() -> Pattern:
     """Return the pattern of a normalization as TensorFlow writes it.
 
     ``x * a + (shift - mean * a)`` with ``a = scale / sqrt(variance + epsilon)``.
     """
-    mean = op("ReduceMean", _X).named("mean")
+    mean = mean_of(_X, _any_axes).named("mean")
     difference = (_X - mean | mean - _X).named("difference")
-    square = difference * difference | op("Pow", difference, 2)
-    squares = op("ReduceMean", square).named("mean of squares")
-    inverse = _inverse(op("Sqrt", squares + scalar()))
+    squares = mean_of(square_of(difference), _any_axes).named("mean of squares")
+    moment = mean_of(square_of(_X), _any_axes).named("mean of squares")
+    variance = squares | difference_of_moments(moment, mean)
+    inverse = _inverse(op("Sqrt", variance + scalar()))
     factor = (inverse * _CONSTANT | inverse).named("factor")
     moved = mean * factor
     return _X * factor + (_CONSTANT - moved) | _X * factor - moved
@@ -84,12 +112,19 @@ def _moments() -> Pattern:
 
 def _unit_length() -> Pattern:
     """Return the pattern of a tensor divided by its L2 norm."""
-    square = _X * _X | op("Pow", _X, 2)
-    total = op("ReduceSum", square) | op("ReduceSumSquare", _X)
+    total = op("ReduceSum", square_of(_X)) | op("ReduceSumSquare", _X)
     length = op("ReduceL2", _X) | op("Sqrt", _bounded(total))
     divisor = _bounded(length)
     spread = divisor | op("Expand", divisor)
     return _X / spread | _X * _inverse(spread) | _X * op("Expand", _inverse(divisor))
+
+
+def _softmax() -> Pattern:
+    """Return the pattern of exp(x - max(x)) divided by its sum."""
+    shifted = _X - _between(op("ReduceMax", _X)) | _X
+    exponentials = op("Exp", shifted).named("exponentials")
+    total = _between(op("ReduceSum", exponentials))
+    return exponentials / total | exponentials * _inverse(total)
 
 
 def _bounded(pattern: Pattern) -> Pattern:
@@ -103,8 +138,9 @@ def _inverse(pattern: Pattern) -> Pattern:
 
 
 _PATTERNS = {
-    "normalization": _affine(normalized(lambda graph, node: True)) | _moments(),
+    "normalization": _affine(normalized(_any_axes, _between)) | _moments(),
     "division by the L2 norm": _unit_length(),
+    "Softmax": _softmax(),
     "Gelu": GELU | TANH_GELU,
 }
 #: Operators that a pattern ends in.

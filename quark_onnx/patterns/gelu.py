@@ -34,6 +34,7 @@ _FACTOR, _CUBIC = _near(math.sqrt(2 / math.pi)), _near(0.044715)
 _GROWING = _near(1) + _CUBIC * _SQUARE
 _ANGLE = (
     _FACTOR * (_X + _CUBIC * _CUBE)
+    | _FACTOR * (_X + _X * (_X * (_CUBIC * _X)))
     | _FACTOR * _X * _GROWING
     | _FACTOR * (_X * _GROWING)
 )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isclose, prod
 
-from quark_onnx.graph.constant_input import ConstantInput, private
+from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import (
     constant_number,
     constant_operand,
     is_along_last_axis,
-    only_reader,
     reduced_axes,
 )
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.pattern import Match, Pattern, op, scalar, tensor
+from quark_onnx.graph.shapes import known_sizes
 
 #: Normalizations, with the indices of scale and, if supported, shift among their inputs.
 SCALE = {
@@ -85,33 +86,91 @@ class _Axes:
         return is_kept and bool(wanted) and reduced_axes(graph, node) == {*wanted}
 
 
-def normalized(are_reduced: Callable[[Graph, Node], bool]) -> Pattern:
+def _unchanged(pattern: Pattern) -> Pattern:
+    return pattern
+
+
+def normalized(
+    are_reduced: Callable[[Graph, Node], bool],
+    between: Callable[[Pattern], Pattern] = _unchanged,
+) -> Pattern:
     """Return the pattern of a normalized tensor x, which is centered first or not.
 
-    Exporters write ``v / sqrt(mean(v * v) + epsilon)`` in the forms below, with up to two summands.
+    Exporters write ``v / sqrt(variance + epsilon)`` in the forms below, with up to two summands.
 
     Args:
-        are_reduced: returns whether a ReduceMean has the axes of the normalization.
+        are_reduced: returns whether a reduction has the axes of the normalization.
+        between: returns the pattern of a statistic on the way to its reader, which may move it.
     """
-
-    # Where other nodes read the mean, the centered tensor is the source of the normalization.
-    def is_mean_for_one(graph: Graph, mean: Node) -> bool:
-        result = mean.outputs[0]
-        has_one_reader = only_reader(graph, result) is not None
-        return has_one_reader and private(graph, result) and are_reduced(graph, mean)
-
     x = tensor("x")
-    mean = op("ReduceMean", x, where=is_mean_for_one)
-    v = (x - mean | x).named("v")
-    square = v * v | op("Pow", v, 2)
-    squares = op("ReduceMean", square, where=are_reduced).named("mean of squares")
-    shifted = squares + scalar("epsilon")
-    variance = squares | shifted | shifted + scalar("more epsilon")
-    root = op("Sqrt", variance)
-    inverse_root = op("Reciprocal", root) | 1 / root | op("Pow", variance, -0.5)
-    return v / root | v * inverse_root
+    mean = mean_of(x, are_reduced).named("mean")
+    centered = (x - between(mean)).named("v")
+    # Where other nodes read the mean, the centered tensor is the source of the normalization.
+    v = (x - between(mean) | x).named("v")
+    squares = mean_of(square_of(v), are_reduced).named("mean of squares")
+    # torch.std subtracts the mean for itself.
+    again = (x - between(mean_of(x, are_reduced))).named("centered again")
+    deviation = mean_of(square_of(again), are_reduced).named("mean of squares")
+    moment = mean_of(square_of(x), are_reduced).named("mean of squares")
+    variance = deviation | difference_of_moments(moment, mean)
+    return _divided(v, squares, between) | _divided(centered, variance, between)
 
 
+def _divided(
+    v: Pattern, variance: Pattern, between: Callable[[Pattern], Pattern]
+) -> Pattern:
+    """Return the pattern of a tensor divided by the root of a variance."""
+    moved = between(variance)
+    shifted = moved + scalar("epsilon")
+    shifted = moved | shifted | shifted + scalar("more epsilon")
+    root = op("Sqrt", shifted)
+    inverse = op("Reciprocal", root) | 1 / root | op("Pow", shifted, -0.5)
+    return v / between(root) | v * between(inverse)
+
+
+def square_of(pattern: Pattern) -> Pattern:
+    """Return the pattern of the square of a tensor, which has a name."""
+    return pattern * pattern | op("Pow", pattern, 2)
+
+
+def mean_of(pattern: Pattern, are_reduced: Callable[[Graph, Node], bool]) -> Pattern:
+    """Return the pattern of a mean: an operator, or a sum divided by the number of elements."""
+    total = op("ReduceSum", pattern, where=are_reduced)
+    divided = op(("Mul", "Div"), total, scalar(), where=_divides_by_count)
+    return op("ReduceMean", pattern, where=are_reduced) | divided
+
+
+def difference_of_moments(moment: Pattern, mean: Pattern) -> Pattern:
+    """Return the pattern of a variance, the mean of squares less the squared mean.
+
+    Rounding can make the difference negative, against which some exporters bound it.
+    """
+    difference = moment - square_of(mean)
+    return op("Max", difference, 0) | op("Relu", difference) | difference
+
+
+def _divides_by_count(graph: Graph, node: Node) -> bool:
+    """Return whether a node divides a ReduceSum by the number of the elements it adds up."""
+    total, number = node.inputs
+    if graph.is_constant(total):
+        total, number = number, total
+    factor = constant_number(graph, number)
+    reduction = graph.producer(total)
+    if not factor or reduction is None:
+        return False
+    if node.kind == "Div":
+        factor = 1 / factor
+    sizes = graph.sizes(reduction.inputs[0])
+    axes = reduced_axes(graph, reduction)
+    if not sizes or not axes:
+        return False
+    added = known_sizes([sizes[axis] for axis in axes])
+    # The reciprocal was rounded, to float16 at worst.
+    return added is not None and isclose(factor * prod(added), 1, rel_tol=1e-3)
+
+
+#: The mean of a tensor over any axes.
+MEAN = mean_of(tensor(), lambda graph, node: True)
 _LAST = _Axes(lambda rank: (rank - 1,), lambda shape, rank: len(shape) == 1)
 _IMAGE = _Axes(
     lambda rank: tuple(range(2, rank)) if rank > 3 else (),

@@ -41,11 +41,10 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
     """Quantize the result alone if the producer clips by its own rounding.
 
     Otherwise quantize input and result. The clipped result is the producer's result, too: an
-    override that names the producer alone applies to it. A Clip that keeps a denominator from 0
-    stays float.
+    override that names the producer alone applies to it. A bound of a denominator stays float.
     """
     # The rounded result may be 0 again.
-    if node.kind == "Clip" and kept_before_root(node, plan):
+    if kept_before_root(node, plan):
         return
     source = node.inputs[0]
     result = node.outputs[0]

@@ -9,6 +9,7 @@ import numpy as np
 from quark_onnx.common.registry import RULES
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.patterns.norms import MEAN
 from quark_onnx.plan import PlanBuilder
 
 #: A rule reads the node and writes to the plan, nothing else.
@@ -195,8 +196,8 @@ _CARRYING = frozenset(
 def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     """Return whether a result ends in a root, a logarithm or a denominator.
 
-    Only shifts and bounds by constants may lie between. For such operators the smallest values
-    matter most, which few codes represent worst.
+    Only factors, shifts and bounds by constants may lie between, and a difference. For such
+    operators the smallest values matter most, which few codes represent worst.
 
     Args:
         node: the node, whose first result is followed.
@@ -222,8 +223,33 @@ def kept_before_root(node: Node, plan: PlanBuilder) -> bool:
     return feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING)
 
 
+def kept_before_sum(node: Node, plan: PlanBuilder) -> bool:
+    """Keep a square float if only sums that end in a root read it; return the decision.
+
+    A variance is the mean of such squares, or the difference of one and a squared mean, of which
+    few codes leave nothing.
+    """
+    factors = node.inputs
+    readers = plan.graph.consumers(node.outputs[0])
+    if factors[0] != factors[1] or not readers:
+        return False
+    for reader in readers:
+        if reader.kind not in _SUMMING or not feeds_root_or_division(reader, plan):
+            return False
+    if not kept_float(node, plan, DECIDING):
+        return False
+    # The mean was taken of the values that are squared; a rounded one belongs to other values.
+    mean = MEAN.match(plan.graph, factors[0], shared=True)
+    if mean is not None:
+        for reader, source in zip((node, *mean.nodes), mean.nodes, strict=False):
+            plan.keep_for(reader, source.outputs[0], DECIDING)
+    return True
+
+
 def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
-    """Return whether a node only shifts or bounds a tensor by constants."""
+    """Return whether a node only scales, shifts or bounds a tensor, or subtracts from it."""
+    if reader.kind == "Sub":
+        return True
     if reader.kind not in _SHIFTING:
         return False
     others = [name for name in reader.inputs if name and name != tensor]
@@ -249,13 +275,16 @@ def _has_low_exponent(power: Node, graph: Graph) -> bool:
 
 
 _ROOTS = frozenset({"Sqrt", "Reciprocal", "Log"})
+_SUMMING = frozenset({"Add", "Sub", "Sum", "ReduceSum", "ReduceMean"})
 _SHIFTING = frozenset(
     {
         "Add",
         "Clip",
+        "Relu",
         "Max",
         "Min",
         "Mul",
+        "Div",
         "Expand",
         "Unsqueeze",
         "Squeeze",

@@ -14,6 +14,7 @@ from quark_onnx.rules.base import (
     follows_floats,
     is_control_tensor,
     kept_before_root,
+    kept_before_sum,
     kept_float,
     rule,
 )
@@ -122,6 +123,8 @@ def product(node: Node, plan: PlanBuilder) -> None:
 
     A product with a reciprocal is a division, as in normalizations that multiply by ``1 / norm``.
     """
+    if kept_before_sum(node, plan):
+        return
     factors = tuple(name for name in node.inputs if _is_reciprocal(plan.graph, name))
     reason = "it is a reciprocal: the largest ones leave few codes to the others"
     _with_float_operands(node, plan, factors, reason)
@@ -205,12 +208,8 @@ def _operands(
     """
     if is_control_tensor(node, plan, *operands):
         return
-    # The bound keeps a denominator from 0, but its rounded result may be 0 again.
-    if node.kind in _BOUNDING and kept_before_root(node, plan):
+    # A bound keeps a denominator from 0, but its rounded result may be 0 again.
+    if kept_before_root(node, plan):
         return
     plan.activation(node, *(operands if quantized is None else quantized))
     plan.activation(node, node.outputs[0])
-
-
-#: Arithmetic that keeps a denominator from zero.
-_BOUNDING = frozenset({"Add", "Max", "Min"})

@@ -71,6 +71,9 @@ NUMBERS = {
     "two": 2,
     "half": 0.5,
     "minus": -0.5,
+    "zero": 0,
+    "eight": 8,
+    "eighth": 1 / 8,
 }
 NORMS = {
     "pow": (
@@ -95,6 +98,25 @@ NORMS = {
     "power": (
         "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Mul (d, d) v = ReduceMean"
         " <axes = [-1]> (q) e = Add (v, small) r = Pow (e, minus) y = Mul (d, r)"
+    ),
+    "difference of moments": (
+        "m = ReduceMean <axes = [-1]> (x) q = Mul (x, x) h = ReduceMean <axes = [2]>"
+        " (q) o = Pow (m, two) v = Sub (h, o) p = Max (zero, v) e = Add (p, small) r ="
+        " Sqrt (e) d = Sub (x, m) y = Div (d, r)"
+    ),
+}
+#: Sums over the last axis alone: here the axes are an input.
+SUMS = {
+    "sums": (
+        "t = ReduceSum (x, last) m = Mul (eighth, t) d = Sub (x, m) q = Mul (d, d) u ="
+        " ReduceSum (q, last) v = Div (u, eight) e = Add (v, small) r = Sqrt (e) n ="
+        " Div (d, r) g = Mul (n, scale) y = Add (g, shift)"
+    ),
+    "sums of moments": (
+        "t = ReduceSum (x, last) m = Mul (t, eighth) q = Mul (x, x) u = ReduceSum (q,"
+        " last) h = Mul (u, eighth) o = Mul (m, m) v = Sub (h, o) p = Relu (v) e = Add"
+        " (p, small) r = Sqrt (e) i = Reciprocal (r) d = Sub (x, m) n = Mul (d, i) y ="
+        " Mul (n, scale)"
     ),
 }
 #: Of images: a number for each channel, with and without an axis for the batch in front of it.
@@ -144,6 +166,7 @@ def model_of(text: str, opset: int = 17) -> ModelProto:
         "small": np.asarray(1e-3, np.float32),
         "scale": 1 + normal(8, scale=0.1),
         "shift": normal(8),
+        "last": np.array([-1]),
     }
     words = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
     own = {name: value for name, value in known.items() if name in words}
@@ -162,8 +185,11 @@ def rewritten(model: ModelProto, single: Pass) -> tuple[int, ModelProto]:
 @pytest.mark.parametrize(
     ("single", "kind", "text"),
     [(fuse_gelu, "Gelu", text) for text in GELUS.values()]
-    + [(fuse_layer_norm, "LayerNormalization", text) for text in NORMS.values()],
-    ids=[*GELUS, *NORMS],
+    + [
+        (fuse_layer_norm, "LayerNormalization", text)
+        for text in (NORMS | SUMS).values()
+    ],
+    ids=[*GELUS, *NORMS, *SUMS],
 )
 def test_parts_become_the_operator(single: Pass, kind: str, text: str) -> None:
     model = model_of(text)
@@ -176,11 +202,29 @@ def test_parts_become_the_operator(single: Pass, kind: str, text: str) -> None:
     assert Graph.of(after).shape("y") == (2, 3, 8)
 
 
+@pytest.mark.parametrize(
+    "text", [NORMS["difference of moments"], *SUMS.values()], ids=["moments", *SUMS]
+)
+def test_the_operator_is_as_exact_as_a_formula_in_float64(text: str) -> None:
+    model = model_of(text)
+    _, after = rewritten(model, fuse_layer_norm)
+    x = normal(2, 3, 8, scale=2) + np.float32(5)
+    exact = x.astype(np.float64)
+    exact -= exact.mean(axis=-1, keepdims=True)
+    exact /= np.sqrt(np.square(exact).mean(axis=-1, keepdims=True) + 1e-3)
+    if "scale" in text:
+        exact *= 1 + normal(8, scale=0.1)
+    if "shift" in text:
+        exact += normal(8)
+    np.testing.assert_allclose(run(after, {"x": x})[0], exact, rtol=1e-5, atol=1e-5)
+
+
 def image_model(text: str, shape: str = "2,3,4,5") -> ModelProto:
     known: dict[str, Any] = {
         "two": np.float32(2),
         "minus": np.float32(-0.5),
         "small": np.full((1, 1, 1, 1), 1e-3),
+        "zero": np.float32(0),
     }
     known |= {"scale3": 1 + normal(3, 1, 1, scale=0.1), "shift4": normal(1, 3, 1, 1)}
     words = text.replace(",", " ").replace("(", " ").replace(")", " ").split()

@@ -33,6 +33,32 @@ LAYER_NORMS = {
         " (r) a = Mul (i, scale) f = Mul (s, a) o = Mul (m, a) b = Sub (shift, o) n ="
         " Add (f, b)"
     ),
+    "moments of TensorFlow as sums": (
+        "t = ReduceSum (s, last) m = Mul (t, inverse) q = Mul (s, s) z2 = ReduceSum (q,"
+        " last) h = Mul (inverse, z2) o = Mul (m, m) v = Sub (h, o) e = Add (v, small) r"
+        " = Sqrt (e) i = Reciprocal (r) a = Mul (i, scale) f = Mul (s, a) k = Mul (m, a)"
+        " b = Sub (shift, k) n = Add (f, b)"
+    ),
+    "jax": (
+        "t = ReduceSum <keepdims = 0> (s, last) q = Mul (s, s) z2 = ReduceSum <keepdims"
+        " = 0> (q, last) h = Mul (z2, inverse) m = Mul (t, inverse) o = Mul (m, m) v ="
+        " Sub (h, o) k = Max (zero, v) kr = Reshape (k, column) ke = Expand (kr, column)"
+        " e = Add (ke, small) r = Sqrt (e) i = Reciprocal (r) a = Mul (i, scale) mr ="
+        " Reshape (m, column) me = Expand (mr, column) d = Sub (s, me) c = Mul (d, a) n"
+        " = Add (c, shift)"
+    ),
+    "difference of moments": (
+        "m = ReduceMean <axes = [-1]> (s) q = Pow (s, two) h = ReduceMean <axes ="
+        " [-1]> (q) o = Pow (m, two) v = Sub (h, o) k = Relu (v) e = Add (k, small) i ="
+        " Pow (e, half_less) d = Sub (s, m) c = Mul (d, i) g = Mul (c, scale) n = Add"
+        " (g, shift)"
+    ),
+    "torch.std": (
+        "m = ReduceMean <axes = [-1]> (s) d = Sub (s, m) m2 = ReduceMean <axes = [-1]>"
+        " (s) d2 = Sub (s, m2) q = Mul (d2, d2) v = ReduceMean <axes = [-1]> (q) z2 ="
+        " Mul (v, sixteen) w2 = Div (z2, fifteen) r = Sqrt (w2) e = Add (r, small) c ="
+        " Div (d, e) g = Mul (c, scale) n = Add (g, shift)"
+    ),
 }
 RMS_NORMS = {
     "torch": (
@@ -42,6 +68,10 @@ RMS_NORMS = {
     "power": (
         "q = Mul (s, s) v = ReduceMean <axes = [-1]> (q) e = Add (v, small) r = Pow"
         " (e, half_less) n = Mul (s, r)"
+    ),
+    "sum": (
+        "q = Mul (s, s) t = ReduceSum (q, last) v = Div (t, sixteen) e = Add (v, small)"
+        " r = Sqrt (e) i = Reciprocal (r) a = Mul (i, scale) n = Mul (s, a)"
     ),
 }
 UNIT_LENGTHS = {
@@ -76,6 +106,23 @@ GELUS = {
         "q = Mul (s, s) p = Mul (q, s) c = Mul (p, cubic) a = Add (s, c) f = Mul (a,"
         " factor) t = Tanh (f) o = Add (t, one) p2 = Mul (s, o) n = Mul (half, p2)"
     ),
+    "jax": (
+        "q = Mul (cubic, s) p = Mul (s, q) c = Mul (s, p) a = Add (s, c) f = Mul"
+        " (factor, a) t = Tanh (f) o = Add (one, t) h = Mul (half, o) n = Mul (s, h)"
+    ),
+}
+SOFTMAXES = {
+    "plain": "x1 = Exp (s) t = ReduceSum (x1, last) n = Div (x1, t)",
+    "shifted": (
+        "m = ReduceMax <axes = [-1]> (s) d = Sub (s, m) x1 = Exp (d) t = ReduceSum (x1,"
+        " last) i = Reciprocal (t) n = Mul (x1, i)"
+    ),
+    "jax": (
+        "m = ReduceMax <axes = [-1], keepdims = 0> (s) k = Max (lowest, m) mr = Reshape"
+        " (k, column) me = Expand (mr, column) d = Sub (s, me) x1 = Exp (d) t ="
+        " ReduceSum <keepdims = 0> (x1, last) tr = Reshape (t, column) te = Expand (tr,"
+        " column) n = Div (x1, te)"
+    ),
 }
 ALL = {
     f"{function}: {name}": text
@@ -84,6 +131,7 @@ ALL = {
         ("RMS norm", RMS_NORMS),
         ("L2 norm", UNIT_LENGTHS),
         ("Gelu", GELUS),
+        ("Softmax", SOFTMAXES),
     )
     for name, text in forms.items()
 }
@@ -96,6 +144,11 @@ NUMBERS: dict[str, Any] = {
     "cubic": 0.044715,
     "factor": (2 / np.pi) ** 0.5,
     "half_less": -0.5,
+    "zero": 0.0,
+    "inverse": 1 / WIDTH,
+    "fifteen": WIDTH - 1,
+    "sixteen": WIDTH,
+    "lowest": -np.inf,
 }
 CONSTANTS = {
     **{name: np.float32(value) for name, value in NUMBERS.items()},
@@ -103,6 +156,7 @@ CONSTANTS = {
     "scale": 1 + normal(WIDTH, seed=3, scale=0.1),
     "shift": normal(WIDTH, seed=4, scale=0.1),
     "last": np.int64([-1]),
+    "column": np.int64([4, 1]),
 }
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark_onnx import QConfig
+from quark_onnx import QConfig, quantize
 from quark_onnx.common.registry import PRESETS, RULES
-from tests.models import normal
+from tests.models import normal, parse, run
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import POW2, TENSOR, WIDE
 
@@ -200,6 +200,77 @@ def test_a_sum_that_becomes_a_denominator_stays_float(step: str, tail: str) -> N
     assert why not in plan_text(
         f"g (float[N,6] x) => (float y) {{ {body} }}", POW2, **used
     )
+
+
+#: From the tensor s, (4, 16), to the root r, (4, 1), with other readers of the mean m.
+ROOTS_OF_SUMS = {
+    "deviation": (
+        "m = ReduceMean <axes = [-1]> (s) d = Sub (s, m) q = Mul (d, d) v = ReduceMean"
+        " <axes = [-1]> (q) e = Add (v, small) r = Sqrt (e)"
+    ),
+    "difference of moments": (
+        "m = ReduceMean <axes = [-1]> (s) q = Mul (s, s) h = ReduceMean <axes = [-1]>"
+        " (q) o = Mul (m, m) v = Sub (h, o) e = Max (v, small) r = Sqrt (e)"
+    ),
+    "difference of sums": (
+        "t = ReduceSum (s, last) m = Mul (t, part) q = Mul (s, s) u = ReduceSum (q, last)"
+        " h = Mul (u, part) o = Mul (m, m) v = Sub (h, o) k = Relu (v) e = Add (k, small)"
+        " r = Sqrt (e)"
+    ),
+    "magnitude": (
+        "m = ReduceMax <axes = [-1]> (s) b = ReduceMin <axes = [-1]> (s) c = Sub (m, b) q"
+        " = Mul (c, c) d = ReduceMean <axes = [-1]> (s) f = Sub (m, d) o = Mul (f, f) v ="
+        " Add (q, o) r = Sqrt (v)"
+    ),
+}
+
+
+def _root_of_sums(name: str, source: np.ndarray) -> np.ndarray:
+    """The root of a form, from (4, 16) to (4,), in float64."""
+    s = source.astype(np.float64)
+    if name == "magnitude":
+        top = s.max(axis=1)
+        return np.hypot(top - s.min(axis=1), top - s.mean(axis=1))
+    return s.std(axis=1)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8"])
+@pytest.mark.parametrize("name", ROOTS_OF_SUMS)
+def test_small_roots_of_sums_of_squares_survive(name: str, preset: str) -> None:
+    """A row of a tenth of the others' spread, and far from 0, keeps its root."""
+    known = {
+        "small": np.float32(1e-7),
+        "part": np.float32(1 / 16),
+        "last": np.int64([-1]),
+    }
+    body = ROOTS_OF_SUMS[name]
+    model = parse(
+        f"g (float[4,16] x) => (float[4,1] r, float[4,2] y) {{ s = Neg (x) {body}"
+        " c2 = Concat <axis = 1> (m, r) y = MatMul (c2, w) }",
+        w=np.float32([[1, 0], [0, 1]]),
+        **{
+            key: value
+            for key, value in known.items()
+            if f" {key})" in body or f"{key}," in body
+        },
+    )
+    spreads = np.float32([[0.3], [0.6], [1], [3]])
+    samples = [
+        {"x": 4 + spreads * normal(4, 16, seed=seed, scale=1)} for seed in range(8)
+    ]
+    config = QConfig.of(preset).with_(search=0)
+    done = quantize(model, samples, config).model
+    for sample in samples:
+        root = run(done, sample)[0][:, 0]
+        np.testing.assert_allclose(root, _root_of_sums(name, -sample["x"]), rtol=0.2)
+
+
+def test_a_square_that_another_layer_reads_is_quantized() -> None:
+    text = plan_text(
+        f"{TWO} {{ [op] q = Mul (x, x) s = ReduceSum <keepdims = 1> (q) h = Sqrt (s) y ="
+        " Mul (q, h) }"
+    )
+    assert text.startswith("op (Mul)\n  < x: Q\n  < x: Q\n  > q: Q\n")
 
 
 def test_a_square_is_no_denominator() -> None:
