@@ -7,12 +7,13 @@ lowers the least share of a forecast and leaves the placements as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.codes import constant_behind
+from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu.placement import NPU, Case, NodePlacement
 from quark_onnx.npu.support import LOGS, ONNXSIM
@@ -51,6 +52,11 @@ class Doubt:
     def __str__(self) -> str:
         return f"{self.reason} ({self.confidence}) [{self.source}]"
 
+    @property
+    def summary(self) -> str:
+        """Return the beginning of the reason, which says what is in doubt."""
+        return re.split("[,;]", self.reason)[0]
+
 
 def doubts_of(
     case: Case, placements: Mapping[Node, NodePlacement], numbers: Mapping[Node, int]
@@ -72,6 +78,7 @@ def doubts_of(
         *_other_ranks(case, inside, numbers),
         *_without_layers(case, inside, numbers),
         *_small_pieces(case, inside, numbers),
+        *_joining(case, inside, numbers),
     )
 
 
@@ -191,6 +198,8 @@ def _small_pieces(
     case: Case, inside: list[Node], numbers: Mapping[Node, int]
 ) -> Iterator[Doubt]:
     """Yield the doubt about small partitions among many."""
+    if case.kind != "BF16":
+        return
     work = dict[int, int]()
     for node in inside:
         work[numbers[node]] = work.get(numbers[node], 0) + operations(case.graph, node)
@@ -202,15 +211,38 @@ def _small_pieces(
     )
     if not small:
         return
-    if case.kind == "BF16":
-        source = "Vitis AI 6.2 documentation, threshold_gops_percent (adaptive SoCs)"
-        reason = "compilers of the family leave subgraphs below 20 % of the operations to the CPU"
-    else:
-        source = "RyzenAI-SW quark_quantization logs (2025-10-14), DenseNet121"
-        reason = "of DenseNet121's 63 subgraphs 5 ran, while all of other models did"
     yield Doubt(
-        f"{counted(len(small), 'of the subgraphs is', 'of the subgraphs are')} small; {reason}",
+        f"{counted(len(small), 'of the subgraphs is', 'of the subgraphs are')} small; compilers of"
+        " the family leave subgraphs below 20 % of the operations to the CPU",
         "inferred",
-        source,
+        "Vitis AI 6.2 documentation, threshold_gops_percent (adaptive SoCs)",
         small,
+    )
+
+
+def _joining(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about partitions that join results of others.
+
+    In AMD's logs every subgraph of MobileNetV2 (18), MobileNetV3 (32), EfficientNet (66, 93) and
+    ShuffleNetV2 (18) ran. Of DenseNet121's 63 and DenseNet169's 87 five did: those without a Concat
+    of results of other subgraphs.
+    """
+    if case.kind == "BF16" or case.on_convolution_engine:
+        return
+    joining = set[int]()
+    for node in inside:
+        leaders = beyond_pairs(node, case.graph.leaders)
+        others = {numbers[leader] for leader in leaders} - {numbers[node]}
+        if node.kind == "Concat" and others:
+            joining.add(numbers[node])
+    if not joining:
+        return
+    yield Doubt(
+        f"{counted(len(joining), 'subgraph joins', 'subgraphs join')} results of others; such"
+        " subgraphs of DenseNet121 did not run, while all of networks without them did",
+        "inferred",
+        f"{LOGS}, DenseNet121 and DenseNet169",
+        frozenset(joining),
     )

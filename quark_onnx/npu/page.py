@@ -86,12 +86,9 @@ def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[B
         steps: further changes to try, after those that concern single nodes.
     """
     outside = sum(placed.device not in (NPU, ABORT) for placed in forecast.placements)
-    share = percentage(forecast.share)
-    if forecast.least_share < forecast.share:
-        share = f"{percentage(forecast.least_share)} to {share}"
     operators = counted(len(forecast.placements), "operator")
     facts = [
-        ("On the NPU", share, f"of {forecast.amount}"),
+        ("On the NPU", percentage(forecast.share), f"of {forecast.amount}"),
         ("Subgraphs", f"{forecast.subgraphs}", "each costs two transfers"),
         ("On the CPU", f"{outside}", f"of {operators}"),
         ("Compiler crashes", f"{len(forecast.aborts)}", "nodes"),

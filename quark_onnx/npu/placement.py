@@ -453,13 +453,15 @@ def _beside_moving(case: Case, node: Node) -> NodePlacement | None:
 def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     """Place depthwise convolutions.
 
-    AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
+    AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts. Those of
+    DenseNet are the ones with one tap, to which a BatchNormalization becomes.
     """
     conv = node
     # The activation shares the fate of the convolution that it is fused into.
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
-    if not _is_depthwise_3x3(case.graph, conv):
+    side = _depthwise_side(case.graph, conv)
+    if side not in (1, 3) or (side == 1 and case.kind != "XINT8"):
         return None
     # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
     affected = ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
@@ -467,22 +469,22 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     if len(followers) != 1 or followers[0].kind not in affected:
         return None
     reason = (
-        f"a depthwise 3x3 convolution with {followers[0].kind} in 8 bits, which some"
+        f"a depthwise {side}x{side} convolution with {followers[0].kind} in 8 bits, which some"
         " releases refuse"
     )
-    return placement(
-        node,
-        CPU,
-        reason,
-        "quantize to A16W8",
-        "inferred",
-        f"{_LOGS}, MobileNetV2 and MobileNetV3",
-    )
+    # The logs of DenseNet in other formats end before the placement.
+    mend, networks = "", "DenseNet121 and DenseNet169"
+    if side == 3:
+        mend, networks = "quantize to A16W8", "MobileNetV2 and MobileNetV3"
+    return placement(node, CPU, reason, mend, "inferred", f"{_LOGS}, {networks}")
 
 
-def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
+def _depthwise_side(graph: Graph, node: Node) -> int:
+    """Return the side of the square kernel of a depthwise convolution; 0 for other nodes."""
     kernel = graph.sizes(node.input(1))
-    return is_depthwise(graph, node) and kernel == (node.attribute("group"), 1, 3, 3)
+    if not is_depthwise(graph, node) or kernel[2:] not in ((1, 1), (3, 3)):
+        return 0
+    return int(kernel[2])
 
 
 def _results(case: Case, node: Node) -> NodePlacement | None:

@@ -212,13 +212,19 @@ class Preflight(Reported):
                 f"the compiler would crash at {counted(len(self.aborts), 'node')}, such as"
                 f" {self.aborts[0].op_type} {self.aborts[0].node}"
             )
-        pieces = counted(self.subgraphs, "subgraph")
         # Rounding must not lift a share over the limit of a band.
         share = percentage(self.share, (_GOOD, _POOR))
-        if self.least_share < self.share:
-            least = percentage(self.least_share, (_GOOD, _POOR))
-            share = f"between {least} and {share}"
-        return f"{share} of {self.amount} on the NPU, in {pieces}"
+        pieces = counted(self.subgraphs, "subgraph")
+        return f"{share} of {self.amount} on the NPU, in {pieces}{self._in_doubt}"
+
+    @property
+    def _in_doubt(self) -> str:
+        """Return the share in doubt with its main reason, as the end of a sentence."""
+        in_doubt = self.share - self.least_share
+        if not in_doubt:
+            return ""
+        main = min(self.doubts, key=lambda doubt: self._share(doubt.pieces))
+        return f"; {percentage(in_doubt)} in doubt ({main.summary})"
 
     @property
     def band(self) -> str:

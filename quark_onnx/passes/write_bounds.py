@@ -1,8 +1,8 @@
-"""Give every Clip both bounds: the converter of X1 takes no other (zmaychek84/vaip,
-to_xir_ops_pass.cpp, 2025-03).
+"""Give every Clip both bounds.
 
-A Clip at 0 from below alone is a Relu. Elsewhere a missing bound is the one that ONNX defines, the
-last finite number; amd-quark 0.13 limits the bounds of the engine to its codes (simulate_dpu.py).
+The converter of X1 takes no other (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03). A Clip at 0 from
+below alone is a Relu. Elsewhere a missing bound is the one that ONNX defines, the last finite
+number; amd-quark 0.13 limits the bounds of the engine to its codes (simulate_dpu.py).
 """
 
 from __future__ import annotations
