@@ -15,7 +15,7 @@ from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.cost import operations
-from quark_onnx.npu.placement import NPU, Case, NodePlacement
+from quark_onnx.npu.placement import FLOAT_TAIL, NPU, Case, NodePlacement
 from quark_onnx.npu.support import LOGS, ONNXSIM
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
@@ -71,8 +71,12 @@ def doubts_of(
     inside = [node for node, placed in placements.items() if placed.device == NPU]
     if not inside:
         return ()
+    in_tail = [
+        node for node, placed in placements.items() if placed.reason == FLOAT_TAIL
+    ]
     return (
         *_wrong_results(case),
+        *_float_tail(case, inside, numbers, len(in_tail)),
         *_attention(case, inside, numbers),
         *_large_product(case, inside, numbers),
         *_other_ranks(case, inside, numbers),
@@ -127,6 +131,22 @@ def has_attention(graph: Graph) -> bool:
         not constant_behind(graph, name)
         for node in graph.nodes_of({"MatMul"})
         for name in node.inputs[1:2]
+    )
+
+
+def _float_tail(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int], count: int
+) -> Iterator[Doubt]:
+    """Yield the doubt about models with float nodes behind the last layer on X1."""
+    if not count or not case.on_convolution_engine:
+        return
+    yield Doubt(
+        f"{counted(count, 'float node decodes', 'float nodes decode')} behind the last layer; with"
+        " such nodes YOLOv8n ran on the CPU as a whole, without them 922 of 929 nodes ran on the"
+        " NPU: deploy with --cut",
+        "measured" if case.target.architecture == "XDNA1" else "inferred",
+        "XDNA1 study, Ryzen AI 1.7.1",
+        frozenset(numbers[node] for node in inside),
     )
 
 
@@ -231,11 +251,12 @@ def _joining(
     """
     if case.kind == "BF16" or case.on_convolution_engine:
         return
-    joining = set[int]()
+    joining, on_processor = set[int](), set(inside)
     for node in inside:
-        leaders = beyond_pairs(node, case.graph.leaders)
-        others = {numbers[leader] for leader in leaders} - {numbers[node]}
-        if node.kind == "Concat" and others:
+        if node.kind != "Concat":
+            continue
+        leaders = on_processor.intersection(beyond_pairs(node, case.graph.leaders))
+        if {numbers[leader] for leader in leaders} - {numbers[node]}:
             joining.add(numbers[node])
     if not joining:
         return

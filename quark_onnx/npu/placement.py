@@ -15,7 +15,7 @@ from functools import cached_property
 from onnx import TensorProto
 
 from quark_onnx.common.wording import counted
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.support import (
@@ -47,6 +47,8 @@ from quark_onnx.targets.structure import (
 )
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
+#: The reason for float nodes that no quantized layer follows.
+FLOAT_TAIL = "it is left float behind the last layer, as the decoding of boxes is"
 _LOGS = LOGS
 _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
@@ -172,6 +174,16 @@ class Case:
         if cause == BY_DATA:
             return cause, "quark-onnx npu cut in front of it"
         return cause, _LEGALIZE
+
+    @cached_property
+    def up_to_layers(self) -> frozenset[Node]:
+        """The quantized convolutions and products, and all nodes before one of them."""
+        layers = [
+            node
+            for node in self.graph.nodes_of(LAYERS)
+            if not self.graph.is_constant(node.input(1))
+        ]
+        return frozenset(reach(layers, self.graph.leaders))
 
     @property
     def on_convolution_engine(self) -> bool:
@@ -541,6 +553,9 @@ def _left_float(case: Case, node: Node) -> NodePlacement | None:
         return None
     # Measured on XDNA1 for the decoding of boxes, on XDNA2 for the bias of a product.
     source = "XDNA1 study, Ryzen AI 1.7.1" if case.on_convolution_engine else _ONNXSIM
+    if node not in case.up_to_layers:
+        mend = "quark-onnx npu cut" if case.on_convolution_engine else ""
+        return placement(node, CPU, FLOAT_TAIL, mend, "inferred", source)
     return placement(
         node,
         CPU,

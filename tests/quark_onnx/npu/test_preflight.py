@@ -19,12 +19,13 @@ from quark_onnx.graph.cost import operations
 from quark_onnx.npu import (
     NodePlacement,
     Preflight,
+    cut,
     deploy_forecast,
     legalize,
     preflight,
 )
 from quark_onnx.npu.partition import pieces, root_in
-from quark_onnx.npu.placement import NPU, Case, place
+from quark_onnx.npu.placement import FLOAT_TAIL, NPU, Case, place
 from quark_onnx.npu.support import KINDS, listed
 from quark_onnx.report import percentage
 from tests.models import kinds, normal, parse, weight
@@ -590,6 +591,44 @@ def test_what_is_left_float_between_integer_operators_is_on_the_cpu(
         assert {placed.confidence for placed in left} <= {"inferred"}
         on_npu = {placed.node for placed in placements if placed.device == "NPU"}
         assert set(names) & on_npu == set(names) - set(exclude)
+
+
+@pytest.mark.parametrize("target", ["phx", "stx"])
+def test_float_decoding_behind_the_last_layer_is_put_apart(target: str) -> None:
+    """On XDNA1 it pushed YOLOv8n off the processor; elsewhere detectors run with it."""
+    model = parse(
+        f"""g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) b = {CONV} (r, w)
+            e = Exp (b) s = Sub (e, b) y = Mul (s, e) }}""",
+        w=weight(4, 4, 3, 3),
+    )
+    for node in model.graph.node:
+        node.name = node.output[0]
+    data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    config = QConfig.of("XINT8").with_(target=target, exclude=("e", "s", "y"))
+    quantized = quantize(model, data, config).model
+    result = preflight(quantized, target)
+    (group,) = result.groups
+    assert group.cause == FLOAT_TAIL and len(group.placements) == 3
+    front = preflight(cut(quantized).first, target)
+    assert (front.share, front.least_share, front.band) == (1, 1, "good")
+    if target == "stx":
+        assert result.doubts == () and result.actions == []
+        assert result.share == result.least_share > 0.95 and result.band == "good"
+        return
+    (doubt,) = result.doubts
+    assert (doubt.confidence, group.mend) == ("measured", "quark-onnx npu cut")
+    assert "deploy with --cut" in doubt.reason
+    assert result.share > 0.95 and result.least_share == 0 and result.band == "risky"
+    in_doubt = "(3 float nodes decode behind the last layer)"
+    assert result.sentence.endswith(in_doubt)
+
+
+def test_one_subgraph_joins_no_others() -> None:
+    """Its Concat reads what an operator on the CPU computes, as the Focus of YOLOX does."""
+    body = "s = Sin (x) c = Concat <axis = 1> (b, s) y = Conv <kernel_shape = [1, 1], strides ="
+    body += " [1, 1], pads = [0, 0, 0, 0], dilations = [1, 1], group = 1> (c, v)"
+    result = found(body, kind="XINT8", v=weight(4, 8, 1, 1))
+    assert result.subgraphs == 1 and result.doubts == ()
 
 
 def test_sizes_below_zero_are_none() -> None:
