@@ -473,7 +473,7 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
     side = _depthwise_side(case.graph, conv)
-    if side not in (1, 3) or (side == 1 and case.kind != "XINT8"):
+    if not side or (side == 1 and case.kind != "XINT8"):
         return None
     # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
     affected = ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
@@ -492,11 +492,12 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
 
 
 def _depthwise_side(graph: Graph, node: Node) -> int:
-    """Return the side of the square kernel of a depthwise convolution; 0 for other nodes."""
+    """Return the side of a depthwise convolution's kernel, 1 or 3; 0 for other nodes."""
     kernel = graph.sizes(node.input(1))
-    if not is_depthwise(graph, node) or kernel[2:] not in ((1, 1), (3, 3)):
-        return 0
-    return int(kernel[2])
+    for side in (1, 3):
+        if is_depthwise(graph, node) and kernel[2:] == (side, side):
+            return side
+    return 0
 
 
 def _results(case: Case, node: Node) -> NodePlacement | None:

@@ -46,6 +46,7 @@ from quark_onnx.page.blocks import Block
 from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.report import percentage
+from quark_onnx.report.verdict.verdict import Band
 from quark_onnx.targets import Target
 from quark_onnx.targets.check import kind_of
 from quark_onnx.targets.pairs import Pairs
@@ -205,6 +206,11 @@ class Preflight(Reported):
         )
 
     @property
+    def device(self) -> str:
+        """Return the device with the number format and the release, in words."""
+        return f"{self.target.name} ({self.kind}, Ryzen AI {self.release})"
+
+    @property
     def sentence(self) -> str:
         """Return the forecast in one sentence."""
         if self.aborts:
@@ -227,7 +233,7 @@ class Preflight(Reported):
         return f"; {percentage(in_doubt)} in doubt ({main.summary})"
 
     @property
-    def band(self) -> str:
+    def band(self) -> Band:
         """Return the forecast's band: "good", "risky" or "poor".
 
         ``good`` is 95 % of the operations, without those in doubt, in 3 subgraphs at most. ``poor``

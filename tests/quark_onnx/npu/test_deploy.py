@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from calibrators.readers.open import ImageSpec, open_reader
-from quark_onnx import npu
+from quark_onnx import QConfig, compare, npu, quantize, quantize_dynamic
 from quark_onnx.cli import main
 from quark_onnx.common.errors import (
     AccuracyError,
@@ -116,11 +117,103 @@ def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
     text = (bundle.folder / "README.md").read_text(encoding="utf-8")
     assert bundle.report is not None and bundle.report.verdict is not None
     verdict = bundle.report.verdict
-    assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
-    assert f"Forecast: **good**. {bundle.forecast.sentence}." in text
-    assert verdict.band == "unclear"
-    reason = "by the forecast alone: the accuracy is unclear"
-    assert f"Verdict on the bundle: **{bundle.band}**, {reason}." in text
+    assert f"Verdict: **{bundle.band}**: {bundle.sentence}. Measured on" in text
+    assert verdict.sentence in text and f"{bundle.forecast.sentence}." in text
+    # Nobody calls a bundle good of which the accuracy is unclear.
+    assert (verdict.band, bundle.forecast.band, bundle.band) == (
+        "unclear",
+        "good",
+        "unclear",
+    )
+    assert text.count("**unclear**") == 1 and "**good**" not in text
+
+
+def test_there_is_one_verdict(bundle: npu.Bundle) -> None:
+    """The worse of accuracy and forecast, with both in its sentence, in every output."""
+    text = str(bundle)
+    assert text.count("verdict ") == 1
+    assert f"verdict   {bundle.band}: {bundle.sentence}" in text
+    document = bundle.to_dict()
+    assert document["verdict"]["band"] == document["band"] == bundle.band
+    assert document["verdict"]["sentence"] == bundle.sentence
+    kept = json.loads((bundle.folder / "report.json").read_text(encoding="utf-8"))
+    assert kept["verdict"] == {"band": bundle.band, "sentence": bundle.sentence}
+    assert bundle.accuracy is not None
+    for accuracy, forecast, band in (
+        ("good", 6, "risky"),
+        ("poor", 1, "poor"),
+        ("good", 1, "good"),
+        ("unclear", 6, "risky"),
+    ):
+        verdict = replace(bundle.accuracy, band=accuracy)
+        pieces = tuple(place % forecast for place in range(len(bundle.forecast.pieces)))
+        other = replace(
+            bundle,
+            report=replace(bundle.report, verdict=verdict),
+            forecast=replace(bundle.forecast, pieces=pieces),
+        )
+        assert other.band == band
+
+
+def test_progress_goes_to_a_function(tmp_path: Path) -> None:
+    calls = list[tuple[str, float, int | None]]()
+    npu.deploy(
+        network(),
+        data(),
+        tmp_path / "b",
+        progress=lambda name, done, total: calls.append((name, done, total)),
+    )
+    assert ("calibrating", 11) in [call[:2] for call in calls]
+    with pytest.raises(ConfigError, match="progress is 'much'"):
+        npu.deploy(network(), data(), tmp_path / "c", progress="much")  # type: ignore[arg-type]
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_quantized_model_is_deployed_with_its_codes(tmp_path: Path) -> None:
+    """Nothing is calibrated; the float model tells the accuracy, and without it nothing does."""
+    config = QConfig.of("A8W8").with_(target="stx")
+    quantized = quantize(network(), data(), config).model
+    plain = npu.deploy(quantized, None, tmp_path / "plain")
+    assert (plain.kind, plain.report, plain.band) == ("A8W8", None, "unclear")
+    assert plain.sentence.startswith("the accuracy was not measured; forecast for stx")
+    (step,) = plain.next_steps
+    assert step.options == "--float-model FLOAT.onnx"
+    written = onnx.load(plain.folder / "model.onnx")
+    sample = data(1)[0]
+    np.testing.assert_array_equal(run(written, sample)[0], run(quantized, sample)[0])
+    done = subprocess.run(
+        [sys.executable, "-B", "compare.py", "--runs", "0"], cwd=plain.folder
+    )
+    assert done.returncode == 0
+    measured = npu.deploy(
+        quantized, data(), tmp_path / "measured", float_model=network()
+    )
+    expected = compare(network(), quantized, data())
+    assert measured.worst_sqnr == pytest.approx(expected.sqnr)
+    assert measured.accuracy is not None and expected.verdict is not None
+    assert measured.accuracy.sentence == expected.verdict.sentence
+    assert measured.next_steps == () and measured.accuracy.next_steps == ()
+    forecast = npu.deploy_forecast(quantized, "stx")
+    assert forecast.best.to_dict() == measured.forecast.to_dict()
+
+
+def test_quantized_models_that_are_refused(tmp_path: Path) -> None:
+    config = QConfig.of("A8W8").with_(target="stx")
+    quantized = quantize(network(), data(), config).model
+    with pytest.raises(ConfigError, match=r"the model is A8W8, but phx .* takes XINT8"):
+        npu.deploy(quantized, None, tmp_path / "b", "phx")
+    assert "the model is A8W8" in npu.deploy_forecast(quantized, "phx").problem
+    with pytest.raises(AccuracyError, match="the minimum is 90 dB"):
+        npu.deploy(
+            quantized, data(), tmp_path / "b", min_sqnr=90, float_model=network()
+        )
+    with pytest.raises(ConfigError, match="leave out float_model"):
+        npu.deploy(network(), data(), tmp_path / "b", float_model=network())
+    operators = quantize_dynamic(network())
+    with pytest.raises(ConfigError, match="no Q/DQ pairs"):
+        npu.deploy(operators, None, tmp_path / "b")
+    assert npu.deploy_forecast(operators, "stx").problem
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
@@ -136,7 +229,7 @@ def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
     assert bundle.forecast.share < 0.05 and bundle.band == "poor"
     assert bundle.to_dict()["band"] == "poor"
     text = (bundle.folder / "README.md").read_text(encoding="utf-8")
-    assert "Verdict on the bundle: **poor**" in text
+    assert "Verdict: **poor**" in text
 
 
 def test_many_subgraphs_lead_to_a_format_with_fewer(tmp_path: Path) -> None:
@@ -882,7 +975,7 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
     without = npu.deploy(network(), None, tmp_path / "without", "stx", "BF16")
     assert without.report is None
     text = (tmp_path / "without" / "README.md").read_text(encoding="utf-8")
-    assert "by the forecast alone: nothing tells the accuracy." in text
+    assert "Verdict: **unclear**: the accuracy was not measured; forecast for" in text
     config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
     assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
     feeds = data(1)[0]
