@@ -5,6 +5,7 @@ which holds the notes for the report so far.
 
     Job.open    check the model and the settings           -> Job, with its FloatModel
     _open_data  open the data, hold samples out            -> RunData
+    _check_preprocessing  before layer-wise optimizers  -> Job, with its findings
     _prepare    clean and optimize the float graph         -> Prepared
     _plan       decide the format of every tensor          -> Planned
     _measure    measure ranges                             -> MeasuredPlan
@@ -57,7 +58,7 @@ from quark_onnx.planning.opsets import lower_opset
 from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
-from quark_onnx.preprocessing import Finding
+from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, give_biases, optimize_float
 from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
@@ -134,6 +135,7 @@ def run(
     try:
         with Spool() as spool:
             job, run_data = _open_data(job, data, spool, progress)
+            job = _check_preprocessing(job, run_data)
             # No variable holds the prepared graph: it is freed once planning has converted it to a
             # higher opset.
             try:
@@ -340,6 +342,28 @@ def _open_data(
         most=_WEIGHT_BYTES_READ // max(1, model_bytes(job.model.original)),
         calibration=job.calibration,
     )
+
+
+def _check_preprocessing(job: Job, data: RunData) -> Job:
+    """Look for wrong preprocessing before layer-wise optimization, whose time would be lost.
+
+    In other runs, and with labels that come with the data, the check is part of the verdict: it
+    uses the outputs that calibration computes.
+    """
+    reference = job.model.reference
+    stages = [optimizer.stage for optimizer in job.config.optimizers]
+    is_costly = "layer" in stages and not reference.unknown_operator
+    if job.findings is None and is_costly and not data.random and not data.labels:
+        check = PreprocessingCheck(job.trained or reference.model, job.task)
+        for sample in data.rereadable:
+            check.add(sample, reference.outputs_once(sample))
+            if check.is_full:
+                break
+        if len(data.rereadable):
+            job = replace(job, findings=tuple(check.findings(reference.session)))
+    for finding in job.findings or ():
+        logger.warning("%s", finding)
+    return job
 
 
 def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
