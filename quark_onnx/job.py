@@ -48,7 +48,11 @@ from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.measuring.range_files import GivenRanges
 from quark_onnx.measuring.run_data import MeasuredPlan, Planned, Prepared, RunData
-from quark_onnx.optimizers import AutoMixedPrecision, with_equalization
+from quark_onnx.optimizers import (
+    AutoMixedPrecision,
+    BiasCorrection,
+    with_equalization,
+)
 from quark_onnx.plan import Plan, select
 from quark_onnx.planning.float_model import FloatModel, UserModel
 from quark_onnx.planning.keep_codes import keep_codes
@@ -351,9 +355,13 @@ def _check_preprocessing(job: Job, data: RunData) -> Job:
     uses the outputs that calibration computes.
     """
     reference = job.model.reference
-    stages = [optimizer.stage for optimizer in job.config.optimizers]
-    is_costly = "layer" in stages and not reference.unknown_operator
-    if job.findings is None and is_costly and not data.random and not data.labels:
+    # A correction of biases takes no more time than this check.
+    is_costly = any(
+        optimizer.stage == "layer" and not isinstance(optimizer, BiasCorrection)
+        for optimizer in job.config.optimizers
+    )
+    is_known = job.findings is not None or bool(reference.unknown_operator)
+    if is_costly and not (is_known or data.random or data.labels):
         check = PreprocessingCheck(job.trained or reference.model, job.task)
         for sample in data.rereadable:
             check.add(sample, reference.outputs_once(sample))
