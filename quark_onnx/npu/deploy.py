@@ -62,12 +62,13 @@ from quark_onnx.npu.page import FORECAST_NOTE, forecast_blocks, write_page
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
-from quark_onnx.npu.tail import try_tail
+from quark_onnx.npu.tail import run_tail, try_tail
 from quark_onnx.page.blocks import Block, Facts, Judgement, Notes
 from quark_onnx.page.reported import Reported
 from quark_onnx.plan.existing import is_quantizing
 from quark_onnx.report import Report, decibels
-from quark_onnx.report.verdict import NextStep, Verdict
+from quark_onnx.report.verdict import NextStep, Verdict, boxes
+from quark_onnx.report.verdict.task import find_task
 from quark_onnx.report.verdict.verdict import BANDS, Band
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.targets import (
@@ -88,6 +89,8 @@ _MEASURE = NextStep(
     "measures the accuracy",
     "deploy(model, data, folder, float_model=float_model)",
 )
+#: Module of a detector's bundle that reads boxes, and is also the one of the verdict.
+_BOXES = "boxes.py"
 _MARK, _SUMS = "bundle.json", "SHA256SUMS"
 #: Files that arise from using the folder.
 _MADE = ("cache", "compiled", "__pycache__")
@@ -737,7 +740,8 @@ def _write(
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))
-    _record(folder, samples)
+    if _record(folder, samples, bundle.tail):
+        _text(folder / _BOXES, Path(boxes.__file__).read_text(encoding="utf-8"))
     forecast = {
         "counts": bundle.forecast.counts,
         "subgraphs": bundle.forecast.subgraphs,
@@ -790,8 +794,12 @@ def _write(
     _text(folder / _SUMS, sums)
 
 
-def _record(folder: Path, samples: Sequence[Sample]) -> None:
-    """Write samples and the outputs that the model computes on the CPU."""
+def _record(folder: Path, samples: Sequence[Sample], tail: ModelProto | None) -> bool:
+    """Write samples and the outputs that the model computes on the CPU.
+
+    Returns:
+        Whether the model, with the one after it, is a detector.
+    """
     # The written file, not the model in memory: what ships is what is recorded.
     session = open_session(folder / _MODEL, what="the quantized model")
     for name in ("samples", "outputs"):
@@ -803,9 +811,22 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
             inputs |= arrays_of(name, value)
         _arrays(folder / "samples" / f"{index:04}.npz", inputs)
         outputs = dict[str, Any]()
-        for number, value in enumerate(session.run(None, dict(sample))):
+        results = session.run(None, dict(sample))
+        for number, value in enumerate(results):
             outputs |= arrays_of(f"output_{number}", value)
         _arrays(folder / "outputs" / f"{index:04}.npz", outputs)
+    names = [value.name for value in session.get_outputs()]
+    last, found = load(folder / _MODEL), dict(zip(names, results, strict=True))
+    if tail is not None:
+        last, found = tail, run_tail(tail, {**sample, **found})
+    # Texts are no boxes.
+    numbers = {
+        name: value
+        for name, value in boxes.arrays_of(found).items()
+        if value.dtype.kind in "biuf"
+    }
+    task = find_task(last, boxes.arrays_of(sample), numbers)
+    return task.name == "detector" and task.layout is not None
 
 
 def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -33,9 +33,9 @@ Format {kind}, made for Ryzen AI {release}.{quality}
    With Windows ML instead (`pip install` of its packages, winml/installation.rst), the loader finds the provider by the
    catalog of Windows ML.
 2. `python compare.py --device npu`. Running on the NPU does not guarantee correct results: the script compares the
-   outputs with the recorded ones, measures the latency, and counts the operators by device and the subgraphs that run, in
-   the engine's report (since 1.5, modelrun.rst) or log (at severity 1 since 1.7, inst.rst). It says whether the forecast
-   held, and fails if the NPU runs nothing. With
+   outputs with the recorded ones (of a detector the boxes decide, by `boxes.py`), measures the latency, and counts the
+   operators by device and the subgraphs that run, in the engine's report (since 1.5, modelrun.rst) or log (at severity 1
+   since 1.7, inst.rst). It says whether the forecast held, and fails if the NPU runs nothing. With
    `--fresh` it compiles anew, as a model from a cache is not counted; with `--data FOLDER --labels FILE.csv` (file name,
    class number) it measures the accuracy, on the NPU and on the CPU.
 3. Node by node: `quark-onnx npu preflight model.onnx --target {target}{preset} --ep-report REPORT` compares the report,

@@ -31,6 +31,7 @@ from quark_onnx.common.errors import (
     ModelError,
 )
 from quark_onnx.common.registry import NPU_RECIPES
+from quark_onnx.report.verdict import THRESHOLDS, boxes
 from tests.models import depthwise_layers, normal, parse, run, samples, weight
 
 
@@ -1406,6 +1407,76 @@ def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
     with np.load(tmp_path / "bundle" / "seen.npz") as seen:
         np.testing.assert_array_equal(seen["x"], x)
         np.testing.assert_allclose(seen["y"], run(whole, {"x": x})[0], atol=0.1)
+
+
+def boxes_of_a_map() -> ModelProto:
+    """A detector: 64 boxes in pixels with the scores of two classes, most of them low."""
+    return parse(
+        """g (float[1,3,8,8] x) => (float[1,6,64] y) {
+            h = Conv (x, w, b) box, score = Split <axis = 1> (h, sizes) e = Sigmoid (box)
+            scaled = Mul (e, stride) p = Sigmoid (score) c = Concat <axis = 1> (scaled, p)
+            y = Reshape (c, shape) }""",
+        w=2 * weight(6, 3, 1, 1),
+        b=np.float32([0, 0, 0, 0, -3, -3]),
+        sizes=np.int64([4, 2]),
+        stride=np.float32([320.0]),
+        shape=np.int64([0, 6, 64]),
+    )
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_boxes_of_a_detector_decide(is_cut: bool, tmp_path: Path) -> None:
+    """Not the decibels: other classes hardly change them, boxes of low scores do."""
+    model = boxes_of_a_map()
+    parts = npu.cut(model) if is_cut else model
+    made = npu.deploy(parts, data(), tmp_path / "b", "stx", "A8W8", min_sqnr=None)
+    shipped = (made.folder / "boxes.py").read_text(encoding="utf-8")
+    assert shipped == Path(boxes.__file__).read_text(encoding="utf-8")
+    found = run_compare(made.folder)
+    assert (
+        found.returncode == 0 and "0 new: F1 1.000, mean overlap 1.000" in found.stdout
+    )
+    assert [limit.good for limit in THRESHOLDS["detector"]] == [0.9, 0.85]
+    if is_cut:
+        return
+    record = made.folder / "outputs" / "0000.npz"
+    with np.load(record) as arrays:
+        y = arrays["output_0"]
+    low = y[0, 4:].max(axis=0) < 0.04
+    assert 8 < low.sum() < 60
+    other = y.copy()
+    other[0, :4, low] /= 3
+    np.savez(record, output_0=other)
+    found = run_compare(made.folder)
+    ratios = re.findall(r"worst ([\d.]+) dB", found.stdout)
+    assert found.returncode == 0 and float(ratios[0]) < 20
+    for sample in (made.folder / "outputs").iterdir():
+        with np.load(sample) as arrays:
+            y = arrays["output_0"]
+        np.savez(sample, output_0=y[:, [0, 1, 2, 3, 5, 4]])
+    found = run_compare(made.folder)
+    assert found.returncode == 1 and "compare: other boxes" in found.stderr
+
+
+def run_compare(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-B", "compare.py", "--device", "cpu", "--runs", "0"]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_cut_model_says_where_it_was_cut(tmp_path: Path) -> None:
+    """And is judged by the tensors there, which are signals and no classes or boxes."""
+    parts = npu.cut(boxes_of_a_map())
+    made = npu.deploy(parts, data(), tmp_path / "b", "stx", "A8W8", min_sqnr=None)
+    behind = len(parts.second.graph.node)
+    assert made.cut_at == ("h",) and made.to_dict()["cut_at"] == ["h"]
+    line = f"at h; {behind} nodes behind run on the CPU (postprocess.onnx)"
+    assert made.cut_line == line and f"cut       {line}" in str(made)
+    assert f"Cut {line}." in (made.folder / "README.md").read_text(encoding="utf-8")
+    assert made.accuracy is not None and made.accuracy.task == "signal"
+    assert made.sentence.startswith("at 1 cut tensor: ")
+    expected = compare(parts.first, made.folder / "model.onnx", data()[-2:])
+    assert [error.name for error in expected.outputs] == ["h"]
+    assert made.worst_sqnr == pytest.approx(expected.sqnr, abs=3)
 
 
 def test_a_list_that_is_made_behind_is_shown(tmp_path: Path) -> None:
