@@ -6,10 +6,11 @@ where the operators run and how fast: offloaded is not yet correct.
 
 For each output of each shipped sample: the signal-to-noise ratio in dB, the greatest deviation, and
 whether the greatest value is at the same place. Of a detector the boxes are matched with the
-recorded ones, after postprocess.onnx where there is one. Then the latency; on the NPU the operators by
-device as the engine reports them, and whether the forecast held; with labels the accuracy. The exit
-code is 1 if the boxes of a detector differ (F1 below 0.9, or a mean overlap below 0.85) or, without
-boxes, any ratio is below --least; if the NPU runs no operator; and 2 if there are no samples.
+recorded ones, after postprocess.onnx where there is one. Then the latency; on the NPU the operators
+by device as the engine reports them, and whether the forecast held; with labels the accuracy. The
+exit code is 1 if the boxes of a detector differ (F1 below 0.9, or a mean overlap below 0.85) or,
+without boxes, any ratio is below --least; if the NPU runs no operator; and 2 if there are no
+samples.
 """
 
 from __future__ import annotations
