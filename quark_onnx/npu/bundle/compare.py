@@ -257,7 +257,7 @@ def _boxes(session: Any, files: list[Path]) -> Any:
 
     settings = json.loads((HERE / "provider_options.json").read_text(encoding="utf-8"))
     names = [value.name for value in session.get_outputs()]
-    layout, pairs = None, []
+    layout, pairs = None, list[Any]()
     for file in files:
         feeds = _feeds(session, file)
         with np.load(HERE / "outputs" / file.name, allow_pickle=False) as arrays:
