@@ -5,6 +5,7 @@ value of its own, which holds the notes for the report so far.
 
     Job.open    check the model and the settings           -> Job, with its FloatModel
     _open_data  open the data, hold samples out            -> RunData
+    _check_preprocessing  before layer-wise optimizers  -> Job, with its findings
     _prepare    clean and optimize the float graph         -> Prepared
     _plan       decide the format of every tensor          -> Planned
     _measure    measure ranges                             -> MeasuredPlan
@@ -47,7 +48,11 @@ from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.measuring.range_files import GivenRanges
 from quark_onnx.measuring.run_data import MeasuredPlan, Planned, Prepared, RunData
-from quark_onnx.optimizers import AutoMixedPrecision, with_equalization
+from quark_onnx.optimizers import (
+    AutoMixedPrecision,
+    BiasCorrection,
+    with_equalization,
+)
 from quark_onnx.plan import Plan, select
 from quark_onnx.planning.float_model import FloatModel, UserModel
 from quark_onnx.planning.keep_codes import keep_codes
@@ -57,7 +62,7 @@ from quark_onnx.planning.opsets import lower_opset
 from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
-from quark_onnx.preprocessing import Finding
+from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, give_biases, optimize_float
 from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
@@ -134,6 +139,7 @@ def run(
     try:
         with Spool() as spool:
             job, run_data = _open_data(job, data, spool, progress)
+            job = _check_preprocessing(job, run_data)
             # ``prepared`` is deleted after planning, which may convert its graph to a higher opset:
             # two graphs would take twice the memory.
             try:
@@ -339,6 +345,32 @@ def _open_data(
         most=_WEIGHT_BYTES_READ // max(1, model_bytes(job.model.original)),
         calibration=job.calibration,
     )
+
+
+def _check_preprocessing(job: Job, data: RunData) -> Job:
+    """Look for wrong preprocessing before layer-wise optimization, whose time would be lost.
+
+    In other runs, and with labels that come with the data, the check is part of the verdict: it
+    uses the outputs that calibration computes.
+    """
+    reference = job.model.reference
+    # A correction of biases takes no more time than this check.
+    is_costly = any(
+        optimizer.stage == "layer" and not isinstance(optimizer, BiasCorrection)
+        for optimizer in job.config.optimizers
+    )
+    is_known = job.findings is not None or bool(reference.unknown_operator)
+    if is_costly and not (is_known or data.random or data.labels):
+        check = PreprocessingCheck(job.trained or reference.model, job.task)
+        for sample in data.rereadable:
+            check.add(sample, reference.outputs_once(sample))
+            if check.is_full:
+                break
+        if len(data.rereadable):
+            job = replace(job, findings=tuple(check.findings(reference.session)))
+    for finding in job.findings or ():
+        logger.warning("%s", finding)
+    return job
 
 
 def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:

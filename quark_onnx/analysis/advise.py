@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -135,6 +136,13 @@ class Performance:
             gate,
         )
 
+    def has_worse_band_than(self, other: Performance) -> bool:
+        """Return whether another model has a better band; False where one is unclear."""
+        band, other_band = self.verdict.band, other.verdict.band
+        if band not in BANDS or other_band not in BANDS:
+            return False
+        return BANDS.index(other_band) < BANDS.index(band)
+
     def is_worse_than(self, other: Performance) -> bool:
         """Return whether another model has a better band, or is better by more than chance.
 
@@ -207,6 +215,7 @@ class Baseline:
         performance: the performance on the samples that the run held out; None for a model from a
             file, which is judged on the samples that the trials hold out.
         task: task of the verdict.
+        useful: steps that help by other means than the accuracy.
     """
 
     model: ModelProto
@@ -214,6 +223,7 @@ class Baseline:
     config: QConfig
     performance: Performance | None
     task: str
+    useful: tuple[NextStep, ...] = ()
 
     def with_change(
         self, step: NextStep, configure: Configure | None
@@ -284,6 +294,9 @@ def advise_report(  # noqa: PLR0913
     config: QConfig,
     trial_settings: TrialSettings,
     further: Sequence[NextStep] = (),
+    *,
+    useful: Sequence[NextStep] = (),
+    own: bool = True,
 ) -> tuple[NextStep, ...]:
     """Return changes of a run that help, best first, then untried ones; see ``advise``.
 
@@ -295,6 +308,8 @@ def advise_report(  # noqa: PLR0913
         config: the configuration of the run.
         trial_settings: how to try changes.
         further: steps to try besides those that the settings of the run propose.
+        useful: steps that help by other means, and are left out only where the band gets worse.
+        own: whether to try the steps that the settings of the run propose.
     """
     verdict = report.verdict
     if verdict is None:
@@ -304,9 +319,13 @@ def advise_report(  # noqa: PLR0913
     float_model = load(model)
     settings = settings_of_config(config, report.samples)
     settings = replace(settings, reached=verdict.sqnr)
-    steps = (*next_steps(float_model, settings, verdict.task, most=None), *further)
+    steps = (*useful, *further)
+    if own:
+        steps = (*next_steps(float_model, settings, verdict.task, most=None), *steps)
     performance = Performance.of(report.outputs, verdict)
-    baseline = Baseline(float_model, quantized, config, performance, verdict.task)
+    baseline = Baseline(
+        float_model, quantized, config, performance, verdict.task, tuple(useful)
+    )
     return _try_on_data(baseline, steps, data, trial_settings)
 
 
@@ -435,9 +454,11 @@ def try_changes(
         elif config not in [known for _, known in changes]:
             changes.append((step, config))
     # Cheap changes first: the time of a trial that the budget ends is lost.
-    changes.sort(key=lambda pair: relative_cost(pair[1]))
+    changes.sort(
+        key=lambda pair: (pair[0] not in baseline.useful, relative_cost(pair[1]))
+    )
     study = Study[int, _Outcome](
-        lambda index: trials.run(changes[index][1]),
+        lambda index: trials.run(*changes[index]),
         key=lambda index: index,
         fits=lambda _, finished: trials.fits([outcome for _, outcome in finished]),
     )
@@ -449,6 +470,7 @@ def try_changes(
                 helpful.append((performance, replace(changes[index][0], gain=gain)))
             bar.update(index + 1)
     untried += [changes[index][0] for index in study.untried]
+    untried.sort(key=lambda step: step not in baseline.useful)
     helpful.sort(key=lambda pair: _rank(*pair))
     best = [step for _, step in helpful[:MOST]]
     finished = len(study.finished())
@@ -511,16 +533,20 @@ class _Trials:
         # The fastest trial is a lower bound.
         return self._runs.has_time(min((run.seconds for run in finished), default=0.0))
 
-    def run(self, config: QConfig) -> _Outcome | None:
-        """Try a configuration.
+    def run(self, step: NextStep, config: QConfig) -> _Outcome | None:
+        """Try a step, which leads to a configuration.
 
         Returns:
             The outcome, which has found None if the change does not help; no outcome if the budget
             is over before the end of the trial.
         """
-        return self._runs.run(config.with_(min_sqnr=None), self._judge_trial)
+        is_useful = step in self._baseline.useful
+        judge = partial(self._judge_trial, is_useful=is_useful)
+        return self._runs.run(config.with_(min_sqnr=None), judge)
 
-    def _judge_trial(self, result: Result) -> tuple[Performance, Gain] | None:
+    def _judge_trial(
+        self, result: Result, *, is_useful: bool
+    ) -> tuple[Performance, Gain] | None:
         """Return the performance of a trial and its gain; None if the change does not help."""
         performance = Performance.of(result.report.outputs, result.report.verdict)
         before = self._judge_baseline(result.report.held_out)
@@ -532,6 +558,8 @@ class _Trials:
         helps = before.is_worse_than(performance)
         if helps and before.verdict.band == "good":
             helps = self._is_clear(result)
+        if is_useful:
+            helps = not performance.has_worse_band_than(before)
         if not helps and not gain.meets_gate:
             return None
         performance = replace(performance, latency=self._latency(result.model))

@@ -19,7 +19,11 @@ from quark_onnx.cli.advice import (
 )
 from quark_onnx.cli.check import answer_of
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.next_command import report_with_commands, with_commands
+from quark_onnx.cli.next_command import (
+    changes_data,
+    verdict_with_commands,
+    with_commands,
+)
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
@@ -39,11 +43,13 @@ from quark_onnx.common.errors import AccuracyError
 from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.config import QConfig
 from quark_onnx.files.io import load
+from quark_onnx.npu.deploy import is_coded
 from quark_onnx.npu.options import compiled_for
 from quark_onnx.npu.page import heading, write_bundle_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.page.blocks import Facts
 from quark_onnx.page.browser import write_blocks
+from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 from quark_onnx.targets import format_of
 from quark_onnx.targets.target import npu_names
@@ -228,6 +234,12 @@ def _cut(options: Namespace) -> Answer:
 def _deploy_options(parser: Parser) -> None:
     add_model_argument(parser, _MODEL)
     parser.add_argument(
+        "--float-model",
+        metavar="FLOAT.onnx",
+        type=input_path,
+        help="float model of a quantized MODEL, to measure its accuracy on --data",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
@@ -287,8 +299,10 @@ def _deploy(options: Namespace) -> Answer:
     check_advice_options(options)
     ep_options = _ep_options(options.ep_option)
     choice, config = _deployed(options)
-    # BF16 has no ranges to measure, and needs no data.
-    data = data_of(options, needed=config.measures)
+    coded = is_coded(load(options.model), config)
+    _check_coded(options, coded=coded)
+    # BF16 and quantized models have no ranges to measure, and need no data.
+    data = data_of(options, needed=config.measures and not coded)
     if config.min_sqnr is None:
         config = config.with_(min_sqnr=_GATE)
     start = perf_counter()
@@ -303,16 +317,18 @@ def _deploy(options: Namespace) -> Answer:
             progress=progress_of(options),
             ep_options=ep_options,
             xclbin=options.xclbin,
+            float_model=options.float_model,
         )
     except AccuracyError as error:
-        if format_of(config) == "BF16":
+        if coded or format_of(config) == "BF16":
             return Answer([], {}, AccuracyError(error.reason))
         trial_settings = _trial_settings(options, perf_counter() - start)
         return Answer([], {}, refused(error, options, data, config, trial_settings))
     seconds = perf_counter() - start
     bundle = _advised(bundle, options, data, config, seconds)
     if bundle.report is not None:
-        bundle = replace(bundle, report=report_with_commands(bundle.report, options))
+        verdict = verdict_with_commands(bundle.report.verdict, options)
+        bundle = replace(bundle, report=replace(bundle.report, verdict=verdict))
     steps = bundle.next_steps
     if data is None:
         # Any other format has ranges to measure.
@@ -327,6 +343,27 @@ def _deploy(options: Namespace) -> Answer:
     recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
     chosen = Facts((), {"recipe": [choice.described]})
     return Answer([chosen, *bundle.blocks()], {**bundle.to_dict(), **recipe})
+
+
+def _check_coded(options: Namespace, *, coded: bool) -> None:
+    """Raise UsageError for options that do not fit a quantized model, or a float one.
+
+    Args:
+        options: the options of the command.
+        coded: whether the model is quantized already.
+    """
+    for name in ("recipe", "preset", "config"):
+        if coded and getattr(options, name) is not None:
+            raise UsageError(
+                f"{options.model} is quantized already: --{name} has no effect; leave it out, or"
+                " give the float model"
+            )
+    if options.float_model is None:
+        return
+    if not coded:
+        raise UsageError(f"{options.model} is a float model: leave out --float-model")
+    if options.data is None:
+        raise UsageError("--float-model needs --data, to compare the models on")
 
 
 def _ep_options(pairs: list[str]) -> dict[str, str]:
@@ -381,27 +418,41 @@ def _advised(
         config: the configuration of the deployment.
         seconds: its runtime, the default budget.
     """
-    legal, report = bundle.legal, bundle.report
+    legal, report, formats = bundle.legal, bundle.report, bundle.next_steps
     if options.advice == "none":
         bundle = replace(bundle, next_steps=())
-    if report is None or report.verdict is None or legal is None:
+    if not isinstance(report, Report) or report.verdict is None or legal is None:
         return bundle
-    if bundle.kind == "BF16":
-        # The changes of a quantization are none of the float model that ships.
-        verdict = replace(report.verdict, next_steps=())
-        return replace(bundle, report=replace(report, verdict=verdict))
-    # Another format is tried for the accuracy; a forecast needs no trial.
-    formats = [step for step in bundle.next_steps if step.expected]
+    verdict = report.verdict
+    # The changes of a quantization are none of the float model that ships as BF16.
+    own = bundle.kind != "BF16"
+    if not own:
+        verdict = replace(verdict, next_steps=())
+    # What is proposed for its partition need not gain accuracy.
+    partition = formats if bundle.forecast.band != "good" else ()
+    further = formats if not partition else ()
 
     def attempt(trial_settings: TrialSettings) -> tuple[NextStep, ...]:
         file = bundle.folder / "model.onnx"
-        return advise_report(legal, file, data, report, config, trial_settings, formats)
+        return advise_report(
+            legal,
+            file,
+            data,
+            report,
+            config,
+            trial_settings,
+            further,
+            useful=partition,
+            own=own,
+        )
 
-    verdict, others = report.verdict, bundle.next_steps
-    steps = advised(verdict, options, _trial_settings(options, seconds), attempt)
-    # A format that was tried is among the steps if it helps.
-    if steps != verdict.next_steps:
-        others = tuple(step for step in others if step not in formats)
+    # A poor forecast asks for advice as well.
+    asking = replace(verdict, band=bundle.band)
+    steps = advised(asking, options, _trial_settings(options, seconds), attempt)
+    others = bundle.next_steps
+    # A format that was tried is among the steps if it helps; on wrong inputs nothing is proposed.
+    if steps != verdict.next_steps or any(map(changes_data, steps)):
+        others = ()
     verdict = replace(verdict, next_steps=steps)
     return replace(bundle, report=replace(report, verdict=verdict), next_steps=others)
 

@@ -22,6 +22,8 @@ from calibrators.readers import encoded
 from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
+from quark_onnx.analysis.compare import Comparison, compare
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
     AccuracyError,
     ConfigError,
@@ -29,6 +31,8 @@ from quark_onnx.common.errors import (
     data_errors,
     system_reason,
 )
+from quark_onnx.common.progress import Show, showing
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load, staged
@@ -39,7 +43,7 @@ from quark_onnx.job import Job, Result, run
 from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.bundle.npu_session import arrays_of
-from quark_onnx.npu.cut import Parts
+from quark_onnx.npu.cut import Parts, cut
 from quark_onnx.npu.doubts import has_attention
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
@@ -54,16 +58,18 @@ from quark_onnx.npu.options import (
     devices_for,
     split_options,
 )
-from quark_onnx.npu.page import forecast_blocks, write_page
+from quark_onnx.npu.page import FORECAST_NOTE, forecast_blocks, write_page
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
-from quark_onnx.npu.tail import try_tail
-from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.npu.tail import run_tail, try_tail
+from quark_onnx.page.blocks import Block, Facts, Judgement, Notes
 from quark_onnx.page.reported import Reported
-from quark_onnx.report import Report
-from quark_onnx.report.verdict import NextStep
-from quark_onnx.report.verdict.verdict import BANDS
+from quark_onnx.plan.existing import is_quantizing
+from quark_onnx.report import Report, decibels
+from quark_onnx.report.verdict import NextStep, Verdict, boxes
+from quark_onnx.report.verdict.task import find_task
+from quark_onnx.report.verdict.verdict import BANDS, Band
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.targets import (
     Check,
@@ -78,6 +84,13 @@ from quark_onnx.targets.target import npu_of
 #: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
 _MODEL, _READER, _TAIL = "model.onnx", "preprocess.onnx", "postprocess.onnx"
+_MEASURE = NextStep(
+    "--float-model FLOAT.onnx",
+    "measures the accuracy",
+    "deploy(model, data, folder, float_model=float_model)",
+)
+#: Module of a detector's bundle that reads boxes, and is also the one of the verdict.
+_BOXES = "boxes.py"
 _MARK, _SUMS = "bundle.json", "SHA256SUMS"
 #: Files that arise from using the folder.
 _MADE = ("cache", "compiled", "__pycache__")
@@ -101,7 +114,8 @@ class Bundle(Reported):
         kind: number format of the model: "XINT8", "A8W8", "A16W8", or "BF16". A BF16 model is
             stored in float32 and converted by the compiler.
         report: accuracy of the quantized model; for BF16, of the float model with tensors rounded
-            to bfloat16, or None without data.
+            to bfloat16; for a model that was quantized before, the comparison with its float
+            model. None if nothing was measured.
         check: broken rules of the target; warnings alone.
         forecast: the nodes that will run on the processor.
         notes: rewrites of the legalization.
@@ -109,51 +123,93 @@ class Bundle(Reported):
         tail: the model that runs after this one on the CPU; None if the model is complete.
         next_steps: another number format to try, with its forecast; empty where the forecast and
             the accuracy are good.
+        cut_at: tensors at which the model was cut; empty if it is complete.
         legal: the legalized float model, which was quantized; None if unknown.
     """
 
     folder: Path
     kind: str
-    report: Report | None
+    report: Report | Comparison | None
     check: Check
     forecast: Preflight
     notes: tuple[str, ...]
     images: ImageSpec | None = None
     tail: ModelProto | None = None
     next_steps: tuple[NextStep, ...] = ()
+    cut_at: tuple[str, ...] = ()
     legal: ModelProto | None = field(default=None, compare=False, repr=False)
 
     @property
-    def band(self) -> str:
+    def accuracy(self) -> Verdict | None:
+        """Return the verdict on the accuracy; None if nothing was measured."""
+        return None if self.report is None else self.report.verdict
+
+    @property
+    def worst_sqnr(self) -> float | None:
+        """Return the SQNR of the worst output in dB; None if nothing was measured."""
+        if isinstance(self.report, Comparison):
+            return self.report.sqnr
+        return None if self.report is None else self.report.worst_sqnr
+
+    @property
+    def band(self) -> Band:
         """Return the worse band of accuracy and forecast: "good", "risky" or "poor".
 
-        Without a verdict on the accuracy, or with an unclear one, the band is that of the forecast.
+        With a good forecast and an accuracy that nothing tells, the band is "unclear".
         """
-        bands = [self.forecast.band]
-        verdict = None if self.report is None else self.report.verdict
-        if verdict is not None and verdict.band in BANDS:
-            bands.append(verdict.band)
-        return max(bands, key=BANDS.index)
+        accuracy: Band = "unclear" if self.accuracy is None else self.accuracy.band
+        if accuracy not in BANDS:
+            return "unclear" if self.forecast.band == "good" else self.forecast.band
+        return max(accuracy, self.forecast.band, key=BANDS.index)
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict on accuracy and forecast in one sentence, without the band."""
+        sentence = "the accuracy was not measured"
+        if self.accuracy is not None:
+            sentence = self.accuracy.sentence
+            if self.cut_at:
+                sentence = f"at {counted(len(self.cut_at), 'cut tensor')}: {sentence}"
+        return (
+            f"{sentence}; forecast for {self.forecast.device}: {self.forecast.sentence}"
+        )
+
+    @property
+    def cut_line(self) -> str:
+        """Return where the model was cut, in words; empty if it is complete."""
+        if not self.cut_at or self.tail is None:
+            return ""
+        behind = counted(len(self.tail.graph.node), "node")
+        return f"at {', '.join(self.cut_at)}; {behind} behind run on the CPU ({_TAIL})"
+
+    @property
+    def judgement(self) -> Judgement:
+        """Return the verdict with all steps to take."""
+        accuracy = self.accuracy
+        steps = (*(() if accuracy is None else accuracy.next_steps), *self.next_steps)
+        measured_on = "" if accuracy is None else accuracy.measured_on
+        actions = tuple(step.action for step in steps)
+        return Judgement(
+            self.band, self.sentence, actions, measured_on, (FORECAST_NOTE,)
+        )
 
     def blocks(self) -> list[Block]:
-        """Return the accuracy, the forecast and the legalization as blocks.
-
-        The forecast has the last word in a terminal, with the format to try next.
-        """
+        """Return the verdict, the accuracy, the forecast and the legalization as blocks."""
         target = self.forecast.target.name
         lines = {
             "bundle": [f"{self.kind} model for {target} in {self.folder}"],
+            "cut": [self.cut_line] if self.cut_at else [],
             "legalized": self.notes,
             "rules": [self.check.sentence],
         }
-        quality = [] if self.report is None else self.report.blocks()
-        steps = [step.action for step in self.next_steps]
+        # The first block of either is a verdict of its own.
+        quality = [] if self.report is None else self.report.blocks()[1:]
         return [
             Facts((), lines),
-            *quality[:1],
-            *forecast_blocks(self.forecast, steps),
+            self.judgement,
+            *forecast_blocks(self.forecast)[1:],
             self.check.problems,
-            *quality[1:],
+            *quality,
             Notes("Legalization", self.notes),
         ]
 
@@ -161,13 +217,17 @@ class Bundle(Reported):
         """Return the bundle as plain values, without the nodes of the forecast."""
         forecast = self.forecast.to_dict()
         del forecast["nodes"]
-        verdict = None if self.report is None else self.report.verdict
+        verdict = None
+        if self.accuracy is not None:
+            verdict = asdict(self.accuracy)
+            verdict |= {"band": self.band, "sentence": self.sentence}
         return {
             "output": self.folder,
             "kind": self.kind,
             "notes": list(self.notes),
-            "worst_sqnr": None if self.report is None else self.report.worst_sqnr,
-            "verdict": None if verdict is None else asdict(verdict),
+            "cut_at": list(self.cut_at),
+            "worst_sqnr": self.worst_sqnr,
+            "verdict": verdict,
             "band": self.band,
             "next_steps": [asdict(step) for step in self.next_steps],
             "warnings": [str(finding) for finding in self.check.findings],
@@ -184,11 +244,14 @@ def deploy(  # noqa: PLR0913
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     min_sqnr: float | None = 10.0,
-    progress: bool | None = False,
+    progress: Show = False,
     ep_options: Mapping[str, str] | None = None,
     xclbin: str | Path | None = None,
+    float_model: str | Path | ModelProto | None = None,
 ) -> Bundle:
     """Legalize, quantize and check a model, and write the deployment folder.
+
+    A model that is quantized already, by any tool, keeps its codes: it is legalized and checked.
 
     The folder holds the model, provider options for each device that supports the format, and
     loaders for Python and C++, which report a fallback to the CPU. It also holds samples with
@@ -198,22 +261,26 @@ def deploy(  # noqa: PLR0913
         model: the whole model, or the parts that ``cut`` returns. The second part, which may have
             operators of onnxruntime-extensions, is shipped too and runs after the first on the
             CPU.
-        data: calibration data, as for ``quantize_static``; None for BF16, of which a random sample
-            is shipped then, and no accuracy is measured. If an ``ImageSpec`` reads images, the
-            preprocessing is shipped as an ONNX model with operators of onnxruntime-extensions.
+        data: calibration data, as for ``quantize_static``. None for BF16 and for a quantized
+            model, of which a random sample is shipped then, and no accuracy is measured. If an
+            ``ImageSpec`` reads images, the preprocessing is shipped as an ONNX model with
+            operators of onnxruntime-extensions.
         folder: path of a folder that does not exist, is empty, or holds an earlier bundle. An
             earlier bundle is replaced in one step at the end.
         target: name of the target.
-        config: configuration of the quantization; its target is set to ``target``.
+        config: configuration of the quantization; its target is set to ``target``. A quantized
+            model needs none.
         shapes: sizes of dynamic dimensions, by the name of an input.
         min_sqnr: minimum signal-to-noise ratio of every output in dB, unless the config has one;
             None for no minimum.
-        progress: True to show a progress bar on stderr; None shows it on a terminal only.
+        progress: as for ``quantize_static``.
         ep_options: further options of the execution provider for the target, such as
             ``{"opt_level": "2"}``. ``{"target": "X1"}`` on stx is the target "stx-x1". Options of
             the BF16 compiler, such as ``preferred_data_storage``, go to its configuration.
         xclbin: overlay of Phoenix and Hawk Point to ship with the bundle, which releases after
             1.7.1 do not install; None for the one of the installation.
+        float_model: the float model of a quantized one, to measure the accuracy on the data; None
+            to measure none. A float model needs none.
 
     Returns:
         The folder, the model's format, and the reports.
@@ -225,74 +292,144 @@ def deploy(  # noqa: PLR0913
         AccuracyError: an output has a lower signal-to-noise ratio than the minimum.
         QuarkError: the model or the data is wrong. No file is written then.
     """
-    extra = dict(ep_options or {})
-    settings = QConfig.of(config)
-    kind = format_of(settings)
-    check_options(extra, npu_of(target), kind)
-    # Another compiler takes other formats and operators, whatever the device.
-    target = compiled_for(target, extra)
-    row = npu_of(target)
-    overlay = _overlay(xclbin, row)
-    settings = settings.with_(target=target)
-    refuse_overwritten_arguments(
-        {"model": model, "data": data, "config": config}, {"folder": folder}
-    )
-    path = _bundle_folder(Path(folder))
-    if why := refusal(row, settings):
-        raise ConfigError(why)
-    front, tail = _parts_of(model)
-    _check_inputs(front)
-    # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
-    legal = legalize(front, target, shapes=shapes, kind=kind)
-    # Samples are shipped in the model's own types, in which an application feeds it.
-    wide, narrowing = upcast_to_float32(legal.model)
-    # A model of 16 bits is quantized in float32.
-    measured = data is not None
-    if data is None and not settings.measures:
+    with showing(progress) as show:
+        extra = dict(ep_options or {})
+        refuse_overwritten_arguments(
+            {"model": model, "data": data, "config": config}, {"folder": folder}
+        )
+        path = _bundle_folder(Path(folder))
+        given = _Given.of(model, target, QConfig.of(config), extra, min_sqnr)
+        overlay = _overlay(xclbin, given.target)
+        if float_model is not None and not given.coded:
+            raise ConfigError("the model is a float model: leave out float_model")
+        _check_inputs(given.front)
+        target, kind = given.target.name, given.kind
+        # Before calibration: data must have the fixed shapes, and scales belong to the final
+        # operators.
+        legal = legalize(given.front, target, shapes=shapes, kind=kind)
+        reader, samples = _read(legal.model, data, given)
+        if given.tail is not None:  # before the time that quantizing takes
+            try_tail(given.tail, legal.model, samples[0])
+        result = legal.model
+        report: Report | Comparison | None = None
+        if not given.coded:
+            # Nothing is measured of a BF16 model without data.
+            if kind != "BF16" or data is not None:
+                quantized = _quantized(legal.model, given, reader, show)
+                report = quantized.report
+                if kind != "BF16":
+                    result = quantized.model
+        elif float_model is not None and data is not None:
+            reference = _cut_like(float_model, given.cut_at)
+            reference = legalize(reference, target, shapes=shapes, kind=kind).model
+            report = _compared(reference, legal.model, data, given, show)
+        checked, forecast = check(result, target), preflight(result, target, kind=kind)
+        # Checked on the result: quantization may add nodes that break rules of the graph.
+        require_rules(checked, "nothing was written")
+        # Readers of images are partials of a function with the argument ``images``.
+        images = data.keywords.get("images") if isinstance(data, partial) else None
+        bundle = Bundle(
+            path,
+            kind,
+            report,
+            checked,
+            forecast,
+            legal.notes,
+            images,
+            given.tail,
+            cut_at=given.cut_at,
+        )
+        if not given.coded:
+            steps = format_steps(legal.model, forecast, bundle.accuracy)
+            bundle = replace(bundle, next_steps=steps, legal=legal.model)
+        elif report is None:
+            bundle = replace(bundle, next_steps=(_MEASURE,))
+        _put(bundle, result, samples, extra, overlay)
+        return bundle
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What is deployed, and for which device.
+
+    Attributes:
+        front: the model for the processor.
+        tail: the model after it, which runs on the CPU; None without one.
+        cut_at: tensors at which a model was cut into the two; empty if it was not.
+        coded: whether the model is quantized already.
+        kind: number format of the written model.
+        target: the device, with its compiler.
+        config: the settings, with the gate.
+    """
+
+    front: ModelProto
+    tail: ModelProto | None
+    cut_at: tuple[str, ...]
+    coded: bool
+    kind: str
+    target: Target
+    config: QConfig
+
+    @property
+    def task(self) -> str:
+        """The task for the verdict: tensors at a cut are no results of a task."""
+        return "signal" if self.cut_at else "auto"
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Path | ModelProto | Parts,
+        target: str,
+        config: QConfig,
+        extra: Mapping[str, str],
+        min_sqnr: float | None,
+    ) -> _Given:
+        """Load the model, and check the options and the number format.
+
+        Args:
+            model: as for ``deploy``.
+            target: as for ``deploy``.
+            config: the settings of the caller.
+            extra: further options of the provider.
+            min_sqnr: the minimum, unless the settings have one.
+
+        Raises:
+            ConfigError: the device does not take the options or the number format.
+        """
+        tail, cut_at = None, tuple[str, ...]()
+        if isinstance(model, Parts):
+            tail, cut_at, model = load(model.second), model.tensors, model.first
+        front = load(model)
+        npu_of(target)  # an unknown target is an error before others
+        coded = is_coded(front, config)
+        kind = preflight(front, target).kind if coded else format_of(config)
+        check_options(extra, npu_of(target), kind)
+        # Another compiler takes other formats and operators, whatever the device.
+        row = npu_of(compiled_for(target, extra))
+        config = config.with_(target=row.name)
+        why = refusal(row, config)
+        if coded:
+            why = unfit_codes(preflight(front, row.name))
+        if why:
+            raise ConfigError(why)
+        if config.min_sqnr is None:
+            config = config.with_(min_sqnr=min_sqnr)
+        return cls(front, tail, cut_at, coded, kind, row, config)
+
+
+def _read(
+    legal: ModelProto, data: CalibrationData | None, given: _Given
+) -> tuple[Reader, list[Sample]]:
+    """Return a reader of the calibration data, and the samples to ship."""
+    # A model of 16 bits is quantized in float32. Samples are shipped in the model's own types, in
+    # which an application feeds it.
+    wide, narrowing = upcast_to_float32(legal)
+    if data is None and (given.coded or not given.config.measures):
         # Nothing is measured: the shipped sample may be a random one.
         sample = random_sample(Graph.of(wide), Reference(wide))
         data = None if sample is None else [sample]
-    reader = reader_for(Graph.of(wide), data, settings)
-    samples = _shipped(reader, narrowing.inputs)
-    if tail is not None:  # before the time that quantizing takes
-        try_tail(tail, legal.model, samples[0])
-    result, report = legal.model, None
-    if kind != "BF16" or measured:
-        # A gate of the configuration takes precedence over the default of this function.
-        gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
-        # Bfloat16 tensors show the error alone; the device's compiler makes its own.
-        rounded = settings.with_(target="") if kind == "BF16" else settings
-        try:
-            quantized = _quantized(
-                legal.model, front, reader, rounded.with_(min_sqnr=gate), progress
-            )
-        except AccuracyError as error:
-            # Changes of the configuration are tried on this model, not on the caller's.
-            error.model = legal.model
-            raise
-        report = quantized.report
-        if kind != "BF16":
-            result = quantized.model
-    checked, forecast = check(result, target), preflight(result, target, kind=kind)
-    # Checked on the result: quantization may add nodes that break rules of the graph.
-    require_rules(checked, "nothing was written")
-    # Readers of images are partials of a function with the argument ``images``.
-    images = data.keywords.get("images") if isinstance(data, partial) else None
-    steps = format_steps(legal.model, forecast, report.verdict if report else None)
-    bundle = Bundle(
-        path,
-        kind,
-        report,
-        checked,
-        forecast,
-        legal.notes,
-        images,
-        tail,
-        steps,
-        legal.model,
-    )
-    _put(bundle, result, samples, extra, overlay)
-    return bundle
+    reader = reader_for(Graph.of(wide), data, given.config)
+    return reader, _shipped(reader, narrowing.inputs)
 
 
 def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:
@@ -331,32 +468,83 @@ def _check_inputs(model: ModelProto) -> None:
             )
 
 
-def _parts_of(
-    model: str | Path | ModelProto | Parts,
-) -> tuple[ModelProto, ModelProto | None]:
-    """Return the model for the processor, and the model after it (None without one)."""
-    if isinstance(model, Parts):
-        return load(model.first), load(model.second)
-    return load(model), None
+def is_coded(model: ModelProto, config: QConfig) -> bool:
+    """Return whether a model is quantized already, and is not to be quantized further."""
+    if config.keep_existing:
+        return False
+    return any(map(is_quantizing, Graph.of(inlined(model)).nodes))
+
+
+def unfit_codes(forecast: Preflight) -> str:
+    """Return the reason to refuse a quantized model, with this forecast; empty if accepted."""
+    target = forecast.target
+    if not forecast.quantized:
+        return (
+            "the model has operators on integers and no Q/DQ pairs, which the compilers take;"
+            " quantize its float model"
+        )
+    if forecast.kind in target.presets:
+        return ""
+    return (
+        f"the model is {forecast.kind}, but {target.name} ({target.summary}) takes"
+        f" {', '.join(target.presets)}; quantize its float model to one of them"
+    )
+
+
+def _cut_like(
+    float_model: str | Path | ModelProto, tensors: Sequence[str]
+) -> ModelProto:
+    """Return the float model, cut at the tensors at which the quantized one was cut."""
+    return cut(float_model, tensors).first if tensors else load(float_model)
+
+
+def _compared(
+    reference: ModelProto,
+    model: ModelProto,
+    data: CalibrationData,
+    given: _Given,
+    progress: bool | None,
+) -> Comparison:
+    """Compare a quantized model with its float model.
+
+    Raises:
+        AccuracyError: an output has a lower signal-to-noise ratio than the gate.
+    """
+    comparison = compare(reference, model, data, task=given.task, progress=progress)
+    gate = given.config.min_sqnr
+    if gate is not None and comparison.sqnr < gate:
+        raise AccuracyError(
+            f"the worst output has {decibels(comparison.sqnr)} dB SQNR, the minimum is"
+            f" {gate:g} dB (change it by --min-sqnr, min_sqnr)",
+            outputs=comparison.outputs,
+        )
+    verdict = comparison.verdict
+    if verdict is None or comparison.warnings:
+        return comparison
+    # Settings of the quantization change nothing of a model that is quantized.
+    return replace(comparison, verdict=replace(verdict, next_steps=()))
 
 
 def _quantized(
-    legal: ModelProto,
-    front: ModelProto,
-    reader: Reader,
-    config: QConfig,
-    progress: bool | None,
+    legal: ModelProto, given: _Given, reader: Reader, progress: bool | None
 ) -> Result:
     """Quantize a legalized model; the check of the preprocessing sees the float model.
 
     The statistics of the first BatchNormalization show the scaling of the training data, and
     legalization folds them into weights.
     """
+    # Bfloat16 tensors show the error alone; the device's compiler makes its own.
+    config = given.config.with_(target="") if given.kind == "BF16" else given.config
+    front = given.front
     folded = any(node.op_type == "BatchNormalization" for node in front.graph.node)
     job = Job.open(legal, config, None, external=False)
     try:
-        job = replace(job, trained=front if folded else None)
+        job = replace(job, trained=front if folded else None, task=given.task)
         return run(job, reader, None, progress)
+    except AccuracyError as error:
+        # Changes of the configuration are tried on this model, not on the caller's.
+        error.model = legal
+        raise
     finally:
         job.close()
 
@@ -552,7 +740,8 @@ def _write(
     for name in _FILES:
         source = Path(__file__).parent / "bundle" / name
         _text(folder / name, source.read_text(encoding="utf-8"))
-    _record(folder, samples)
+    if _record(folder, samples, bundle.tail):
+        _text(folder / _BOXES, Path(boxes.__file__).read_text(encoding="utf-8"))
     forecast = {
         "counts": bundle.forecast.counts,
         "subgraphs": bundle.forecast.subgraphs,
@@ -567,21 +756,21 @@ def _write(
         "doubts": list(map(str, bundle.forecast.doubts)),
     }
     report = None if bundle.report is None else bundle.report.to_dict()
+    verdict = {"band": bundle.band, "sentence": bundle.sentence}
     findings = list(map(str, bundle.check.findings))
     _json(
         folder / "report.json",
-        {"accuracy": report, "forecast": forecast, "warnings": findings},
+        {
+            "verdict": verdict,
+            "accuracy": report,
+            "forecast": forecast,
+            "warnings": findings,
+        },
     )
     write_page(bundle.forecast, folder / "forecast.html", _MODEL)
     _text(
         folder / "README.md",
-        readme(
-            bundle.forecast,
-            kind,
-            report=bundle.report,
-            band=bundle.band,
-            others=settings,
-        ),
+        readme(bundle, others=settings),
     )
     _json(
         folder / _MARK,
@@ -605,8 +794,12 @@ def _write(
     _text(folder / _SUMS, sums)
 
 
-def _record(folder: Path, samples: Sequence[Sample]) -> None:
-    """Write samples and the outputs that the model computes on the CPU."""
+def _record(folder: Path, samples: Sequence[Sample], tail: ModelProto | None) -> bool:
+    """Write samples and the outputs that the model computes on the CPU.
+
+    Returns:
+        Whether the model, with the one after it, is a detector.
+    """
     # The written file, not the model in memory: what ships is what is recorded.
     session = open_session(folder / _MODEL, what="the quantized model")
     for name in ("samples", "outputs"):
@@ -618,9 +811,22 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
             inputs |= arrays_of(name, value)
         _arrays(folder / "samples" / f"{index:04}.npz", inputs)
         outputs = dict[str, Any]()
-        for number, value in enumerate(session.run(None, dict(sample))):
+        results = session.run(None, dict(sample))
+        for number, value in enumerate(results):
             outputs |= arrays_of(f"output_{number}", value)
         _arrays(folder / "outputs" / f"{index:04}.npz", outputs)
+    names = [value.name for value in session.get_outputs()]
+    last, found = load(folder / _MODEL), dict(zip(names, results, strict=True))
+    if tail is not None:
+        last, found = tail, run_tail(tail, {**sample, **found})
+    # Texts are no boxes.
+    numbers = {
+        name: value
+        for name, value in boxes.arrays_of(found).items()
+        if value.dtype.kind in "biuf"
+    }
+    task = find_task(last, boxes.arrays_of(sample), numbers)
+    return task.name == "detector" and task.layout is not None
 
 
 def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.job import Job, run
 from quark_onnx.measuring.random_sample import random_sample
+from quark_onnx.npu.deploy import is_coded, unfit_codes
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.support import RELEASE
@@ -33,8 +34,7 @@ class DeployForecast(Reported):
 
     Attributes:
         as_is: forecast of the model as given.
-        legalized: forecast of the file that ``deploy`` writes; None for a quantized model, which
-            ``deploy`` does not accept, and where it refuses the model.
+        legalized: forecast of the file that ``deploy`` writes; None where it refuses the model.
         notes: rewrites of the legalization.
         problem: reason why ``deploy`` refuses the model; empty if it takes it.
     """
@@ -53,9 +53,10 @@ class DeployForecast(Reported):
         """Return the forecast of the file that ``deploy`` writes as blocks."""
         blocks = self.best.blocks()
         if self.legalized is not None and self.legalized.counts != self.as_is.counts:
+            steps = "legalizes" if self.as_is.quantized else "legalizes and quantizes"
             before = [
-                f"the forecast is for the file of 'quark-onnx npu deploy', which legalizes and"
-                f" quantizes the model; the file as it is: {self.as_is.sentence}"
+                f"the forecast is for the file of 'quark-onnx npu deploy', which {steps} the"
+                f" model; the file as it is: {self.as_is.sentence}"
             ]
             blocks.insert(1, Notes("Legalization", before, "legalized"))
         if self.problem:
@@ -87,9 +88,10 @@ def deploy_forecast(  # noqa: PLR0913
 ) -> DeployForecast:
     """Forecast where the nodes of a model run, in the file as it is and as ``deploy`` writes it.
 
-    A float model is legalized and quantized, so that the nodes are those of the file that
-    ``deploy`` would write; no accuracy is measured. Ranges decide about some nodes, such as the
-    factors of an equalization: with the data of the deployment the forecast has these as well.
+    A float model is legalized and quantized, and a quantized one legalized, so that the nodes are
+    those of the file that ``deploy`` would write; no accuracy is measured. Ranges decide about some
+    nodes, such as the factors of an equalization: with the data of the deployment the forecast has
+    these as well.
 
     Args:
         model: as for ``preflight``.
@@ -108,16 +110,14 @@ def deploy_forecast(  # noqa: PLR0913
     """
     loaded = load(model)
     as_is = preflight(loaded, target, kind=kind, release=release)
-    # ``deploy`` quantizes float models alone.
-    if as_is.quantized:
-        return DeployForecast(as_is, None)
     config = QConfig.of(as_is.kind).with_(target=target)
-    if why := refusal(TARGETS[target], config):
+    coded = is_coded(loaded, config)
+    if why := unfit_codes(as_is) if coded else refusal(TARGETS[target], config):
         return DeployForecast(as_is, None, problem=why)
     try:
         legal = legalize(loaded, target, shapes=shapes, kind=as_is.kind)
         written = legal.model
-        if as_is.kind != "BF16":
+        if as_is.kind != "BF16" and not coded:
             written = _quantized(written, config, data)
         require_rules(check(written, target), "nothing would be written")
     except QuarkError as error:

@@ -7,14 +7,15 @@ lowers the least share of a forecast and leaves the placements as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.codes import constant_behind
+from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.cost import operations
-from quark_onnx.npu.placement import NPU, Case, NodePlacement
+from quark_onnx.npu.placement import FLOAT_TAIL, NPU, Case, NodePlacement
 from quark_onnx.npu.support import LOGS, ONNXSIM
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
@@ -51,6 +52,11 @@ class Doubt:
     def __str__(self) -> str:
         return f"{self.reason} ({self.confidence}) [{self.source}]"
 
+    @property
+    def summary(self) -> str:
+        """Return the beginning of the reason, which says what is in doubt."""
+        return re.split("[,;]", self.reason)[0]
+
 
 def doubts_of(
     case: Case, placements: Mapping[Node, NodePlacement], numbers: Mapping[Node, int]
@@ -65,13 +71,18 @@ def doubts_of(
     inside = [node for node, placed in placements.items() if placed.device == NPU]
     if not inside:
         return ()
+    in_tail = [
+        node for node, placed in placements.items() if placed.reason == FLOAT_TAIL
+    ]
     return (
         *_wrong_results(case),
+        *_float_tail(case, inside, numbers, len(in_tail)),
         *_attention(case, inside, numbers),
         *_large_product(case, inside, numbers),
         *_other_ranks(case, inside, numbers),
         *_without_layers(case, inside, numbers),
         *_small_pieces(case, inside, numbers),
+        *_joining(case, inside, numbers),
     )
 
 
@@ -120,6 +131,22 @@ def has_attention(graph: Graph) -> bool:
         not constant_behind(graph, name)
         for node in graph.nodes_of({"MatMul"})
         for name in node.inputs[1:2]
+    )
+
+
+def _float_tail(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int], count: int
+) -> Iterator[Doubt]:
+    """Yield the doubt about models with float nodes behind the last layer on X1."""
+    if not count or not case.on_convolution_engine:
+        return
+    yield Doubt(
+        f"{counted(count, 'float node decodes', 'float nodes decode')} behind the last layer; with"
+        " such nodes YOLOv8n ran on the CPU as a whole, without them 922 of 929 nodes ran on the"
+        " NPU: deploy with --cut",
+        "measured" if case.target.architecture == "XDNA1" else "inferred",
+        "XDNA1 study, Ryzen AI 1.7.1",
+        frozenset(numbers[node] for node in inside),
     )
 
 
@@ -191,6 +218,8 @@ def _small_pieces(
     case: Case, inside: list[Node], numbers: Mapping[Node, int]
 ) -> Iterator[Doubt]:
     """Yield the doubt about small partitions among many."""
+    if case.kind != "BF16":
+        return
     work = dict[int, int]()
     for node in inside:
         work[numbers[node]] = work.get(numbers[node], 0) + operations(case.graph, node)
@@ -202,15 +231,39 @@ def _small_pieces(
     )
     if not small:
         return
-    if case.kind == "BF16":
-        source = "Vitis AI 6.2 documentation, threshold_gops_percent (adaptive SoCs)"
-        reason = "compilers of the family leave subgraphs below 20 % of the operations to the CPU"
-    else:
-        source = "RyzenAI-SW quark_quantization logs (2025-10-14), DenseNet121"
-        reason = "of DenseNet121's 63 subgraphs 5 ran, while all of other models did"
     yield Doubt(
-        f"{counted(len(small), 'of the subgraphs is', 'of the subgraphs are')} small; {reason}",
+        f"{counted(len(small), 'of the subgraphs is', 'of the subgraphs are')} small; compilers of"
+        " the family leave subgraphs below 20 % of the operations to the CPU",
         "inferred",
-        source,
+        "Vitis AI 6.2 documentation, threshold_gops_percent (adaptive SoCs)",
         small,
+    )
+
+
+def _joining(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about partitions that join results of others.
+
+    In AMD's logs every subgraph of MobileNetV2 (18), MobileNetV3 (32), EfficientNet (66, 93) and
+    ShuffleNetV2 (18) ran. Of DenseNet121's 63 and DenseNet169's 87 five did: those without a Concat
+    of results of other subgraphs.
+    """
+    if case.kind == "BF16" or case.on_convolution_engine:
+        return
+    joining, on_processor = set[int](), set(inside)
+    for node in inside:
+        if node.kind != "Concat":
+            continue
+        leaders = on_processor.intersection(beyond_pairs(node, case.graph.leaders))
+        if {numbers[leader] for leader in leaders} - {numbers[node]}:
+            joining.add(numbers[node])
+    if not joining:
+        return
+    yield Doubt(
+        f"{counted(len(joining), 'subgraph joins', 'subgraphs join')} results of others; such"
+        " subgraphs of DenseNet121 did not run, while all of networks without them did",
+        "inferred",
+        f"{LOGS}, DenseNet121 and DenseNet169",
+        frozenset(joining),
     )

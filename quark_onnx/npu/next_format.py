@@ -49,8 +49,7 @@ def format_steps(
     if better and found.band != "good":
         # Each subgraph costs two transfers; among equal counts the larger share wins.
         best = min(better, key=lambda other: (other.subgraphs, -other.share))
-        effect = "a better partition, with an accuracy that was not tried"
-        return (_step(best, found, effect),)
+        return (_step(best, found, "a better partition", "an accuracy to be measured"),)
     wide = usable.get(_WIDE)
     # 16 bits help the accuracy, but must not move work to the CPU.
     if poor and wide is not None and wide.share >= found.share:
@@ -67,9 +66,7 @@ def _is_better(other: Preflight, found: Preflight) -> bool:
     return other.subgraphs < found.subgraphs and other.share >= found.share
 
 
-def _step(
-    other: Preflight, found: Preflight, effect: str, expected: str = ""
-) -> NextStep:
+def _step(other: Preflight, found: Preflight, effect: str, expected: str) -> NextStep:
     """Return a step to another format, with the forecast for it and the present one."""
     return NextStep(
         f"--preset {other.kind}",

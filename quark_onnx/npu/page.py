@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import starmap
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
     from quark_onnx.npu.deploy import Bundle
     from quark_onnx.npu.preflight import Preflight
 
+FORECAST_NOTE = (
+    "a forecast from documentation, published sources and logs; nothing was run on a"
+    " processor"
+)
 #: Heights of a box and of a row, the gap between two boxes, and the widest box.
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
 #: Maximum number of rows of boxes.
@@ -78,37 +81,23 @@ def heading(forecast: Preflight, name: str) -> Heading:
     return Heading("What the NPU will run", f"{name} on {device}")
 
 
-def forecast_blocks(forecast: Preflight, steps: Sequence[Action] = ()) -> list[Block]:
-    """Return a forecast as blocks.
-
-    Args:
-        forecast: the forecast.
-        steps: further changes to try, after those that concern single nodes.
-    """
+def forecast_blocks(forecast: Preflight) -> list[Block]:
+    """Return a forecast as blocks, the verdict first."""
     outside = sum(placed.device not in (NPU, ABORT) for placed in forecast.placements)
-    share = percentage(forecast.share)
-    if forecast.least_share < forecast.share:
-        share = f"{percentage(forecast.least_share)} to {share}"
     operators = counted(len(forecast.placements), "operator")
     facts = [
-        ("On the NPU", share, f"of {forecast.amount}"),
+        ("On the NPU", percentage(forecast.share), f"of {forecast.amount}"),
         ("Subgraphs", f"{forecast.subgraphs}", "each costs two transfers"),
         ("On the CPU", f"{outside}", f"of {operators}"),
         ("Compiler crashes", f"{len(forecast.aborts)}", "nodes"),
     ]
-    device = f"{forecast.target.name} ({forecast.kind}, Ryzen AI {forecast.release})"
     counts = [f"{count} on {device}" for device, count in forecast.counts.items()]
-    note = (
-        "a forecast from documentation, published sources and logs; nothing was run on a"
-        " processor"
-    )
-    actions = tuple(starmap(_action, forecast.actions))
     return [
         Judgement(
             forecast.band,
-            f"forecast for {device}: {forecast.sentence}",
-            (*actions, *steps),
-            details=(note,),
+            f"forecast for {forecast.device}: {forecast.sentence}",
+            tuple(starmap(_action, forecast.actions)),
+            details=(FORECAST_NOTE,),
         ),
         Facts(facts, {"nodes": [", ".join(counts)], "known": [forecast.certainty]}),
         _reasons(forecast),

@@ -15,7 +15,7 @@ from functools import cached_property
 from onnx import TensorProto
 
 from quark_onnx.common.wording import counted
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.support import (
@@ -47,6 +47,8 @@ from quark_onnx.targets.structure import (
 )
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
+#: The reason for float nodes that no quantized layer follows.
+FLOAT_TAIL = "it is left float behind the last layer, as the decoding of boxes is"
 _LOGS = LOGS
 _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
@@ -172,6 +174,16 @@ class Case:
         if cause == BY_DATA:
             return cause, "quark-onnx npu cut in front of it"
         return cause, _LEGALIZE
+
+    @cached_property
+    def up_to_layers(self) -> frozenset[Node]:
+        """The quantized convolutions and products, and all nodes before one of them."""
+        layers = [
+            node
+            for node in self.graph.nodes_of(LAYERS)
+            if not self.graph.is_constant(node.input(1))
+        ]
+        return frozenset(reach(layers, self.graph.leaders))
 
     @property
     def on_convolution_engine(self) -> bool:
@@ -453,13 +465,15 @@ def _beside_moving(case: Case, node: Node) -> NodePlacement | None:
 def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     """Place depthwise convolutions.
 
-    AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
+    AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts. Those of
+    DenseNet are the ones with one tap, to which a BatchNormalization becomes.
     """
     conv = node
     # The activation shares the fate of the convolution that it is fused into.
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
-    if not _is_depthwise_3x3(case.graph, conv):
+    side = _depthwise_side(case.graph, conv)
+    if not side or (side == 1 and case.kind != "XINT8"):
         return None
     # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
     affected = ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
@@ -467,22 +481,23 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     if len(followers) != 1 or followers[0].kind not in affected:
         return None
     reason = (
-        f"a depthwise 3x3 convolution with {followers[0].kind} in 8 bits, which some"
+        f"a depthwise {side}x{side} convolution with {followers[0].kind} in 8 bits, which some"
         " releases refuse"
     )
-    return placement(
-        node,
-        CPU,
-        reason,
-        "quantize to A16W8",
-        "inferred",
-        f"{_LOGS}, MobileNetV2 and MobileNetV3",
-    )
+    # The logs of DenseNet in other formats end before the placement.
+    mend, networks = "", "DenseNet121 and DenseNet169"
+    if side == 3:
+        mend, networks = "quantize to A16W8", "MobileNetV2 and MobileNetV3"
+    return placement(node, CPU, reason, mend, "inferred", f"{_LOGS}, {networks}")
 
 
-def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
+def _depthwise_side(graph: Graph, node: Node) -> int:
+    """Return the side of a depthwise convolution's kernel, 1 or 3; 0 for other nodes."""
     kernel = graph.sizes(node.input(1))
-    return is_depthwise(graph, node) and kernel == (node.attribute("group"), 1, 3, 3)
+    for side in (1, 3):
+        if is_depthwise(graph, node) and kernel[2:] == (side, side):
+            return side
+    return 0
 
 
 def _results(case: Case, node: Node) -> NodePlacement | None:
@@ -539,6 +554,9 @@ def _left_float(case: Case, node: Node) -> NodePlacement | None:
         return None
     # Measured on XDNA1 for the decoding of boxes, on XDNA2 for the bias of a product.
     source = "XDNA1 study, Ryzen AI 1.7.1" if case.on_convolution_engine else _ONNXSIM
+    if node not in case.up_to_layers:
+        mend = "quark-onnx npu cut" if case.on_convolution_engine else ""
+        return placement(node, CPU, FLOAT_TAIL, mend, "inferred", source)
     return placement(
         node,
         CPU,

@@ -46,6 +46,7 @@ from quark_onnx.page.blocks import Block
 from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.report import percentage
+from quark_onnx.report.verdict.verdict import Band
 from quark_onnx.targets import Target
 from quark_onnx.targets.check import kind_of
 from quark_onnx.targets.pairs import Pairs
@@ -205,6 +206,11 @@ class Preflight(Reported):
         )
 
     @property
+    def device(self) -> str:
+        """Return the device with the number format and the release, in words."""
+        return f"{self.target.name} ({self.kind}, Ryzen AI {self.release})"
+
+    @property
     def sentence(self) -> str:
         """Return the forecast in one sentence."""
         if self.aborts:
@@ -212,16 +218,22 @@ class Preflight(Reported):
                 f"the compiler would crash at {counted(len(self.aborts), 'node')}, such as"
                 f" {self.aborts[0].op_type} {self.aborts[0].node}"
             )
-        pieces = counted(self.subgraphs, "subgraph")
         # Rounding must not lift a share over the limit of a band.
         share = percentage(self.share, (_GOOD, _POOR))
-        if self.least_share < self.share:
-            least = percentage(self.least_share, (_GOOD, _POOR))
-            share = f"between {least} and {share}"
-        return f"{share} of {self.amount} on the NPU, in {pieces}"
+        pieces = counted(self.subgraphs, "subgraph")
+        return f"{share} of {self.amount} on the NPU, in {pieces}{self._in_doubt}"
 
     @property
-    def band(self) -> str:
+    def _in_doubt(self) -> str:
+        """Return the share in doubt with its main reason, as the end of a sentence."""
+        in_doubt = self.share - self.least_share
+        if not in_doubt:
+            return ""
+        main = min(self.doubts, key=lambda doubt: self._share(doubt.pieces))
+        return f"; {percentage(in_doubt)} in doubt ({main.summary})"
+
+    @property
+    def band(self) -> Band:
         """Return the forecast's band: "good", "risky" or "poor".
 
         ``good`` is 95 % of the operations, without those in doubt, in 3 subgraphs at most. ``poor``

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from calibrators.shown import printable
 from quark_onnx.npu.options import LEAST_DRIVER
-from quark_onnx.npu.preflight import Preflight
-from quark_onnx.report import Report
-from quark_onnx.report.verdict.verdict import BANDS
+
+if TYPE_CHECKING:
+    from quark_onnx.npu.deploy import Bundle
 
 _TEXT = """\
 # A model for {summary}
@@ -32,9 +33,9 @@ Format {kind}, made for Ryzen AI {release}.{quality}
    With Windows ML instead (`pip install` of its packages, winml/installation.rst), the loader finds the provider by the
    catalog of Windows ML.
 2. `python compare.py --device npu`. Running on the NPU does not guarantee correct results: the script compares the
-   outputs with the recorded ones, measures the latency, and counts the operators by device and the subgraphs that run, in
-   the engine's report (since 1.5, modelrun.rst) or log (at severity 1 since 1.7, inst.rst). It says whether the forecast
-   held, and fails if the NPU runs nothing. With
+   outputs with the recorded ones (of a detector the boxes decide, by `boxes.py`), measures the latency, and counts the
+   operators by device and the subgraphs that run, in the engine's report (since 1.5, modelrun.rst) or log (at severity 1
+   since 1.7, inst.rst). It says whether the forecast held, and fails if the NPU runs nothing. With
    `--fresh` it compiles anew, as a model from a cache is not counted; with `--data FOLDER --labels FILE.csv` (file name,
    class number) it measures the accuracy, on the NPU and on the CPU.
 3. Node by node: `quark-onnx npu preflight model.onnx --target {target}{preset} --ep-report REPORT` compares the report,
@@ -76,23 +77,14 @@ _OTHERS = {
 }
 
 
-def readme(
-    forecast: Preflight,
-    kind: str,
-    *,
-    report: Report | None,
-    band: str,
-    others: Collection[str] = (),
-) -> str:
+def readme(bundle: Bundle, others: Collection[str] = ()) -> str:
     """Return the README in Markdown.
 
     Args:
-        forecast: the forecast.
-        kind: number format of the model.
-        report: accuracy, as in ``Bundle``.
-        band: the worse band of accuracy and forecast.
+        bundle: the bundle.
         others: models that run before and after the model: "preprocess", "postprocess".
     """
+    kind, forecast = bundle.kind, bundle.forecast
     target = forecast.target
     overlay = ""
     if target.xclbin:
@@ -104,7 +96,7 @@ def readme(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=_quality(report, kind) + _placement(forecast, band, report),
+        quality=_quality(bundle),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
@@ -115,34 +107,20 @@ def readme(
     )
 
 
-def _quality(report: Report | None, kind: str) -> str:
-    """Return the accuracy and the verdict as paragraphs; empty without a report."""
-    if report is None:
-        return ""
-    text = f" Worst output against the float model: {report.worst_sqnr:.1f} dB"
-    text += f"{', with tensors rounded to bfloat16 on a CPU' * (kind == 'BF16')}."
-    if report.verdict is None:
-        return text
-    verdict = report.verdict
-    text += f"\n\nVerdict: **{verdict.band}**. {verdict.sentence}, on {verdict.measured_on}."
-    if report.warnings:
-        lines = [f"Warning: {warning}." for warning in report.warnings]
-        text += "\n\n" + "\n".join(lines)
+def _quality(bundle: Bundle) -> str:
+    """Return the verdict, the accuracy and the doubts about the forecast as paragraphs."""
+    text = ""
+    if bundle.worst_sqnr is not None:
+        text = f" Worst output against the float model: {bundle.worst_sqnr:.1f} dB"
+        text += f"{', with tensors rounded to bfloat16 on a CPU' * (bundle.kind == 'BF16')}."
+    measured_on = ""
+    if bundle.accuracy is not None:
+        measured_on = f" Measured on {bundle.accuracy.measured_on}."
+    paragraphs = [text, f"Verdict: **{bundle.band}**: {bundle.sentence}.{measured_on}"]
+    if bundle.cut_at:
+        paragraphs.append(f"Cut {bundle.cut_line}.")
+    if bundle.report is not None:
+        paragraphs += [f"Warning: {warning}." for warning in bundle.report.warnings]
+    paragraphs += [f"In doubt: {doubt}." for doubt in bundle.forecast.doubts]
     # Warnings hold names from the model, which may hold control characters.
-    return printable(text, lines=True)
-
-
-def _placement(forecast: Preflight, band: str, report: Report | None) -> str:
-    """Return the share on the processor, and the verdict on the bundle, as paragraphs."""
-    text = f"\n\nForecast: **{forecast.band}**. {forecast.sentence}."
-    doubts = [f"In doubt: {doubt}." for doubt in forecast.doubts]
-    reason = "by the forecast alone: nothing tells the accuracy"
-    if report is not None and report.verdict is not None:
-        is_clear = report.verdict.band in BANDS
-        reason = (
-            "the worse of both"
-            if is_clear
-            else "by the forecast alone: the accuracy is unclear"
-        )
-    verdict = f"Verdict on the bundle: **{band}**, {reason}."
-    return printable("\n\n".join([text, *doubts, verdict]), lines=True)
+    return printable("\n\n".join(paragraphs), lines=True)

@@ -30,7 +30,7 @@ def try_tail(tail: ModelProto, front: ModelProto, sample: Sample) -> None:
     """
     # Before the run, whose error of onnxruntime would not say which name is wrong.
     _check(tail, Graph.of(front))
-    _run(tail, {**sample, **Reference(front).outputs(sample)})
+    run_tail(tail, {**sample, **Reference(front).outputs(sample)})
 
 
 def _check(tail: ModelProto, front: Graph) -> None:
@@ -80,8 +80,8 @@ def _called(kind: int) -> str:
     return f"type {kind}"
 
 
-def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
-    """Run the tail once.
+def run_tail(tail: ModelProto, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the tail once, and return its outputs by name.
 
     Args:
         tail: the model that runs last.
@@ -97,7 +97,8 @@ def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
             for value in session.get_inputs()
             if value.name in arrays
         }
-        session.run(None, inputs)
+        names = [value.name for value in session.get_outputs()]
+        return dict(zip(names, session.run(None, inputs), strict=True))
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(
             f"the model behind cannot be run on what the one in front computes: {error}"

@@ -21,6 +21,7 @@ from quark_onnx.passes.split_to_slices import split_to_slices
 from quark_onnx.passes.sum_to_add import sum_to_add
 from quark_onnx.passes.unshare_initializers import unshare_initializers
 from quark_onnx.passes.write_attributes import write_attributes
+from quark_onnx.passes.write_bounds import write_bounds
 from quark_onnx.passes.write_defaults import write_defaults
 from quark_onnx.passes.write_sizes import write_sizes
 
@@ -41,6 +42,7 @@ CANONICALIZE: tuple[Pass, ...] = (
     unshare_initializers,
     write_sizes,
     write_attributes,
+    write_bounds,
     write_defaults,
 )
 #: Replace operators that accelerators do not support; before quantization, as the new operators
@@ -88,6 +90,7 @@ __all__ = [
     "unshare_initializers",
     "whole_image_norms",
     "write_attributes",
+    "write_bounds",
     "write_defaults",
     "write_sizes",
 ]

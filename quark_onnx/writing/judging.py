@@ -54,7 +54,7 @@ def judging_of(  # noqa: PLR0913
 def verdict_of(
     judging: Judging, finished: Finished, data: RunData, reference: Reference
 ) -> tuple[Verdict | None, list[str]]:
-    """Return the verdict on a result, and signs of wrong preprocessing, which are logged.
+    """Return the verdict on a result, and signs of wrong preprocessing; new ones are logged.
 
     Args:
         judging: the receivers of both models' outputs.
@@ -72,8 +72,8 @@ def verdict_of(
     findings = [*judging.findings]
     if judging.check is not None:
         findings = judging.check.findings(reference.remembering)
-    for finding in findings:
-        logger.warning("%s", finding)
+        for finding in findings:
+            logger.warning("%s", finding)
     if findings and verdict is not None:
         verdict = verdict.doubted(findings[0].doubt, findings[0].next_step)
     return verdict, [*map(str, findings)]

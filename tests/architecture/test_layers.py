@@ -51,7 +51,8 @@ convert
 job
 api
 search
-analysis npu
+analysis
+npu
 torch.config torch.runtime
 torch.formats
 torch.models

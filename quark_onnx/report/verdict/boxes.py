@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -29,6 +29,11 @@ class Selection(NamedTuple):
 #: Boxes that an application would show, and those that a mAP ranks, as YOLOX's evaluation: a mAP
 #: counts boxes of low scores, too.
 SHOWN, RANKED = Selection(0.05, 0.5), Selection(0.01, 0.65)
+#: Minimum score of a detection that an application would show, and the fallback if the float
+#: model has none.
+SHOWN_SCORE = 0.25
+#: Share of the minimum score that suffices for a detection of the other model.
+SLACK = 0.5
 #: Maximum number of boxes per image.
 MOST_BOXES = 100
 #: Maximum number of candidates per image, by score.
@@ -574,3 +579,80 @@ def matched(
             free[best] = False
             pairs.append((index, best, float(overlap[best])))
     return pairs
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Boxes of two models that were matched over all images.
+
+    Attributes:
+        count: boxes of the first model.
+        shown: boxes of the second model.
+        extra: boxes of the second model that the first one lacks.
+        overlaps: intersection over union of each match.
+        changes: change of the score of each match.
+    """
+
+    count: int
+    shown: int
+    extra: int
+    overlaps: list[float]
+    changes: list[float]
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[Floats, Floats]]) -> Matches:
+        """Match boxes of equal class and an overlap of at least 0.5.
+
+        Args:
+            pairs: for each image the boxes (n, 6) of both models, in falling order of scores.
+        """
+        least = SHOWN_SCORE
+        if not any((before[:, 4] >= least).any() for before, _ in pairs):
+            least = SHOWN.least_score
+        count = extra = shown = 0
+        overlaps: list[float] = []
+        changes: list[float] = []
+        for before, after in pairs:
+            expected = before[before[:, 4] >= least]
+            detected = after[after[:, 4] >= least]
+            # a detection whose score passes the limit in one model alone is neither lost nor new
+            loosely_detected = after[after[:, 4] >= least * SLACK]
+            loosely_expected = before[before[:, 4] >= least * SLACK]
+            count += len(expected)
+            for i, j, overlap in matched(expected, loosely_detected):
+                overlaps.append(overlap)
+                changes.append(abs(expected[i, 4] - loosely_detected[j, 4]))
+            shown += len(detected)
+            # Precision from the other direction: shown boxes of the second model that the first
+            # one lacks even below its limit.
+            extra += len(detected) - len(matched(detected, loosely_expected))
+        return cls(count, shown, extra, overlaps, changes)
+
+    @property
+    def f1(self) -> float:
+        """Return the harmonic mean of recall and precision; 0 if both are 0."""
+        recall = len(self.overlaps) / max(1, self.count)
+        # Nothing shown: the precision counts as 0, and so does F1.
+        precision = 1 - self.extra / self.shown if self.shown else 0.0
+        if not recall + precision:
+            return 0.0
+        return 2 * recall * precision / (recall + precision)
+
+    @property
+    def overlap(self) -> float:
+        """Return the mean overlap of the matches; 0 without any."""
+        return float(np.mean(self.overlaps)) if self.overlaps else 0.0
+
+    @property
+    def change(self) -> float:
+        """Return the mean change of the score of the matches; 0 without any."""
+        return float(np.mean(self.changes)) if self.changes else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """Return the number of matches and of new boxes in words."""
+        noun = "detection" if self.count == 1 else "detections"
+        return (
+            f"{len(self.overlaps)} of {self.count} {noun} found again (IoU 0.5, same class),"
+            f" {self.extra} new"
+        )

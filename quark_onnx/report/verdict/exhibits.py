@@ -13,8 +13,14 @@ from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Gallery, Picture
 from quark_onnx.page.png import png
 from quark_onnx.page.svg import drawing, linear, tag
-from quark_onnx.report.verdict.boxes import detections, image_inputs, matched
-from quark_onnx.report.verdict.judges import SHOWN_SCORE, SLACK, predicted
+from quark_onnx.report.verdict.boxes import (
+    SHOWN_SCORE,
+    SLACK,
+    detections,
+    image_inputs,
+    matched,
+)
+from quark_onnx.report.verdict.judges import predicted
 from quark_onnx.report.verdict.task import Task
 
 Arrays = Mapping[str, NDArray[Any]]

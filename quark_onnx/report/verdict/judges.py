@@ -11,18 +11,12 @@ from numpy.typing import NDArray
 
 from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import near_limits, percentage, wilson
-from quark_onnx.report.verdict.boxes import SHOWN, detections, matched
+from quark_onnx.report.verdict.boxes import Floats, Matches, detections
 from quark_onnx.report.verdict.task import Task, squeezed
 from quark_onnx.report.verdict.verdict import Figure, limits_of
 
 Arrays = Mapping[str, NDArray[Any]]
-Floats = NDArray[np.float64]
 
-#: Minimum score of a detection that an application would show, and the fallback if the float
-#: model has none.
-SHOWN_SCORE = 0.25
-#: Share of the minimum score that suffices for a detection of the other model.
-SLACK = 0.5
 #: Probability of a decision, and the share up to which values between 0 and 1 are undecided.
 _YES, _UNDECIDED = 0.5, 0.1
 #: Number of samples from which predicted classes differ.
@@ -254,43 +248,16 @@ class Detections:
         self._pairs += zip(before, after, strict=False)
 
     def figures(self) -> tuple[Figure, ...]:
-        least = SHOWN_SCORE
         # Over all samples, which is why the boxes are kept until here.
-        if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
-            least = SHOWN.least_score
-        count = extra = matches = shown = 0
-        overlaps: list[float] = []
-        changes: list[float] = []
-        for before, after in self._pairs:
-            expected = before[before[:, 4] >= least]
-            detected = after[after[:, 4] >= least]
-            # a detection whose score passes the limit in one model alone is neither lost nor new
-            loosely_detected = after[after[:, 4] >= least * SLACK]
-            loosely_expected = before[before[:, 4] >= least * SLACK]
-            pairs = matched(expected, loosely_detected)
-            count += len(expected)
-            matches += len(pairs)
-            for i, j, overlap in pairs:
-                overlaps.append(overlap)
-                changes.append(abs(expected[i, 4] - loosely_detected[j, 4]))
-            shown += len(detected)
-            # Precision from the other direction: shown boxes of the quantized model that the float
-            # model lacks even below its limit.
-            extra += len(detected) - len(matched(detected, loosely_expected))
-        if not count:
+        matches = Matches.of(self._pairs)
+        if not matches.count:
             return ()
-        # Nothing shown: the precision counts as 0, and so does F1.
-        precision = 1 - extra / shown if shown else 0.0
-        f1 = _f1(matches / count, precision)
-        overlap = _mean(overlaps)
-        change = _mean(changes)
+        f1, overlap, change = matches.f1, matches.overlap, matches.change
         return (
             Figure(
                 "f1",
                 f1,
-                f"{matches} of {counted(count, 'detection')} found again (IoU 0.5, same class),"
-                f" {extra} new: F1"
-                f" {near_limits(f1, limits_of('detector', 'f1'), 3)}",
+                f"{matches.sentence}: F1 {near_limits(f1, limits_of('detector', 'f1'), 3)}",
             ),
             Figure(
                 "iou",
@@ -300,20 +267,6 @@ class Detections:
             ),
             Figure("score_change", change, f"scores change by {change:.3f} on average"),
         )
-
-
-def _f1(recall: float, precision: float) -> float:
-    """Return the harmonic mean of recall and precision; 0 if both are 0."""
-    if not recall + precision:
-        return 0.0
-    return 2 * recall * precision / (recall + precision)
-
-
-def _mean(values: list[float]) -> float:
-    """Return the mean; 0 without values."""
-    if not values:
-        return 0.0
-    return float(np.mean(values))
 
 
 class Vectors:

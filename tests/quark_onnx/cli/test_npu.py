@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -278,9 +279,16 @@ def test_deploy_ends_with_the_command_for_fewer_subgraphs(cli: Any) -> None:
     for place in range(12):
         np.savez(f"samples/{place}.npz", x=normal(1, 3, 8, 8, seed=place))
     words = ("npu", "deploy", "deep.onnx", "-o", "out", "--data", "samples")
-    finished = cli(*words, "--recipe", "classifier", "--min-sqnr", "-99")
+    more = ("--min-sqnr", "-99", "--budget", "100s")
+    finished = cli(*words, "--recipe", "classifier", *more)
     assert finished.code == 0, finished.err
-    command = finished.out.splitlines()[-1].strip()
+    lines = finished.out.splitlines()
+    assert sum(line.startswith("verdict ") for line in lines) == 1
+    (place,) = [place for place, line in enumerate(lines) if "a better part" in line]
+    # Its accuracy was measured, and no other format is proposed besides.
+    assert re.match(r"try +[+-]\d+\.\d dB \(", lines[place])
+    assert "quantize to A16W8" not in "".join(lines[place - 4 :])
+    command = lines[place + 1].strip()
     assert command.startswith("quark-onnx npu deploy deep.onnx")
     assert "--recipe" not in command and command.endswith("--preset A8W8")
     again = cli(*shlex.split(command)[1:], "--overwrite", "--json")
@@ -351,3 +359,25 @@ def gates_of_sigmoid() -> onnx.ModelProto:
         w=normal(8, 3, 3, 3),
         v=normal(4, 8, 3, 3),
     )
+
+
+def test_a_quantized_model_is_deployed_without_data(cli: Any) -> None:
+    onnx.save(depthwise_layers(), "deep.onnx")
+    Path("samples").mkdir()
+    for place in range(4):
+        np.savez(f"samples/{place}.npz", x=normal(1, 3, 8, 8, seed=place))
+    words = ("--data", "samples", "--preset", "A8W8", "--target", "stx")
+    assert cli("quantize", "deep.onnx", "-o", "codes.onnx", *words).code == 0
+    made = cli("npu", "deploy", "codes.onnx", "-o", "out")
+    assert made.code == 0, made.err
+    assert "unclear: the accuracy was not measured; forecast for stx (A8W8" in made.out
+    command = made.out.splitlines()[-1].strip()
+    assert command.endswith("--float-model FLOAT.onnx --data PATH")
+    command = command.replace("FLOAT", "deep").replace("PATH", "samples --overwrite")
+    again = cli(*shlex.split(command)[1:], "--json")
+    assert again.code == 0 and again.json["worst_sqnr"] > 20
+    refused = cli("npu", "deploy", "codes.onnx", "-o", "b", "--preset", "A8W8")
+    assert refused.code == 2 and "--preset has no effect" in refused.err
+    refused = cli("npu", "deploy", "deep.onnx", "-o", "b", "--float-model", "deep.onnx")
+    assert refused.code == 2 and "leave out --float-model" in refused.err
+    assert not Path("b").exists()

@@ -296,6 +296,29 @@ def shufflenet(kind: str) -> ModelProto:
     return net.model(net.dense(x, 10))
 
 
+def densenet(kind: str, blocks: tuple[int, ...]) -> ModelProto:
+    """Dense layers; each BatchNormalization without a convolution before it is one with one tap."""
+    net = Network(kind)
+
+    def normalized(x: str) -> str:
+        return net.conv(x, net.channels[x], act="relu", depthwise=True)
+
+    x = net.pool(net.conv("x", 4, 7, 2, "relu"))
+    for number, layers in enumerate(blocks):
+        features = [x]
+        for _ in range(layers):
+            y = net.conv(net.conv(normalized(x), 8, act="relu"), 2, 3)
+            features.append(y)
+            channels = sum(net.channels[name] for name in features)
+            x = net.node("Concat", features, channels, axis=1)
+        x = normalized(x)
+        if number < len(blocks) - 1:
+            x = net.conv(x, 4)
+            pool = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
+            x = net.factor(net.node("AveragePool", [x], 4, **pool))
+    return net.model(net.classified(net.average(x)))
+
+
 NETWORKS: dict[str, Callable[[str], ModelProto]] = {
     "ResNet-18": lambda kind: resnet(kind, (2, 2, 2, 2), deep=False),
     "ResNet-34": lambda kind: resnet(kind, (3, 4, 6, 3), deep=False),

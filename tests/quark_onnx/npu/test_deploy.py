@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from calibrators.readers.open import ImageSpec, open_reader
-from quark_onnx import npu
+from quark_onnx import QConfig, compare, npu, quantize, quantize_dynamic
 from quark_onnx.cli import main
 from quark_onnx.common.errors import (
     AccuracyError,
@@ -30,6 +31,7 @@ from quark_onnx.common.errors import (
     ModelError,
 )
 from quark_onnx.common.registry import NPU_RECIPES
+from quark_onnx.report.verdict import THRESHOLDS, boxes
 from tests.models import depthwise_layers, normal, parse, run, samples, weight
 
 
@@ -116,11 +118,103 @@ def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
     text = (bundle.folder / "README.md").read_text(encoding="utf-8")
     assert bundle.report is not None and bundle.report.verdict is not None
     verdict = bundle.report.verdict
-    assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
-    assert f"Forecast: **good**. {bundle.forecast.sentence}." in text
-    assert verdict.band == "unclear"
-    reason = "by the forecast alone: the accuracy is unclear"
-    assert f"Verdict on the bundle: **{bundle.band}**, {reason}." in text
+    assert f"Verdict: **{bundle.band}**: {bundle.sentence}. Measured on" in text
+    assert verdict.sentence in text and f"{bundle.forecast.sentence}." in text
+    # Nobody calls a bundle good of which the accuracy is unclear.
+    assert (verdict.band, bundle.forecast.band, bundle.band) == (
+        "unclear",
+        "good",
+        "unclear",
+    )
+    assert text.count("**unclear**") == 1 and "**good**" not in text
+
+
+def test_there_is_one_verdict(bundle: npu.Bundle) -> None:
+    """The worse of accuracy and forecast, with both in its sentence, in every output."""
+    text = str(bundle)
+    assert text.count("verdict ") == 1
+    assert f"verdict   {bundle.band}: {bundle.sentence}" in text
+    document = bundle.to_dict()
+    assert document["verdict"]["band"] == document["band"] == bundle.band
+    assert document["verdict"]["sentence"] == bundle.sentence
+    kept = json.loads((bundle.folder / "report.json").read_text(encoding="utf-8"))
+    assert kept["verdict"] == {"band": bundle.band, "sentence": bundle.sentence}
+    assert bundle.accuracy is not None
+    for accuracy, forecast, band in (
+        ("good", 6, "risky"),
+        ("poor", 1, "poor"),
+        ("good", 1, "good"),
+        ("unclear", 6, "risky"),
+    ):
+        verdict = replace(bundle.accuracy, band=accuracy)
+        pieces = tuple(place % forecast for place in range(len(bundle.forecast.pieces)))
+        other = replace(
+            bundle,
+            report=replace(bundle.report, verdict=verdict),
+            forecast=replace(bundle.forecast, pieces=pieces),
+        )
+        assert other.band == band
+
+
+def test_progress_goes_to_a_function(tmp_path: Path) -> None:
+    calls = list[tuple[str, float, int | None]]()
+    npu.deploy(
+        network(),
+        data(),
+        tmp_path / "b",
+        progress=lambda name, done, total: calls.append((name, done, total)),
+    )
+    assert ("calibrating", 11) in [call[:2] for call in calls]
+    with pytest.raises(ConfigError, match="progress is 'much'"):
+        npu.deploy(network(), data(), tmp_path / "c", progress="much")  # type: ignore[arg-type]
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_quantized_model_is_deployed_with_its_codes(tmp_path: Path) -> None:
+    """Nothing is calibrated; the float model tells the accuracy, and without it nothing does."""
+    config = QConfig.of("A8W8").with_(target="stx")
+    quantized = quantize(network(), data(), config).model
+    plain = npu.deploy(quantized, None, tmp_path / "plain")
+    assert (plain.kind, plain.report, plain.band) == ("A8W8", None, "unclear")
+    assert plain.sentence.startswith("the accuracy was not measured; forecast for stx")
+    (step,) = plain.next_steps
+    assert step.options == "--float-model FLOAT.onnx"
+    written = onnx.load(plain.folder / "model.onnx")
+    sample = data(1)[0]
+    np.testing.assert_array_equal(run(written, sample)[0], run(quantized, sample)[0])
+    done = subprocess.run(
+        [sys.executable, "-B", "compare.py", "--runs", "0"], cwd=plain.folder
+    )
+    assert done.returncode == 0
+    measured = npu.deploy(
+        quantized, data(), tmp_path / "measured", float_model=network()
+    )
+    expected = compare(network(), quantized, data())
+    assert measured.worst_sqnr == pytest.approx(expected.sqnr)
+    assert measured.accuracy is not None and expected.verdict is not None
+    assert measured.accuracy.sentence == expected.verdict.sentence
+    assert measured.next_steps == () and measured.accuracy.next_steps == ()
+    forecast = npu.deploy_forecast(quantized, "stx")
+    assert forecast.best.to_dict() == measured.forecast.to_dict()
+
+
+def test_quantized_models_that_are_refused(tmp_path: Path) -> None:
+    config = QConfig.of("A8W8").with_(target="stx")
+    quantized = quantize(network(), data(), config).model
+    with pytest.raises(ConfigError, match=r"the model is A8W8, but phx .* takes XINT8"):
+        npu.deploy(quantized, None, tmp_path / "b", "phx")
+    assert "the model is A8W8" in npu.deploy_forecast(quantized, "phx").problem
+    with pytest.raises(AccuracyError, match="the minimum is 90 dB"):
+        npu.deploy(
+            quantized, data(), tmp_path / "b", min_sqnr=90, float_model=network()
+        )
+    with pytest.raises(ConfigError, match="leave out float_model"):
+        npu.deploy(network(), data(), tmp_path / "b", float_model=network())
+    operators = quantize_dynamic(network())
+    with pytest.raises(ConfigError, match="no Q/DQ pairs"):
+        npu.deploy(operators, None, tmp_path / "b")
+    assert npu.deploy_forecast(operators, "stx").problem
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
@@ -136,7 +230,7 @@ def test_a_model_that_hardly_runs_on_the_processor_is_no_good_bundle(
     assert bundle.forecast.share < 0.05 and bundle.band == "poor"
     assert bundle.to_dict()["band"] == "poor"
     text = (bundle.folder / "README.md").read_text(encoding="utf-8")
-    assert "Verdict on the bundle: **poor**" in text
+    assert "Verdict: **poor**" in text
 
 
 def test_many_subgraphs_lead_to_a_format_with_fewer(tmp_path: Path) -> None:
@@ -882,7 +976,7 @@ def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) 
     without = npu.deploy(network(), None, tmp_path / "without", "stx", "BF16")
     assert without.report is None
     text = (tmp_path / "without" / "README.md").read_text(encoding="utf-8")
-    assert "by the forecast alone: nothing tells the accuracy." in text
+    assert "Verdict: **unclear**: the accuracy was not measured; forecast for" in text
     config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
     assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
     feeds = data(1)[0]
@@ -1313,6 +1407,76 @@ def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
     with np.load(tmp_path / "bundle" / "seen.npz") as seen:
         np.testing.assert_array_equal(seen["x"], x)
         np.testing.assert_allclose(seen["y"], run(whole, {"x": x})[0], atol=0.1)
+
+
+def boxes_of_a_map() -> ModelProto:
+    """A detector: 64 boxes in pixels with the scores of two classes, most of them low."""
+    return parse(
+        """g (float[1,3,8,8] x) => (float[1,6,64] y) {
+            h = Conv (x, w, b) box, score = Split <axis = 1> (h, sizes) e = Sigmoid (box)
+            scaled = Mul (e, stride) p = Sigmoid (score) c = Concat <axis = 1> (scaled, p)
+            y = Reshape (c, shape) }""",
+        w=2 * weight(6, 3, 1, 1),
+        b=np.float32([0, 0, 0, 0, -3, -3]),
+        sizes=np.int64([4, 2]),
+        stride=np.float32([320.0]),
+        shape=np.int64([0, 6, 64]),
+    )
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_boxes_of_a_detector_decide(is_cut: bool, tmp_path: Path) -> None:
+    """Not the decibels: other classes hardly change them, boxes of low scores do."""
+    model = boxes_of_a_map()
+    parts = npu.cut(model) if is_cut else model
+    made = npu.deploy(parts, data(), tmp_path / "b", "stx", "A8W8", min_sqnr=None)
+    shipped = (made.folder / "boxes.py").read_text(encoding="utf-8")
+    assert shipped == Path(boxes.__file__).read_text(encoding="utf-8")
+    found = run_compare(made.folder)
+    assert (
+        found.returncode == 0 and "0 new: F1 1.000, mean overlap 1.000" in found.stdout
+    )
+    assert [limit.good for limit in THRESHOLDS["detector"]] == [0.9, 0.85]
+    if is_cut:
+        return
+    record = made.folder / "outputs" / "0000.npz"
+    with np.load(record) as arrays:
+        y = arrays["output_0"]
+    low = y[0, 4:].max(axis=0) < 0.04
+    assert 8 < low.sum() < 60
+    other = y.copy()
+    other[0, :4, low] /= 3
+    np.savez(record, output_0=other)
+    found = run_compare(made.folder)
+    ratios = re.findall(r"worst ([\d.]+) dB", found.stdout)
+    assert found.returncode == 0 and float(ratios[0]) < 20
+    for sample in (made.folder / "outputs").iterdir():
+        with np.load(sample) as arrays:
+            y = arrays["output_0"]
+        np.savez(sample, output_0=y[:, [0, 1, 2, 3, 5, 4]])
+    found = run_compare(made.folder)
+    assert found.returncode == 1 and "compare: other boxes" in found.stderr
+
+
+def run_compare(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-B", "compare.py", "--device", "cpu", "--runs", "0"]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_cut_model_says_where_it_was_cut(tmp_path: Path) -> None:
+    """And is judged by the tensors there, which are signals and no classes or boxes."""
+    parts = npu.cut(boxes_of_a_map())
+    made = npu.deploy(parts, data(), tmp_path / "b", "stx", "A8W8", min_sqnr=None)
+    behind = len(parts.second.graph.node)
+    assert made.cut_at == ("h",) and made.to_dict()["cut_at"] == ["h"]
+    line = f"at h; {behind} nodes behind run on the CPU (postprocess.onnx)"
+    assert made.cut_line == line and f"cut       {line}" in str(made)
+    assert f"Cut {line}." in (made.folder / "README.md").read_text(encoding="utf-8")
+    assert made.accuracy is not None and made.accuracy.task == "signal"
+    assert made.sentence.startswith("at 1 cut tensor: ")
+    expected = compare(parts.first, made.folder / "model.onnx", data()[-2:])
+    assert [error.name for error in expected.outputs] == ["h"]
+    assert made.worst_sqnr == pytest.approx(expected.sqnr, abs=3)
 
 
 def test_a_list_that_is_made_behind_is_shown(tmp_path: Path) -> None:

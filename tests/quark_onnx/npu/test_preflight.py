@@ -19,15 +19,17 @@ from quark_onnx.graph.cost import operations
 from quark_onnx.npu import (
     NodePlacement,
     Preflight,
+    cut,
     deploy_forecast,
     legalize,
     preflight,
 )
 from quark_onnx.npu.partition import pieces, root_in
-from quark_onnx.npu.placement import NPU, Case, place
+from quark_onnx.npu.placement import FLOAT_TAIL, NPU, Case, place
 from quark_onnx.npu.support import KINDS, listed
+from quark_onnx.report import percentage
 from tests.models import kinds, normal, parse, weight
-from tests.quark_onnx.npu.networks import NETWORKS
+from tests.quark_onnx.npu.networks import NETWORKS, densenet
 
 #: Nodes on the NPU, on the CPU, in VITIS_EP_CPU, and pieces, as the logs of AMD's runs have them:
 #: RyzenAI-SW, quark_quantization/models, 2025-10-14, release 1.7, Strix.
@@ -309,7 +311,8 @@ def test_a_transformer_in_eight_bits_is_in_doubt(kind: str, words: str) -> None:
     assert [doubt.confidence for doubt in about] == [words] * bool(words)
     if words:
         assert result.least_share == 0 and result.band != "good"
-        assert "between 0 % and " in result.sentence
+        in_doubt = "% in doubt (a transformer in 8-bit integers)"
+        assert result.sentence.endswith(in_doubt)
         assert "amd/RyzenAI-SW#208" in str(result)
 
 
@@ -325,18 +328,54 @@ def test_a_product_larger_than_any_that_is_shown_is_in_doubt() -> None:
         assert result.least_share == (0 if doubts else 1)
 
 
-def test_small_subgraphs_among_many_are_in_doubt() -> None:
-    """Each Sin splits the graph; a subgraph with a fifth of the work is not small."""
-    islands = "".join(
-        f"s{i} = Sin (b{i}) b{i + 1} = {CONV} (s{i}, w) " for i in range(6)
+def islands(operator: str) -> str:
+    """Convolutions, each behind an operator that ends a subgraph."""
+    return " ".join(
+        f"s{i} = {operator} (b{i}) b{i + 1} = {CONV} (s{i}, w)" for i in range(6)
     )
-    result = found(f"b0 = Relu (b) {islands} y = Relu (b6)", kind="XINT8")
+
+
+def test_small_subgraphs_among_many_are_in_doubt() -> None:
+    """Each Softplus splits the graph; a subgraph with a fifth of the work is not small."""
+    body = f"b0 = Relu (b) {islands('Softplus')} y = Relu (b6)"
+    result = found(body, kind="BF16")
     *_, doubt = result.doubts
     assert "small" in doubt.reason
     assert result.subgraphs == 7 and len(doubt.pieces) == 6
     assert 0 < result.least_share < result.share
-    few = found(f"s = Sin (b) y = {CONV} (s, w)", kind="XINT8")
+    few = found(f"s = Softplus (b) y = {CONV} (s, w)", kind="BF16")
     assert few.doubts == ()
+
+
+def test_integer_subgraphs_of_a_chain_are_not_in_doubt() -> None:
+    """Up to 93 of them ran in AMD's logs of EfficientNet."""
+    result = found(f"b0 = Relu (b) {islands('Sin')} y = Relu (b6)", kind="XINT8")
+    assert result.subgraphs == 7 and result.doubts == ()
+    assert result.sentence.endswith("on the NPU, in 7 subgraphs")
+    for network in ("MobileNetV2", "MobileNetV3", "EfficientNet-b1", "ShuffleNetV2"):
+        known = preflight(NETWORKS[network]("XINT8"), "stx", kind="XINT8")
+        doubts = [doubt.reason for doubt in known.doubts if "join" in doubt.reason]
+        assert not doubts and known.least_share > 0.9 * known.share
+
+
+@pytest.mark.parametrize(
+    ("blocks", "on_cpu", "subgraphs"),
+    [((6, 12, 24, 16), 356, 63), ((6, 12, 32, 32), 500, 87)],
+)
+def test_subgraphs_that_join_others_are_in_doubt(
+    blocks: tuple[int, ...], on_cpu: int, subgraphs: int
+) -> None:
+    """Counts of DenseNet121 and DenseNet169 in AMD's logs: 5 subgraphs of either run."""
+    result = preflight(densenet("XINT8", blocks), "stx", kind="XINT8")
+    (doubt,) = result.doubts
+    assert result.subgraphs == subgraphs
+    assert len(doubt.pieces) == subgraphs - 5 == sum(blocks)
+    outside = sum(placed.device != NPU for placed in result.placements)
+    outside += sum(piece in doubt.pieces for piece in result.pieces)
+    assert outside == on_cpu
+    share = percentage(result.share - result.least_share)
+    expected = f"{share} in doubt ({sum(blocks)} subgraphs join results of others)"
+    assert result.sentence.endswith(expected)
 
 
 def test_a_subgraph_without_a_layer_is_in_doubt() -> None:
@@ -552,6 +591,44 @@ def test_what_is_left_float_between_integer_operators_is_on_the_cpu(
         assert {placed.confidence for placed in left} <= {"inferred"}
         on_npu = {placed.node for placed in placements if placed.device == "NPU"}
         assert set(names) & on_npu == set(names) - set(exclude)
+
+
+@pytest.mark.parametrize("target", ["phx", "stx"])
+def test_float_decoding_behind_the_last_layer_is_put_apart(target: str) -> None:
+    """On XDNA1 it pushed YOLOv8n off the processor; elsewhere detectors run with it."""
+    model = parse(
+        f"""g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) b = {CONV} (r, w)
+            e = Exp (b) s = Sub (e, b) y = Mul (s, e) }}""",
+        w=weight(4, 4, 3, 3),
+    )
+    for node in model.graph.node:
+        node.name = node.output[0]
+    data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    config = QConfig.of("XINT8").with_(target=target, exclude=("e", "s", "y"))
+    quantized = quantize(model, data, config).model
+    result = preflight(quantized, target)
+    (group,) = result.groups
+    assert group.cause == FLOAT_TAIL and len(group.placements) == 3
+    front = preflight(cut(quantized).first, target)
+    assert (front.share, front.least_share, front.band) == (1, 1, "good")
+    if target == "stx":
+        assert result.doubts == () and result.actions == []
+        assert result.share == result.least_share > 0.95 and result.band == "good"
+        return
+    (doubt,) = result.doubts
+    assert (doubt.confidence, group.mend) == ("measured", "quark-onnx npu cut")
+    assert "deploy with --cut" in doubt.reason
+    assert result.share > 0.95 and result.least_share == 0 and result.band == "risky"
+    in_doubt = "(3 float nodes decode behind the last layer)"
+    assert result.sentence.endswith(in_doubt)
+
+
+def test_one_subgraph_joins_no_others() -> None:
+    """Its Concat reads what an operator on the CPU computes, as the Focus of YOLOX does."""
+    body = "s = Sin (x) c = Concat <axis = 1> (b, s) y = Conv <kernel_shape = [1, 1], strides ="
+    body += " [1, 1], pads = [0, 0, 0, 0], dilations = [1, 1], group = 1> (c, v)"
+    result = found(body, kind="XINT8", v=weight(4, 8, 1, 1))
+    assert result.subgraphs == 1 and result.doubts == ()
 
 
 def test_sizes_below_zero_are_none() -> None:

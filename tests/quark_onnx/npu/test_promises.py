@@ -96,7 +96,32 @@ def test_moves_in_more_dimensions_are_written_in_four(case: str) -> None:
         assert (forecast.share, forecast.subgraphs) == (1.0, 1)
 
 
-OWN = {"mask": mask, "fixed_branch": fixed_branch, "hard_swish": hard_swish}
+def one_bound() -> ModelProto:
+    """A Clip from above alone, and one from below alone."""
+    return parse(
+        f"""g (float[1,4,8,8] x) => (float[1,4,8,8] y) {{
+            a = Conv <{POINT}> (x, w) b = Clip (a, , h) c = Conv <{POINT}> (b, v)
+            y = Clip (c, l) }}""",
+        w=weight(4, 4, 1, 1),
+        v=weight(4, 4, 1, 1, seed=1),
+        h=np.array(1.0, np.float32),
+        l=np.array(0.0, np.float32),
+    )
+
+
+def test_a_clip_with_one_bound_runs_on_x1() -> None:
+    """Its converter takes two constant bounds, which legalization writes."""
+    assert npu.preflight(one_bound(), "phx").subgraphs == 2
+    found = npu.deploy_forecast(one_bound(), "phx").best
+    assert (found.share, found.subgraphs) == (1.0, 1)
+
+
+OWN = {
+    "mask": mask,
+    "fixed_branch": fixed_branch,
+    "hard_swish": hard_swish,
+    "one_bound": one_bound,
+}
 
 
 @loop_over("make", {**MODELS, **OWN})

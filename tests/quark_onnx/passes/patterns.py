@@ -53,6 +53,7 @@ _EXPRESSIONS = {
     "unshare_initializers": f"""{_IMAGE} (float[1,6,8,8] y) {{
         a = Conv (x, w) y = Conv (a, w) }}""",
     "write_attributes": f"{_IMAGE} (float[1,6,8,8] y) {{ y = Conv (x, w) }}",
+    "write_bounds": f"{_IMAGE} (float[1,6,8,8] y) {{ y = Clip (x, half) }}",
     "write_defaults": "g (float[2,3] x) => (float[2,3] y) { y = Softmax (x) }",
     "write_sizes": f"""{_IMAGE} (float[1,3,8,8] y, float[1,3,8,8] z) {{
         y, z = Split <axis = 1, num_outputs = 2> (x) }}""",

@@ -586,3 +586,38 @@ def test_modes_are_written_out(call: str, written: dict[str, object]) -> None:
     np.testing.assert_array_equal(
         run(graph.to_model(), sample)[0], run(model, sample)[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "opset", "kind"),
+    [
+        ("Clip (x, zero)", 17, "Relu"),
+        ("Clip (x, low)", 17, "Clip"),
+        ("Clip (x, , high)", 17, "Clip"),
+        ("Clip (x)", 17, "Clip"),
+        ("Clip <min = -0.5> (x)", 10, "Clip"),
+    ],
+)
+def test_bounds_are_written_out(call: str, opset: int, kind: str) -> None:
+    """Without one the converter of X1 leaves a Clip to the CPU; values are those of the model."""
+    bounds = {"zero": 0.0, "low": -0.5, "high": 0.5}
+    constants = {
+        name: np.array(value, np.float32)
+        for name, value in bounds.items()
+        if name in call
+    }
+    text = f"g (float[2,8] x) => (float[2,8] y) {{ y = {call} }}"
+    model = parse(text, opset=opset, **constants)
+    done, after = applied(PASSES["write_bounds"], model)
+    assert done == 1 and kinds(after) == [kind]
+    assert applied(PASSES["write_bounds"], after)[0] == 0
+    x = np.float32([np.linspace(-3e38, 3e38, 8), np.linspace(-1, 1, 8)])
+    np.testing.assert_array_equal(run(after, {"x": x})[0], run(model, {"x": x})[0])
+
+
+def test_bounds_of_integers_and_computed_ones_stay() -> None:
+    for text in (
+        "g (int32[4] x) => (int32[4] y) { y = Clip (x) }",
+        "g (float[4] x, float m, float n) => (float[4] y) { y = Clip (x, m, n) }",
+    ):
+        assert applied(PASSES["write_bounds"], parse(text))[0] == 0

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from quark_onnx import compare, quantize
+from quark_onnx import QConfig, compare, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.preprocessing.alternatives import Pictures
@@ -60,6 +60,32 @@ def test_batch_normalization_tells_the_scaling(right: Scaling) -> None:
             assert (
                 finding.cause == "scaling" and "BatchNormalization" in finding.evidence
             )
+
+
+def test_wrong_inputs_are_reported_before_layers_are_optimized(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And once; what was found is in the report and in the verdict."""
+    model = trained(SCALINGS[1])
+    data = [{"x": image.astype(np.float32)} for image in pictures(16)]
+    steps = list[str]()
+
+    def progress(name: str, done: float, total: int | None) -> None:
+        warned = any("preprocessing looks wrong" in text for text in caplog.messages)
+        steps.append(f"{name}, {'warned' if warned else 'not yet'}")
+
+    config = QConfig.of("XINT8").with_(
+        optimizers=("adaround:iterations=10",), min_sqnr=None
+    )
+    with caplog.at_level(logging.WARNING):
+        result = quantize(model, data, config, progress=progress)
+    names = [step.partition(",")[0] for step in steps]
+    assert "calibrating" in names and len(set(names)) > 2
+    assert {step for step in steps if "not yet" in step} == {"reading, not yet"}
+    logged = [text for text in caplog.messages if "preprocessing looks" in text]
+    assert len(logged) == 1 and result.report.warnings == logged
+    assert result.report.verdict is not None
+    assert "preprocessing of the data looks wrong" in result.report.verdict.sentence
 
 
 def test_the_advice_names_the_options() -> None:
