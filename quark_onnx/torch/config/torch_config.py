@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -208,6 +208,14 @@ class TorchConfig:
         """Return a copy with changed settings."""
         check_names(changes, type(self))
         return replace(self, **changes)
+
+    def each(self, change: Callable[[LayerSpec], LayerSpec]) -> TorchConfig:
+        """Return a copy with a change of the default, and of all layers and types."""
+        return self.with_(
+            default=change(self.default),
+            layers=tuple((glob, change(spec)) for glob, spec in self.layers),
+            types=tuple((kind, change(spec)) for kind, spec in self.types),
+        )
 
     def spec_of(self, name: str, kind: str) -> LayerSpec | None:
         """Return the specification of a layer; None if the layer stays float.

@@ -11,10 +11,10 @@ import torch
 
 from calibrators import Calibrator, MinMax, MinMSE, Percentile
 from calibrators.base import range_of
-from quark_onnx.common.absent import (
-    PerBlock2DMinMaxObserver as PerBlock2DMinMaxObserver,
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    PerBlock2DMinMaxObserver,
+    PerBlockMXDiffsObserver,
 )
-from quark_onnx.common.absent import PerBlockMXDiffsObserver as PerBlockMXDiffsObserver
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.formats import affine
 
