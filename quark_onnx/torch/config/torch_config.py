@@ -21,8 +21,15 @@ TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
 #: Layers that compute keys and values together with each other or with queries, by family.
 _KEYS_AND_MORE = frozenset(
     {
-        *("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "kv_proj"),
-        *("attn_qkv", "in_proj_qkv", "kv"),
+        "qkv_proj",
+        "query_key_value",
+        "c_attn",
+        "Wqkv",
+        "qkv",
+        "kv_proj",
+        "attn_qkv",
+        "in_proj_qkv",
+        "kv",
     }
 )
 #: Layers of multi-head latent attention, as in DeepSeek V2 to V3.2.

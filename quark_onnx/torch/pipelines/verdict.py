@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import is_finite
 from quark_onnx.torch.models.fused_groups import experts_of, fused_group_of
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
@@ -290,11 +291,12 @@ def _compared_models(  # noqa: PLR0913
     """
     model = source.load()
     # reported by name, where generation and logits would only show NaN
-    if damaged := _damaged(model):
-        return replace(
-            sizes,
-            skipped=f"{damaged} of the float model holds numbers that are infinite or none",
-        )
+    for name, parameter in model.named_parameters():
+        if not is_finite(parameter):
+            reason = (
+                f"{name} of the float model holds numbers that are infinite or none"
+            )
+            return replace(sizes, skipped=reason)
     if not windows:
         # a language model is its own source of plausible text
         windows, text = _written(model), "that the float model has written"
@@ -342,17 +344,6 @@ def _layout(checkpoint: Path | str) -> Layout:
     """Return the layout of a quantized checkpoint."""
     content = read_json(Path(checkpoint) / "config.json")
     return read_layout(content["quantization_config"])[1]
-
-
-def _damaged(model: nn.Module) -> str:
-    """Return the name of the first parameter with an infinity or NaN; empty if there is none."""
-    for name, parameter in model.named_parameters():
-        # aminmax propagates NaN, and makes no mask of the size of the parameter
-        if parameter.numel():
-            ends = torch.stack(torch.aminmax(parameter.detach()))
-            if not torch.isfinite(ends).all():
-                return name
-    return ""
 
 
 def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
@@ -547,15 +538,11 @@ def _compared(
 
         return hook
 
-    handles = [
-        layer.register_forward_hook(comparing(name, quantized))
-        for name, (layer, quantized) in pairs.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, (layer, quantized) in pairs.items():
+            hook = comparing(name, quantized)
+            stack.enter_context(layer.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _advice(

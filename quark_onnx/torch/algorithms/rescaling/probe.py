@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -79,18 +80,14 @@ class BlockProbe:
         """
         inputs = dict[str, list[torch.Tensor]]()
         outputs = dict[str, list[torch.Tensor]]()
-        hooks = []
-        for name, part in self.parts.items():
-            pre_hook = _input_hook(inputs, name, multiply.get(name))
-            hook = _output_hook(outputs, name, divide.get(name))
-            hooks.append(part.register_forward_pre_hook(pre_hook, with_kwargs=True))
-            hooks.append(part.register_forward_hook(hook))
-        try:
-            with torch.no_grad():
-                output = self._call.run(self._block)
-        finally:
-            for handle in hooks:
-                handle.remove()
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, part in self.parts.items():
+                pre_hook = _input_hook(inputs, name, multiply.get(name))
+                handle = part.register_forward_pre_hook(pre_hook, with_kwargs=True)
+                hooks.enter_context(handle)
+                hook = _output_hook(outputs, name, divide.get(name))
+                hooks.enter_context(part.register_forward_hook(hook))
+            output = self._call.run(self._block)
         return Trace(output, _concatenated(inputs), _concatenated(outputs))
 
     def same(self, trace: Trace) -> bool:

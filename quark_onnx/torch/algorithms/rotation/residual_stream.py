@@ -10,6 +10,7 @@ its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -108,20 +109,15 @@ class Part:
         """Run the part on hidden states, (..., features), with outputs of modules replaced."""
         inputs = dict[str, list[torch.Tensor]]()
         outputs = dict[str, list[torch.Tensor]]()
-        handles = []
-        for name, module in self.modules.items():
-            change = replaced.get(name)
-            # Inputs are recorded before the module runs, as it may change them in place.
-            pre_hook = _keep_input(inputs, name)
-            hook = _keep_output(outputs, name, change)
-            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
-            handles.append(module.register_forward_hook(hook))
-        try:
-            with torch.no_grad():
-                result = self.run(hidden)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, module in self.modules.items():
+                # Inputs are recorded before the module runs, as it may change them in place.
+                pre_hook = _keep_input(inputs, name)
+                handle = module.register_forward_pre_hook(pre_hook, with_kwargs=True)
+                hooks.enter_context(handle)
+                hook = _keep_output(outputs, name, replaced.get(name))
+                hooks.enter_context(module.register_forward_hook(hook))
+            result = self.run(hidden)
         return Seen(result, inputs, outputs)
 
     def weighted(self) -> Iterator[tuple[str, torch.Tensor]]:

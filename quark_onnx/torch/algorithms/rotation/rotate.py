@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
@@ -205,10 +205,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         # The weights of one block at a time are in memory.
         fill(block, name, sources)
         if missing := missing_of(block):
-            raise ModelError(
-                f"the checkpoint {sources.reader.folder} has no tensor for"
-                f" {name}.{missing[0]}",
-            )
+            raise sources.missing(f"{name}.{missing[0]}")
         yield
         empty(block)
 

@@ -22,6 +22,7 @@ from quark_onnx.torch.models.float_weights import (
     reason_of,
 )
 from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.block import rounded_weight
 from quark_onnx.torch.pipelines.graph.calls import (
@@ -85,9 +86,7 @@ def quantize_graph(
     """
     require_config(config)
     _check_config(config)
-    if isinstance(model, nn.Module) and any(
-        isinstance(module, QuantizedLayer) for module in model.modules()
-    ):
+    if isinstance(model, nn.Module) and instances(model, QuantizedLayer):
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
     # from here on a copy of the graph is changed; parameters are shared with the model
