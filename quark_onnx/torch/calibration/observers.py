@@ -185,12 +185,9 @@ class ActivationObservers:
                 vars(module).pop(name, None)
         # Merging waits for all ranks: after an error this one must not wait for them.
         if error[0] is None:
-            for observer in (
-                *self.inputs.values(),
-                *self.outputs.values(),
-                *self.probabilities.values(),
-            ):
-                observer.over_ranks()
+            for observers in (self.inputs, self.outputs, self.probabilities):
+                for observer in observers.values():
+                    observer.over_ranks()
 
     def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
         """Return the scales of layers that were active during calibration.
@@ -251,13 +248,9 @@ class ActivationObservers:
             inputs[name] = max(alike, key=lambda params: float(params.scale))
 
 
-def _no_bound(name: str) -> float:
-    return 0.0
-
-
 def _params_of(
     observers: Mapping[str, Observer],
-    least: Callable[[str], float] = _no_bound,
+    least: Callable[[str], float] = lambda name: 0.0,
 ) -> dict[str, Params]:
     """Return the scales of the tensors that were observed, by layer."""
     params = {name: each.params(least(name)) for name, each in observers.items()}

@@ -397,7 +397,7 @@ def move_filled(module: nn.Module, device: torch.device | str) -> None:
                 setattr(owner, name, buffer.to(device))
 
 
-def _aligned(tensor: Any) -> Any:
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with torch's own alignment in memory.
 
     Some processors sum products in another order if memory is not aligned, as in a mapped file.

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from quark_onnx.common.errors import ConfigError, nearest
-from quark_onnx.config.checks import require
+from quark_onnx.config.checks import require, require_known
 from quark_onnx.config.spec import check_names
 from quark_onnx.torch.config.algorithm_order import in_order
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -126,10 +126,7 @@ class KVCache:
         require(
             self.least >= 0, "the least scale of the KV cache", self.least, "0 or more"
         )
-        if self.where not in ("projection", "rope"):
-            raise ConfigError(
-                f"where is {self.where!r}{nearest(self.where, ('projection', 'rope'))}",
-            )
+        require_known(self.where, ("projection", "rope"), "where is")
 
 
 @dataclass(frozen=True)

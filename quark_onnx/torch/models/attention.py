@@ -21,7 +21,7 @@ from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import configs_of, instances
-from quark_onnx.torch.models.quantized_layer import Layers
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -205,7 +205,10 @@ def reinstall_attention_hooks(model: nn.Module) -> None:
         ModelError: an attention module calls no attention function of transformers.
     """
     # A reloaded model has the attention function of its configuration, which knows no rounding.
-    layers = {name: (layer, layer.spec) for name, layer in _quantized(model).items()}
+    layers = {
+        name: (layer, layer.spec)
+        for name, layer in instances(model, QuantizedLayer).items()
+    }
     install_attention_hooks(model, layers)
 
 
@@ -220,7 +223,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
         ConfigError: probabilities are rounded, and the function computes no probabilities.
     """
     if implementation != _EAGER:
-        for name, layer in _quantized(model).items():
+        for name, layer in instances(model, QuantizedLayer).items():
             if layer.spec.probabilities is not None:
                 raise ConfigError(
                     f"attention is to be computed by {implementation!r}, but"
@@ -230,13 +233,6 @@ def set_attention(model: nn.Module, implementation: str) -> None:
     cast("PreTrainedModel", model).set_attn_implementation(implementation)
     # set_attn_implementation has overwritten the wrapper's name in all configurations.
     reinstall_attention_hooks(model)
-
-
-def _quantized(model: nn.Module) -> dict[str, Any]:
-    """Return the quantized layers of a model by name."""
-    from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-
-    return instances(model, QuantizedLayer)
 
 
 def _check(attention: Any, name: str, function: Any, probabilities: bool) -> None:

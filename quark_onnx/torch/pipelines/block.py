@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.base import BlockJob, Chosen, Outcome
 from quark_onnx.torch.calibration.block_stream import BlockStream, NotWalkable
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.algorithm_order import STAGES, at_stage
@@ -219,7 +219,7 @@ def finalizers(config: TorchConfig) -> list[Any]:
 def choose_codes(
     job: BlockJob,
     rounders: list[Any],
-) -> tuple[dict[str, Quantized], list[Outcome]]:
+) -> Chosen:
     """Round the weights of a block to nearest, and apply algorithms in sequence.
 
     Args:
@@ -242,7 +242,7 @@ def apply_weight_algorithms(
     codes: dict[str, Quantized],
     job: BlockJob,
     rounders: list[Any],
-) -> tuple[dict[str, Quantized], list[Outcome]]:
+) -> Chosen:
     """Apply algorithms in sequence to codes that are rounded to nearest.
 
     Args:

@@ -486,7 +486,7 @@ def _format(spec: TensorSpec) -> tuple[Any, ...]:
     return (spec.dtype, spec.symmetric, spec.per_channel, spec.group)
 
 
-def _as_stored(tensor: Any, stored: Any) -> Any:
+def _as_stored(tensor: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Convert a tensor to its stored dtype.
 
     The stored tensor is returned if the values are equal.

@@ -20,6 +20,7 @@ from quark_onnx.page.reported import Reported
 from quark_onnx.report.figures import near_limits
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.calibration.text import sampled
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
@@ -420,8 +421,6 @@ def _written(model: Any) -> list[Any]:
     """
     if not hasattr(model, "generate"):
         return []
-    from transformers import GenerationConfig
-
     # tiny test models have fewer positions than 64
     limit = int(getattr(model.config, "max_position_embeddings", 0) or _LENGTH)
     first_token = getattr(model.config, "bos_token_id", None)
@@ -430,23 +429,10 @@ def _written(model: Any) -> list[Any]:
     start = torch.full(
         (_WRITTEN, 1), first_token if isinstance(first_token, int) else 0
     )
-    settings = GenerationConfig(
-        # greedy text repeats itself, and every window would be the same
-        do_sample=True,
-        top_k=0,
-        max_length=length,
-        min_length=length,
-        pad_token_id=0,
-    )
     # a fixed seed for the same text in every run, and the caller's generator stays as it is
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        tokens = model.generate(
-            start,
-            attention_mask=torch.ones_like(start),
-            generation_config=settings,
-        )
-    return list(tokens[:, :length])
+        return list(sampled(model, start, length))
 
 
 def _scores(
@@ -493,7 +479,9 @@ def _scores(
     return float(mean[0]), float(mean[1].exp()), float(mean[2].exp())
 
 
-def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
+def _errors(
+    model: nn.Module, quantized: nn.Module, window: torch.Tensor
+) -> dict[str, float]:
     """Return the relative output error of each quantized layer on float inputs.
 
     Args:

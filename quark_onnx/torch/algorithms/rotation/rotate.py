@@ -28,7 +28,7 @@ from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.names import outside_of
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers
-from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.models.structure import embedding_of, head_of, vocabulary_of
 
 #: Tokens of the sample.
 _TOKENS = 32
@@ -102,6 +102,24 @@ class _Planned:
             rewrites.update(part)
         return rewrites
 
+    def rotated(
+        self,
+        settings: Rotation,
+        untied: bool,
+        learned: tuple[float, float] | None = None,
+    ) -> Rotated:
+        """Return the result once all rewrites are applied."""
+        rewrites = self.rewrites
+        return Rotated(
+            len(rewrites.rewrites),
+            rewrites.heads,
+            tuple(rewrites.online),
+            self.error,
+            untied,
+            learned,
+            settings,
+        )
+
 
 def rotate(
     model: nn.Module,
@@ -161,16 +179,7 @@ def rotate(
         # Parameters change only here, after every part has passed its check.
         for part in planned.parts:
             apply(part, model, rotator.rotations)
-    rewrites = planned.rewrites
-    return Rotated(
-        len(rewrites.rewrites),
-        rewrites.heads,
-        tuple(rewrites.online),
-        planned.error,
-        untied,
-        learned,
-        settings,
-    )
+    return planned.rotated(settings, untied, learned)
 
 
 def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Rotated:
@@ -233,15 +242,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         rewrites.rewrites, lambda name, get: rewrites.tensor(name, get, rotations)
     )
     tie(model, sources.tied)
-    return Rotated(
-        len(rewrites.rewrites),
-        rewrites.heads,
-        (),
-        planned.error,
-        untied,
-        None,
-        settings,
-    )
+    return planned.rotated(settings, untied)
 
 
 def _planned(
@@ -285,8 +286,8 @@ def _starts(
 @contextlib.contextmanager
 def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
     """Give the head a weight of its own if it shares the embedding's."""
-    head = _embeddings(model, "get_output_embeddings")
-    table = _embeddings(model, "get_input_embeddings")
+    head: Any = head_of(model)
+    table: Any = embedding_of(model)
     present = head is not None and table is not None
     if not (settings.r1 and present and head.weight is table.weight):
         yield False
@@ -300,12 +301,6 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
         head.weight = table.weight
         _set_tied(model, True)
         raise
-
-
-def _embeddings(model: Any, getter: str) -> Any:
-    """Return the module that a method of transformers names; None without the method."""
-    method = getattr(model, getter, None)
-    return None if method is None else method()
 
 
 def _set_tied(model: Any, tied: bool) -> None:
