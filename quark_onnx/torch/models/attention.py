@@ -124,7 +124,7 @@ def notes_of(
     model: nn.Module,
     layers: Layers,
     config: TorchConfig,
-    kept: Iterable[str] = (),
+    kept: Iterable[str],
 ) -> list[str]:
     """Return notes on keys, values and queries whose scales clients do not use.
 
@@ -138,7 +138,9 @@ def notes_of(
         Sentences for the user.
     """
     # vLLM rounds queries and keys after their norm, while the scale was calibrated before it.
-    normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
+    normalized = grouped_by(
+        _normalized_outputs(model, layers), lambda name: name.rpartition(".")[2]
+    )
     notes = [
         f"{_ADVICE_ON_NORMS[last]}: {names[0]} is normalized before attention reads it"
         f" ({len(names)} layers are), and vLLM rounds after the norm, with a scale that"
@@ -189,10 +191,6 @@ def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
         norms = _NORMS.get(last, frozenset())
         if not norms.isdisjoint(dict(model.get_submodule(parent).named_children())):
             yield name
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def reinstall_attention_hooks(model: nn.Module) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch import nn
 
 #: Changes of tensors, by the name of the module that reads or computes them.
 Changes = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
-
-_NO_CHANGES: Changes = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,8 @@ class Record:
 @contextlib.contextmanager
 def recording(
     modules: Mapping[str, nn.Module],
-    inputs: Changes = _NO_CHANGES,
-    outputs: Changes = _NO_CHANGES,
+    inputs: Changes,
+    outputs: Changes,
 ) -> Iterator[Record]:
     """Record the modules that run inside the context.
 

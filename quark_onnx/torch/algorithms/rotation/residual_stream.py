@@ -10,7 +10,7 @@ its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -81,8 +81,8 @@ class Seen:
     """The record of a run: the result, and the inputs and outputs of modules, call by call."""
 
     result: torch.Tensor
-    inputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    inputs: dict[str, list[torch.Tensor]]
+    outputs: dict[str, list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Part:
         replaced: Changes = MappingProxyType({}),
     ) -> Seen:
         """Run the part on hidden states, (..., features), with outputs of modules replaced."""
-        with torch.no_grad(), recording(self.modules, outputs=replaced) as record:
+        with torch.no_grad(), recording(self.modules, {}, replaced) as record:
             result = self.run(hidden)
         return Seen(result, record.inputs, record.outputs)
 
@@ -204,9 +204,13 @@ class Part:
                 groups.setdefault(pattern_of(name), []).append(name)
         writers = list[str]()
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
+
+        def moved(output: torch.Tensor) -> torch.Tensor:
+            return output + far.to(output)
+
         for names in groups.values():
             # All experts of a pattern together: each token reaches a few of them.
-            seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
+            seen = self.seen(hidden, dict.fromkeys(names, moved))
             if follows(base.result, seen.result, far):
                 writers += names
                 continue
@@ -431,7 +435,3 @@ def _moved_along(
 def _constantly(value: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     # A copy, as blocks may work in place on what modules return.
     return lambda output: value.to(output).expand_as(output).clone()
-
-
-def _plus(far: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda output: output + far.to(output)

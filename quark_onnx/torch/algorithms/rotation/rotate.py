@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,9 +53,9 @@ class Rotated:
     heads: tuple[str, ...]
     online: tuple[str, ...]
     error: float
-    untied: bool = False
-    learned: tuple[float, float] | None = None
-    settings: Rotation = field(default_factory=Rotation)
+    untied: bool
+    learned: tuple[float, float] | None
+    settings: Rotation
 
     @property
     def notes(self) -> tuple[str, ...]:

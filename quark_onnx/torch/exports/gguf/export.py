@@ -137,9 +137,9 @@ def write_gguf(  # noqa: PLR0913
     return GgufFile(output, {entry.name: entry.type for entry in entries}, tuple(notes))
 
 
-def check_writable(source: Path, kind: str = "q4_1") -> None:
+def check_writable(source: Path) -> None:
     """Raise the errors of ``write_gguf`` for a folder that are known from its headers."""
-    kinds = _types(kind, "", Path("model.gguf"))
+    kinds = _types("q4_1", "", Path("model.gguf"))
     architecture, config, planned_targets = planned(source)
     parts = [
         _part(target, {}, kinds, architecture, config) for target in planned_targets
