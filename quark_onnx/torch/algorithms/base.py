@@ -63,6 +63,10 @@ class Outcome:
         return cls(layer, algorithm, 0.0, 0.0, note)
 
 
+#: The codes of weights by layer, and what became of each layer.
+Chosen = tuple[dict[str, Quantized], list[Outcome]]
+
+
 @dataclass
 class BlockJob:
     """A block on the way from weights to codes.
@@ -198,7 +202,7 @@ class Rounder(Protocol):
         self,
         job: BlockJob,
         quantized_weights: Mapping[str, Quantized],
-    ) -> tuple[dict[str, Quantized], list[Outcome]]:
+    ) -> Chosen:
         """Return better codes.
 
         Args:

@@ -17,11 +17,10 @@ from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
-from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.hessian import collect_hessians, largest_stage
+from quark_onnx.torch.algorithms.base import BlockJob, Chosen, Outcome
+from quark_onnx.torch.algorithms.gptq.hessian import hessians_by_stage, largest_stage
 from quark_onnx.torch.algorithms.memory import Shapes
-from quark_onnx.torch.algorithms.scheduling.replay import Replay, stored_bytes
-from quark_onnx.torch.algorithms.scheduling.stages import stages_in
+from quark_onnx.torch.algorithms.scheduling.replay import stored_bytes
 from quark_onnx.torch.algorithms.weight_rounding.losses import Loss, better, squares_of
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import Params, scale_type
@@ -72,7 +71,7 @@ class HQQ:
         self,
         job: BlockJob,
         quantized_weights: Mapping[str, Quantized],
-    ) -> tuple[dict[str, Quantized], list[Outcome]]:
+    ) -> Chosen:
         """Choose scales, zero points and codes; no output of a layer gets worse."""
         result = dict(quantized_weights)
         outcomes = list[Outcome]()
@@ -94,10 +93,7 @@ class HQQ:
             new = quantize(weight, start.spec, name, params)
             before = loss(start)
             result[name], after = better(start, before, new, loss(new))
-            # A layer of zeros has no power; its error is 0 as well.
-            power = float(loss.power()) or 1.0
-            errors = (float(before.sum()) / power, float(after.sum()) / power)
-            outcomes.append(Outcome(name, self.name, *errors))
+            outcomes.append(Outcome(name, self.name, *loss.shares(before, after)))
         return result, outcomes
 
 
@@ -171,19 +167,11 @@ def _layer_hessians(
     # end.
     done = set[str]()
     if job.calls and any(can_solve(codes[name].spec) for name in matrices):
-        stages = stages_in(job, matrices)
-        job.replay = Replay(job, stages, codes)
-        for index, stage in enumerate(stages):
-            job.replay.begin(index)
-            stats = collect_hessians(job, stage, job.replay, exact=False)
-            for group in stage.groups:
-                hessian = stats.pop(group[0]).xx
-                # The consumer replaces ``codes`` before the next stage runs, which thus reads their
-                # outputs.
-                for name in group:
-                    yield name, hessian
-                done.update(group)
-        job.replay.begin(len(stages))
+        # The consumer replaces ``codes`` before the next group.
+        for group, stats in hessians_by_stage(job, matrices, codes, exact=False):
+            for name in group:
+                yield name, stats.xx
+            done.update(group)
     for name in codes:
         if name not in done:
             yield name, None

@@ -72,19 +72,23 @@ def run_whole(model: nn.Module, data: Iterable[Any]) -> None:
     """
     count = 0
     for count, batch in enumerate(data, 1):
-        try:
-            call(model, batch)
-        # A batch of a wrong type has a message of its own.
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"the model cannot be run on sample {count - 1}:"
-                f" {type(error).__name__}: {error}",
-            ) from error
+        _run_sample(model, batch, count - 1)
     # A generator that was read before yields nothing, too.
     if not count:
         raise DataError("the calibration data is empty")
+
+
+def _run_sample(model: nn.Module, batch: Any, sample: int) -> None:
+    """Run a model on a batch; errors of the model are DataErrors with the number of the sample."""
+    try:
+        call(model, batch)
+    # Also of a batch of a wrong type, and of a disk that has no room for hidden states.
+    except (QuarkError, _Enough):
+        raise
+    except Exception as error:
+        raise DataError(
+            f"the model cannot be run on sample {sample}: {type(error).__name__}: {error}",
+        ) from error
 
 
 def batches(data: Iterable[Sample]) -> Iterator[Any]:
@@ -134,7 +138,7 @@ class Call:
         kwargs: further keywords: masks, rotary embeddings.
     """
 
-    hidden: Any
+    hidden: torch.Tensor
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -392,7 +396,7 @@ class _Recorder:
                         f"the model runs {name} more than once for a sample;"
                         f" {_NO_WALK}",
                     )
-                return _in_form(hidden, form)
+                return in_form(hidden, form)
 
             return hand_on
 
@@ -407,7 +411,7 @@ class _Recorder:
         hidden, form = self.hidden[index], self._form
 
         def hand_on(*args: Any, **kwargs: Any) -> Any:
-            return _in_form(hidden, form)
+            return in_form(hidden, form)
 
         self._call(model, batch, index, dict.fromkeys(self._blocks, hand_on))
 
@@ -419,19 +423,8 @@ class _Recorder:
         forwards: Mapping[str, Any],
     ) -> None:
         """Run the model with replaced forward methods of its blocks."""
-        try:
-            with replaced_forwards(self._blocks, forwards):
-                call(model, batch)
-        except _Enough:
-            pass
-        # also of a disk that has no room for hidden states
-        except QuarkError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"the model cannot be run on sample {sample}: {type(error).__name__}:"
-                f" {error}",
-            ) from error
+        with contextlib.suppress(_Enough), replaced_forwards(self._blocks, forwards):
+            _run_sample(model, batch, sample)
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -451,7 +444,7 @@ class _Recorder:
             if name == self._last:
                 raise _Enough
             self._handed = hidden
-            return _in_form(hidden, self._form)
+            return in_form(hidden, self._form)
 
         return stand_in
 
@@ -506,7 +499,7 @@ def _hidden_states(
     return kwargs.pop("hidden_states"), ()
 
 
-def _in_form(hidden: Any, form: Any) -> Any:
+def in_form(hidden: Any, form: Any) -> Any:
     """Return hidden states in the form of a block's output: alone, or the first of several."""
     if isinstance(form, torch.Tensor):
         return hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ class ActivationObservers:
 
     def __init__(self, layers: Mapping[str, tuple[Any, LayerSpec]]) -> None:
         self._layers = layers
-        self._hooks: list[Any] = []
+        self._hooks = contextlib.ExitStack()
         self.inputs: dict[str, Observer] = {}
         self.outputs: dict[str, Observer] = {}
         self.probabilities: dict[str, Observer] = {}
@@ -153,9 +154,8 @@ class ActivationObservers:
                     spec.input, f"the input of {name}", module.weight.device
                 )
                 hook = _input_hook(observer)
-                self._hooks.append(
-                    module.register_forward_pre_hook(hook, with_kwargs=True)
-                )
+                handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                self._hooks.enter_context(handle)
             if spec.output is not None and spec.output.measured:
                 observer = self.outputs[name] = Observer(
                     spec.output, f"the output of {name}", module.weight.device
@@ -166,7 +166,7 @@ class ActivationObservers:
                     module.round_keys = _keys_hook(observer, name, len(module.weight))
                 else:
                     hook = _output_hook(observer)
-                    self._hooks.append(module.register_forward_hook(hook))
+                    self._hooks.enter_context(module.register_forward_hook(hook))
             if spec.probabilities is not None:
                 observer = self.probabilities[name] = Observer(
                     spec.probabilities,
@@ -177,20 +177,16 @@ class ActivationObservers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.close()
         for module, _ in self._layers.values():
             # Instance attributes, which would otherwise observe further runs.
             for name in ("round_keys", "round_probabilities"):
                 vars(module).pop(name, None)
         # Merging waits for all ranks: after an error this one must not wait for them.
         if error[0] is None:
-            for observer in (
-                *self.inputs.values(),
-                *self.outputs.values(),
-                *self.probabilities.values(),
-            ):
-                observer.over_ranks()
+            for observers in (self.inputs, self.outputs, self.probabilities):
+                for observer in observers.values():
+                    observer.over_ranks()
 
     def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
         """Return the scales of layers that were active during calibration.
@@ -251,13 +247,9 @@ class ActivationObservers:
             inputs[name] = max(alike, key=lambda params: float(params.scale))
 
 
-def _no_bound(name: str) -> float:
-    return 0.0
-
-
 def _params_of(
     observers: Mapping[str, Observer],
-    least: Callable[[str], float] = _no_bound,
+    least: Callable[[str], float] = lambda name: 0.0,
 ) -> dict[str, Params]:
     """Return the scales of the tensors that were observed, by layer."""
     params = {name: each.params(least(name)) for name, each in observers.items()}

@@ -41,7 +41,7 @@ def unpadded(batch: Any) -> Iterator[Any]:
             yield dict(batch) | cut
 
 
-def _hides_padding(mask: Any) -> bool:
+def _hides_padding(mask: torch.Tensor) -> bool:
     """Return whether a mask of (rows, tokens) hides tokens, and shows a single run of each row."""
     if mask.ndim != 2 or bool(mask.all()):
         return False

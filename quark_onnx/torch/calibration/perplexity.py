@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from quark_onnx.torch.calibration.block_stream import inference
 
 def perplexity(
     model: nn.Module,
-    windows: Iterable[Any],
+    windows: Iterable[torch.Tensor],
     *,
     batch: int = 8,
     progress: bool | None = None,
@@ -72,7 +71,7 @@ def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         ) from error
 
 
-def windows_of(tokens: torch.Tensor, length: int) -> list[Any]:
+def windows_of(tokens: torch.Tensor, length: int) -> list[torch.Tensor]:
     """Split tokens into windows of one length without overlap; drop the remainder.
 
     >>> windows_of(torch.arange(7), 3)

@@ -40,7 +40,7 @@ def read_windows(
     length: int,
     count: int | None = None,
     spare: int = 0,
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """Read text or token ids as windows of tokens without overlap.
 
     Args:
@@ -91,7 +91,36 @@ def read_windows(
     return windows if count is None else windows[: count + spare]
 
 
-def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
+def sampled(model: Any, starts: torch.Tensor, length: int) -> torch.Tensor:
+    """Return token ids that a model of transformers draws from its own predictions.
+
+    Args:
+        model: the model.
+        starts: (sequences, tokens), the first tokens of each sequence.
+        length: tokens of a sequence.
+
+    Returns:
+        int64 of shape (sequences, length).
+    """
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(
+        # Greedy text repeats itself, and all sequences would be alike.
+        do_sample=True,
+        # 0: tokens are drawn from the whole distribution.
+        top_k=0,
+        max_length=length,
+        # No end before the full length, as sequences are stacked.
+        min_length=length,
+        pad_token_id=0,
+    )
+    tokens: torch.Tensor = model.generate(
+        starts, attention_mask=torch.ones_like(starts), generation_config=settings
+    )
+    return tokens[:, :length]
+
+
+def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> torch.Tensor:
     """Return the concatenated tokens of texts, without special tokens."""
     ids = list[int]()
     for text in texts:
@@ -116,7 +145,7 @@ def _load_ids(path: Path) -> tuple[Any, Any]:
         raise DataError(f"{path} cannot be read as token ids: {error}") from error
 
 
-def _token_rows(path: Path, length: int) -> Iterator[Any]:
+def _token_rows(path: Path, length: int) -> Iterator[torch.Tensor]:
     """Yield the first ``length`` token ids, (length,) int64, of each row that has so many.
 
     Raises:

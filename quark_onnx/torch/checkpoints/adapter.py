@@ -33,18 +33,28 @@ _FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.we
 #: this module reads. Any other setting must be unset.
 _READ = frozenset(
     (
-        *(
-            "peft_type",
-            "r",
-            "lora_alpha",
-            "use_rslora",
-            "rank_pattern",
-            "alpha_pattern",
-        ),
-        *("auto_mapping", "base_model_name_or_path", "revision", "task_type"),
-        *("inference_mode", "lora_dropout", "megatron_core", "peft_version"),
-        *("target_modules", "exclude_modules", "layers_pattern", "layers_to_transform"),
-        *("init_lora_weights", "bias", "fan_in_fan_out", "qalora_group_size"),
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "task_type",
+        "inference_mode",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "target_modules",
+        "exclude_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "init_lora_weights",
+        "bias",
+        "fan_in_fan_out",
+        "qalora_group_size",
     )
 )
 #: Ways of initialization that leave the base model's weights unchanged.

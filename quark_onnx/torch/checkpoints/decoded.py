@@ -21,21 +21,19 @@ from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import require
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
-from quark_onnx.torch.checkpoints.load import check_count, quantized_layers
+from quark_onnx.torch.checkpoints.load import quantized_layers, restored_weight
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats.bit_packing import unpack_bits, unpack_words
+from quark_onnx.torch.formats.block_formats import Shared
+from quark_onnx.torch.formats.block_formats import decode as decode_blocks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
-#: The values of FP4 (E2M1) by code.
-_POSITIVE = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_FP4 = torch.cat([_POSITIVE, -_POSITIVE])
-_E4M3 = TensorSpec("fp8e4m3")
-#: The bias of one-byte scales (E8M0).
-_BIAS = 127
+_E4M3, _MXFP4 = TensorSpec("fp8e4m3"), TensorSpec("mxfp4e2m1")
 
 
 @dataclass(frozen=True)
@@ -330,12 +328,9 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
     >>> _unpacked(torch.tensor([[0x21]], dtype=torch.int32), 4, 1)
     tensor([[1, 2, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
     """
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     if axis == 0:
         return _unpacked(packed.T, bits, 1).T
-    # The mask drops the copies of the sign bit by which the shift of an int32 fills up.
-    codes = (packed[..., None] >> shifts) & ((1 << bits) - 1)
-    return codes.reshape(packed.shape[0], -1)
+    return unpack_words(packed, bits, packed.shape[1] * 32 // bits).int()
 
 
 def _mxfp4(
@@ -348,14 +343,9 @@ def _mxfp4(
     """
 
     def decode(parts: dict[str, Any]) -> Any:
-        # int64, to serve as indices.
-        packed = parts["blocks"].to(torch.int64)
-        # A byte holds two codes, the first in its low half.
-        codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-        exponents = parts["scales"].to(torch.int32) - _BIAS
         # (experts, outputs, blocks, 32); flattened to (experts, outputs, inputs).
-        values = torch.ldexp(_FP4[codes], exponents[..., None])
-        return values.flatten(-2).transpose(1, 2)
+        shared = Shared(unpack_bits(parts["blocks"], 4), parts["scales"])
+        return decode_blocks(shared, _MXFP4).flatten(-2).transpose(1, 2)
 
     decoded: _DecodedParts = []
     for name in reader:
@@ -469,14 +459,7 @@ def _quark_weight(  # noqa: PLR0913
     stored = _stored(reader, parts)
 
     def restored(tensors: dict[str, Any]) -> tuple[Quantized, Any]:
-        try:
-            weight = layout.restored(tensors, spec, shape, dtype)
-            check_count(weight)
-            return weight, weight.dequantize()
-        except (RuntimeError, IndexError, ModelError) as error:
-            raise ModelError(
-                f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
-            ) from error
+        return restored_weight(name, tensors, layout, spec, shape, dtype)
 
     def decode(tensors: dict[str, Any]) -> Any:
         return outputs_first(restored(tensors)[1], kind)

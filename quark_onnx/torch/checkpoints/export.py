@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
+from quark_onnx.torch.checkpoints.recast import dtype_key
 from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, read_json
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import (
@@ -31,6 +32,7 @@ from quark_onnx.torch.models.names import (
 )
 from quark_onnx.torch.models.online_rotation import OnlineRotation
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
+from quark_onnx.torch.models.structure import embedding_of, head_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,10 +117,8 @@ def _as_now(content: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     The dtype may differ from that at loading. A model that was built from a configuration has no
     architectures.
     """
-    # transformers wrote torch_dtype before release 4.56
-    dtype_key = "torch_dtype" if "torch_dtype" in content else "dtype"
     return content | {
-        dtype_key: str(model.dtype).removeprefix("torch."),
+        dtype_key(content): str(model.dtype).removeprefix("torch."),
         "architectures": content.get("architectures") or [type(model).__name__],
     }
 
@@ -294,13 +294,8 @@ def _of_experts(
 
 def _ends(model: Any) -> list[str]:
     """Return the names of the token embedding and the head, possibly tied."""
-    ends = set[int]()
-    for side in ("input", "output"):
-        # Not every model has a head, or a method that returns it.
-        get = getattr(model, f"get_{side}_embeddings", None)
-        if get is not None:
-            ends.add(id(get()))
     # By identity: a tied embedding and head are two modules.
+    ends = (id(embedding_of(model)), id(head_of(model)))
     return [name for name, module in model.named_modules() if id(module) in ends]
 
 

@@ -7,15 +7,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.adapter import merge_adapter as merge_adapter_into
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor, decoded_reader
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.checkpoints.parameter_sources import (
     Sources,
     compute_unsaved,
-    fill,
-    missing_of,
+    fill_whole,
 )
 from quark_onnx.torch.checkpoints.recast import narrow_doubles
 from quark_onnx.torch.checkpoints.safetensors_io import (
@@ -122,17 +120,9 @@ class FloatCheckpoint:
         # A model of its own, since others may read the shapes of the empty one.
         model = self._skeleton()
         sources = Sources(self.reader, model)
-        # Before ``fill``, which takes stored tensors alone.
+        # Before ``fill_whole``, which takes stored tensors alone.
         compute_unsaved(model, sources)
-        fill(model, "", sources)
-        # Tied parameters were filled one by one, and become one object again.
-        if hasattr(model, "tie_weights"):
-            model.tie_weights()
-        if missing := missing_of(model):
-            raise ModelError(
-                f"the checkpoint {self.folder} has no tensor {missing[0]!r}",
-            )
-        model.eval()
+        fill_whole(model, sources)
         return model
 
     def _skeleton(self) -> PreTrainedModel:

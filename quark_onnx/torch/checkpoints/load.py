@@ -15,7 +15,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     Sources,
     compute_unsaved,
     fill,
-    missing_of,
+    fill_whole,
 )
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -80,14 +80,7 @@ def load_checkpoint(
             part_config._is_quantized = True
         # Attention calls the layers that round keys and probabilities, which are in place now.
         reinstall_attention_hooks(model)
-    fill(model, "", sources, dtype=dtype)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
-    if missing := missing_of(model):
-        raise ModelError(
-            f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)",
-        )
-    model.eval()
+    fill_whole(model, sources, dtype)
     return model
 
 
@@ -205,15 +198,7 @@ def read_layer(  # noqa: PLR0913
         shape = tuple(outputs_first(matrix, kind_of(module)).shape)
         keys = {part: f"{name}.{part}" for part in layout.parts}
         parts = {part: sources.get(key) for part, key in keys.items() if key in sources}
-        try:
-            weight = layout.restored(parts, spec, shape, dtype)
-            # A trial: tensors of wrong shapes fail here.
-            weight.dequantize()
-            check_count(weight)
-        except (RuntimeError, IndexError, ModelError) as error:
-            raise ModelError(
-                f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
-            ) from error
+        weight, _ = restored_weight(name, parts, layout, spec, shape, dtype)
     sides = (
         ("input", spec.input),
         ("output", spec.output),
@@ -225,15 +210,43 @@ def read_layer(  # noqa: PLR0913
     return QuantizedLayer(module, weight, spec, *scales)
 
 
-def check_count(weight: Quantized) -> None:
-    """Raise ModelError if the number of codes is not the padded size of the weight."""
-    columns, group = prod(weight.shape[1:]), weight.spec.group or 1
-    # Codes per output, with the padding of the last block.
-    count = weight.codes.numel() // max(weight.shape[0], 1)
-    if count != -(-columns // group) * group:
+def restored_weight(  # noqa: PLR0913
+    name: str,
+    parts: Mapping[str, Any],
+    layout: Layout,
+    spec: LayerSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> tuple[Quantized, torch.Tensor]:
+    """Return the codes of a weight, and the dequantized weight.
+
+    Args:
+        name: name of the layer, for errors.
+        parts: stored tensors of the weight, by the layout's parts.
+        layout: layout of the tensors.
+        spec: how the layer is quantized.
+        shape: shape of the weight, outputs first.
+        dtype: compute dtype.
+
+    Raises:
+        ModelError: a tensor is missing, or has a wrong shape.
+    """
+    try:
+        weight = layout.restored(parts, spec, shape, dtype)
+        # Tensors of wrong shapes fail here.
+        values = weight.dequantize()
+        columns, group = prod(weight.shape[1:]), weight.spec.group or 1
+        # Codes per output, with the padding of the last block.
+        count = weight.codes.numel() // max(weight.shape[0], 1)
+        if count != -(-columns // group) * group:
+            raise ModelError(
+                f"{count} codes are stored for each output, and {columns} are needed",
+            )
+    except (RuntimeError, IndexError, ModelError) as error:
         raise ModelError(
-            f"{count} codes are stored for each output, and {columns} are needed",
-        )
+            f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
+        ) from error
+    return weight, values
 
 
 def _scale(

@@ -74,7 +74,7 @@ def config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConfig:
     return config
 
 
-def float_config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConfig:
+def float_config_of(folder: Path) -> PreTrainedConfig:
     """Return transformers' configuration of a float checkpoint.
 
     Raises:
@@ -89,7 +89,7 @@ def float_config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConf
             f"{folder} is quantized already ({method}); give the folder of the float"
             " model",
         )
-    return config_of(folder, trust_code=trust_code)
+    return config_of(folder)
 
 
 def skeleton_of(

@@ -134,9 +134,7 @@ class Sources:
             # a caller that writes it marks it; its keys may be copied instead
             return self._converted.get(name)
         if location is None:
-            raise ModelError(
-                f"the checkpoint {self.reader.folder} has no tensor for {name!r}",
-            )
+            raise self.missing(repr(name))
         key, expert = location
         # A stack is used as soon as one of its experts is read.
         self.used.update(self._keys_of_stored(key))
@@ -147,6 +145,12 @@ class Sources:
         if expert is None:
             return stored
         return self._part(stored, name, expert)
+
+    def missing(self, name: str) -> ModelError:
+        """Return the error for a parameter without a stored tensor."""
+        return ModelError(
+            f"the checkpoint {self.reader.folder} has no tensor for {name}"
+        )
 
     def check_shape(self, name: str, parameter: nn.Parameter) -> None:
         """Raise ModelError if the file of a float tensor has another shape than its parameter.
@@ -393,7 +397,7 @@ def move_filled(module: nn.Module, device: torch.device | str) -> None:
                 setattr(owner, name, buffer.to(device))
 
 
-def _aligned(tensor: Any) -> Any:
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with torch's own alignment in memory.
 
     Some processors sum products in another order if memory is not aligned, as in a mapped file.
@@ -419,6 +423,31 @@ def missing_of(module: nn.Module) -> list[str]:
         for name, parameter in module.named_parameters()
         if parameter.device.type == "meta"
     ]
+
+
+def fill_whole(
+    model: PreTrainedModel, sources: Sources, dtype: torch.dtype | None = None
+) -> None:
+    """Read all empty parameters of a model, and set it to evaluation.
+
+    Args:
+        model: model of transformers, changed in place.
+        sources: tensors of the checkpoint.
+        dtype: dtype of the parameters; None for the dtype in the model.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape, or is not a float tensor.
+    """
+    fill(model, "", sources, dtype=dtype)
+    # Tied parameters were filled one by one, and become one object again.
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    if missing := missing_of(model):
+        raise ModelError(
+            f"the checkpoint {sources.reader.folder} has no tensor {missing[0]!r}"
+            f" ({len(missing)} are missing)"
+        )
+    model.eval()
 
 
 def empty(module: nn.Module, *, recurse: bool = True) -> None:

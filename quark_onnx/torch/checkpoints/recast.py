@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,7 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     require_known(dtype, TYPES, "dtype is")
     check_apart(output, source)
     content = read_json(source / "config.json")
-    # transformers wrote torch_dtype before release 4.56.
-    key = "torch_dtype" if "torch_dtype" in content else "dtype"
-    if content.get(key) == dtype:
+    if content.get(dtype_key(content)) == dtype:
         return source
     reader = Reader(source)
     with Writer(output) as writer:
@@ -62,10 +60,15 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     return output
 
 
+def dtype_key(content: Mapping[str, Any]) -> str:
+    """Return the key of a config.json that has the element type."""
+    # transformers wrote torch_dtype before release 4.56.
+    return "torch_dtype" if "torch_dtype" in content else "dtype"
+
+
 def with_type(content: dict[str, Any], dtype: str) -> dict[str, Any]:
     """Return a config.json whose model has another element type."""
-    # transformers wrote torch_dtype before release 4.56.
-    key = "torch_dtype" if "torch_dtype" in content else "dtype"
+    key = dtype_key(content)
     # Configurations of several modalities have the type in each part.
     parts = {
         name: part | {key: dtype}

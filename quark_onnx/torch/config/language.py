@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.config.checks import require
+from quark_onnx.config.checks import require_one_of
 from quark_onnx.torch.config.refusals import REFUSED_CACHES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec
@@ -51,23 +51,15 @@ def config_for(  # noqa: PLR0913
     # Before the check for unknown formats, whose error would give no reason.
     if kv_cache in REFUSED_CACHES:
         raise ConfigError(f"kv_cache is {kv_cache!r}: {REFUSED_CACHES[kv_cache]}")
-    require(
-        kv_cache in (None, *KV_CACHES),
-        "kv_cache",
-        kv_cache,
-        f"one of: {', '.join(KV_CACHES)}",
-    )
+    if kv_cache is not None:
+        require_one_of("kv_cache", kv_cache, KV_CACHES)
     if kv_cache is None and least_kv_scale:
         raise ConfigError(
             f"the least scale of the KV cache is {least_kv_scale}, but keys and values"
             " stay float",
         )
-    require(
-        attention in (None, *ATTENTIONS),
-        "attention",
-        attention,
-        f"one of: {', '.join(ATTENTIONS)}",
-    )
+    if attention is not None:
+        require_one_of("attention", attention, ATTENTIONS)
     # vLLM has E4M3 with per-tensor scales for a calibrated cache, and for attention.
     fp8 = TensorSpec("fp8e4m3")
     cache = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from quark_onnx.common.errors import ConfigError, nearest
-from quark_onnx.config.checks import require
+from quark_onnx.config.checks import require, require_known
 from quark_onnx.config.spec import check_names
 from quark_onnx.torch.config.algorithm_order import in_order
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -21,8 +21,15 @@ TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
 #: Layers that compute keys and values together with each other or with queries, by family.
 _KEYS_AND_MORE = frozenset(
     {
-        *("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "kv_proj"),
-        *("attn_qkv", "in_proj_qkv", "kv"),
+        "qkv_proj",
+        "query_key_value",
+        "c_attn",
+        "Wqkv",
+        "qkv",
+        "kv_proj",
+        "attn_qkv",
+        "in_proj_qkv",
+        "kv",
     }
 )
 #: Layers of multi-head latent attention, as in DeepSeek V2 to V3.2.
@@ -119,10 +126,7 @@ class KVCache:
         require(
             self.least >= 0, "the least scale of the KV cache", self.least, "0 or more"
         )
-        if self.where not in ("projection", "rope"):
-            raise ConfigError(
-                f"where is {self.where!r}{nearest(self.where, ('projection', 'rope'))}",
-            )
+        require_known(self.where, ("projection", "rope"), "where is")
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,14 @@ class TorchConfig:
         """Return a copy with changed settings."""
         check_names(changes, type(self))
         return replace(self, **changes)
+
+    def each(self, change: Callable[[LayerSpec], LayerSpec]) -> TorchConfig:
+        """Return a copy with a change of the default, and of all layers and types."""
+        return self.with_(
+            default=change(self.default),
+            layers=tuple((glob, change(spec)) for glob, spec in self.layers),
+            types=tuple((kind, change(spec)) for kind, spec in self.types),
+        )
 
     def spec_of(self, name: str, kind: str) -> LayerSpec | None:
         """Return the specification of a layer; None if the layer stays float.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.config.checks import require, require_known
+from quark_onnx.config.checks import require, require_known, require_one_of
 from quark_onnx.convert import convert
 from quark_onnx.files.io import staged
 from quark_onnx.torch.checkpoints import export
@@ -86,7 +86,7 @@ class ModelExporter:
                 configuration, or the layout does not support a format.
         """
         asked = self.config.json_export_config
-        _check_layout(custom_mode)
+        require_one_of("custom_mode", custom_mode, CUSTOM_MODES)
         # Fused layers share a scale only if the quantization has computed one.
         if asked.weight_merge_groups is not None:
             raise ConfigError(
@@ -470,15 +470,6 @@ def config_of(model: nn.Module) -> TorchConfig:
             " ModelQuantizer(config).quantize_model does",
         )
     return config
-
-
-def _check_layout(custom_mode: str) -> None:
-    require(
-        custom_mode in CUSTOM_MODES,
-        "custom_mode",
-        custom_mode,
-        f"one of: {', '.join(CUSTOM_MODES)}",
-    )
 
 
 def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:

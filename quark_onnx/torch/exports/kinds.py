@@ -17,6 +17,7 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.exports.gguf import check_gguf, write_quantized_gguf
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
@@ -126,9 +127,7 @@ def _write(
     output.mkdir(parents=True, exist_ok=True)
     if "gguf" in kinds:
         notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
-        layers = [
-            module for module in model.modules() if isinstance(module, QuantizedLayer)
-        ]
+        layers = instances(model, QuantizedLayer).values()
         if any(layer.input is not None or layer.output is not None for layer in layers):
             notes.append(
                 "llama.cpp rounds activations its own way: model.gguf holds the weights"

@@ -26,7 +26,7 @@ CACHES = ("int8", "int4")
 _NAME = "quark_onnx_cache"
 
 #: Keys and values of a layer, (batch, key heads, sequence, head size), as they are read.
-_Change = Callable[[int, Any, Any], tuple[Any, Any]]
+_Change = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,9 @@ def rounded_cache(model: Any, scales: CacheScales | None) -> Iterator[None]:
         return
     spec = TensorSpec(scales.format)
 
-    def change(layer: int, key: Any, value: Any) -> tuple[Any, Any]:
+    def change(
+        layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return (
             rounded(key, Params(scales.keys[layer]), spec, key.dtype),
             rounded(value, Params(scales.values[layer]), spec, value.dtype),
@@ -158,9 +160,9 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
     def attend(  # the signature of transformers, after the wrapped function
         function: Callable[..., Any],
         module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         *args: Any,
         **named: Any,
     ) -> Any:

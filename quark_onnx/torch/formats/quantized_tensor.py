@@ -187,13 +187,18 @@ def joined(parts: Sequence[Any]) -> Any:
     return torch.cat(list(parts))
 
 
-def check_finite(weight: torch.Tensor, name: str) -> None:
-    """Raise ModelError if a weight holds an infinity or NaN."""
+def is_finite(weight: torch.Tensor) -> bool:
+    """Return whether a tensor holds neither infinities nor NaN."""
     if not weight.numel():
-        return
+        return True
     # aminmax propagates NaN, and makes no mask of the size of the weight.
     ends = torch.stack(torch.aminmax(weight.detach()))
-    if not torch.isfinite(ends).all():
+    return bool(torch.isfinite(ends).all())
+
+
+def check_finite(weight: torch.Tensor, name: str) -> None:
+    """Raise ModelError if a weight holds an infinity or NaN."""
+    if not is_finite(weight):
         raise ModelError(
             f"the weight {name!r} holds numbers that are infinite or none; it cannot be"
             " quantized",

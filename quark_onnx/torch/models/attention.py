@@ -21,7 +21,7 @@ from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import configs_of, instances
-from quark_onnx.torch.models.quantized_layer import Layers
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,7 +124,7 @@ def notes_of(
     model: nn.Module,
     layers: Layers,
     config: TorchConfig,
-    kept: Iterable[str] = (),
+    kept: Iterable[str],
 ) -> list[str]:
     """Return notes on keys, values and queries whose scales clients do not use.
 
@@ -138,7 +138,9 @@ def notes_of(
         Sentences for the user.
     """
     # vLLM rounds queries and keys after their norm, while the scale was calibrated before it.
-    normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
+    normalized = grouped_by(
+        _normalized_outputs(model, layers), lambda name: name.rpartition(".")[2]
+    )
     notes = [
         f"{_ADVICE_ON_NORMS[last]}: {names[0]} is normalized before attention reads it"
         f" ({len(names)} layers are), and vLLM rounds after the norm, with a scale that"
@@ -191,10 +193,6 @@ def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
             yield name
 
 
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 def reinstall_attention_hooks(model: nn.Module) -> None:
     """Install attention hooks for the layers of a model that is quantized already.
 
@@ -205,7 +203,10 @@ def reinstall_attention_hooks(model: nn.Module) -> None:
         ModelError: an attention module calls no attention function of transformers.
     """
     # A reloaded model has the attention function of its configuration, which knows no rounding.
-    layers = {name: (layer, layer.spec) for name, layer in _quantized(model).items()}
+    layers = {
+        name: (layer, layer.spec)
+        for name, layer in instances(model, QuantizedLayer).items()
+    }
     install_attention_hooks(model, layers)
 
 
@@ -220,7 +221,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
         ConfigError: probabilities are rounded, and the function computes no probabilities.
     """
     if implementation != _EAGER:
-        for name, layer in _quantized(model).items():
+        for name, layer in instances(model, QuantizedLayer).items():
             if layer.spec.probabilities is not None:
                 raise ConfigError(
                     f"attention is to be computed by {implementation!r}, but"
@@ -230,13 +231,6 @@ def set_attention(model: nn.Module, implementation: str) -> None:
     cast("PreTrainedModel", model).set_attn_implementation(implementation)
     # set_attn_implementation has overwritten the wrapper's name in all configurations.
     reinstall_attention_hooks(model)
-
-
-def _quantized(model: nn.Module) -> dict[str, Any]:
-    """Return the quantized layers of a model by name."""
-    from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-
-    return instances(model, QuantizedLayer)
 
 
 def _check(attention: Any, name: str, function: Any, probabilities: bool) -> None:

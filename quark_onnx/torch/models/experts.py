@@ -7,7 +7,7 @@ quantized by the usual code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from itertools import product
 from typing import Any
@@ -58,7 +58,9 @@ class Experts(nn.Module):
             expert.add_module("down_proj", _linear(*down[index]))
             self.add_module(str(index), expert)
 
-    def _first_layers(self, weight: Any, bias: Any) -> Iterator[tuple[str, Any]]:
+    def _first_layers(
+        self, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> Iterator[tuple[str, nn.Module]]:
         """Yield the layers before the activation of an expert, by name.
 
         Args:
@@ -199,7 +201,8 @@ class ParallelExperts(nn.Module):
 
     def stacked_parameters(self) -> dict[str, Any]:
         """Return the weights of all experts as the stacked module has them, by name."""
-        return {"weight": _stack(self.children(), "weight")}
+        layers: Iterator[Any] = self.children()
+        return {"weight": torch.stack([layer.weight for layer in layers])}
 
     def forward(self, inputs: torch.Tensor, expert_size: Sequence[int]) -> torch.Tensor:
         """Return the outputs of the experts for their own tokens.
@@ -217,11 +220,6 @@ class ParallelExperts(nn.Module):
             for index, tokens in enumerate(inputs.split(expert_size))
         ]
         return torch.cat(outputs)
-
-
-def _stack(layers: Iterable[Any], key: str) -> torch.Tensor:
-    """Return the weights or biases of layers as one tensor, (layers, ...)."""
-    return torch.stack([getattr(layer, key) for layer in layers])
 
 
 #: The modules that stacks of experts become.
@@ -361,7 +359,9 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
     return gate
 
 
-def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
+def _matrices(
+    stacked: Any, name: str, turned: bool
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Return weight (outputs, inputs) and bias (outputs,) or None of every expert."""
     weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
     weight = weight.detach()
@@ -373,7 +373,7 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
     return list(zip(weight, bias.detach(), strict=True))
 
 
-def _linear(weight: Any, bias: Any) -> Any:
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
     """Return a linear layer.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
@@ -16,10 +15,12 @@ from quark_onnx.torch.config.torch_config import DEFAULT_TYPES
 from quark_onnx.torch.models.forward_trace import forward_trace
 from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import instances, outside_of, within_any
-from quark_onnx.torch.models.structure import blocks_of, embedding_of, layers_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from quark_onnx.torch.models.structure import (
+    blocks_of,
+    embedding_of,
+    head_of,
+    layers_of,
+)
 
 
 def heads_of(model: nn.Module) -> tuple[str, ...]:
@@ -37,22 +38,13 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
     """
     if not hasattr(model, "get_output_embeddings"):
         return ()
-    logits = _output_embeddings(model)
+    head = head_of(model)
+    # All names of the layer.
+    logits = {name for name, module in model.named_modules() if module is head}
     heads = _after_blocks(model)
     if logits:
         heads = heads & _outside_base(model) | logits
     return tuple(name for name, _ in model.named_modules() if name in heads)
-
-
-def _output_embeddings(model: nn.Module) -> set[str]:
-    """Return all names of the layer that transformers gives as output embeddings."""
-    try:
-        head = cast("PreTrainedModel", model).get_output_embeddings()
-    except NotImplementedError:  # several codebooks, each with a head of its own
-        return set()
-    if head is None:
-        return set()
-    return {name for name, module in model.named_modules() if module is head}
 
 
 def _after_blocks(model: nn.Module) -> set[str]:

@@ -19,7 +19,7 @@ def decoder_of(model: nn.Module) -> nn.Module | None:
 
     None if there is no decoder, or if the model itself is the decoder.
     """
-    return _named_part(model, "get_decoder")
+    return named_part(model, "get_decoder")
 
 
 def encoder_of(model: nn.Module) -> nn.Module | None:
@@ -29,10 +29,10 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     """
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
-    return _named_part(model, "get_encoder")
+    return named_part(model, "get_encoder")
 
 
-def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
+def named_part(model: nn.Module, getter: str) -> nn.Module | None:
     """Return the part that a method of transformers names; None for the model itself."""
     # Modules outside of transformers lack the method, and some models of transformers raise.
     try:

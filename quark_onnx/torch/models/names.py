@@ -78,15 +78,11 @@ def input_hooks(
         hook_of: returns the hook of a name, a function of the module, its arguments and its
             keywords.
     """
-    handles = list[Any]()
-    try:
+    with contextlib.ExitStack() as stack:
         for name, module in modules.items():
-            hook = hook_of(name)
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            handle = module.register_forward_pre_hook(hook_of(name), with_kwargs=True)
+            stack.enter_context(handle)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class NamesInTransformers:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from torch import nn
 
 from quark_onnx.common.errors import ModelError
-from quark_onnx.torch.models.language import decoder_of, towers_of
+from quark_onnx.torch.models.language import decoder_of, named_part, towers_of
 from quark_onnx.torch.models.names import (
     block_around,
     instances,
@@ -16,9 +16,6 @@ from quark_onnx.torch.models.names import (
     within_any,
 )
 from quark_onnx.torch.models.quantized_layer import kind_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def layers_of(model: nn.Module) -> dict[str, tuple[Any, str]]:
@@ -178,10 +175,15 @@ def embedding_of(model: nn.Module) -> nn.Module | None:
 
     None if a model has several (one per codebook), or no token embedding.
     """
-    try:
-        return cast("PreTrainedModel", model).get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
+    return named_part(model, "get_input_embeddings")
+
+
+def head_of(model: nn.Module) -> nn.Module | None:
+    """Return the layer that computes logits.
+
+    None if a model has several (one per codebook), or none.
+    """
+    return named_part(model, "get_output_embeddings")
 
 
 def vocabulary_of(model: nn.Module) -> int:

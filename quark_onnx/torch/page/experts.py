@@ -9,7 +9,7 @@ from html import escape
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
-from quark_onnx.torch.page.frame import block_of
+from quark_onnx.torch.page.frame import block_of, centred
 
 # The number after a part with "expert", as in mlp.experts.7.up_proj. Parts without digits may lie
 # between both.
@@ -99,24 +99,9 @@ def _plot(
     # Every k-th label, so that labels have their distance.
     every = max(1, round(_APART / wide + 0.5))
     for number in range(0, count, every):
-        parts.append(
-            tag(
-                "text",
-                str(number),
-                x=_LEFT + (number + 0.5) * wide,
-                y=bottom + 16,
-                text_anchor="middle",
-            ),
-        )
-    parts.append(
-        tag(
-            "text",
-            "expert",
-            x=(_LEFT + width) / 2,
-            y=bottom + _BOTTOM - 6,
-            text_anchor="middle",
-        ),
-    )
+        middle = _LEFT + (number + 0.5) * wide
+        parts.append(centred(str(number), middle, bottom + 16))
+    parts.append(centred("expert", (_LEFT + width) / 2, bottom + _BOTTOM - 6))
     return drawing(
         width,
         bottom + _BOTTOM,

@@ -27,6 +27,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _APART = 48.0, 12.0, 32.0, 40.0, 30.0
 _COLOURS = 7
 
 
+def centred(text: str, x: float, y: float) -> str:
+    """Draw text around a horizontal position."""
+    return tag("text", text, x=x, y=y, text_anchor="middle")
+
+
 def series(index: int) -> str:
     """Return the CSS class of a series."""
     return f"series-{index % _COLOURS}"
@@ -143,15 +148,7 @@ class Frame:
             ),
         )
         middle = (_LEFT + right) / 2
-        elements.append(
-            tag(
-                "text",
-                "block of the model",
-                x=middle,
-                y=self.height - 4,
-                text_anchor="middle",
-            ),
-        )
+        elements.append(centred("block of the model", middle, self.height - 4))
         elements.append(tag("text", unit, x=0, y=12))
         return drawing(self.width, self.height, title, [*elements, *parts], class_)
 
@@ -198,15 +195,7 @@ class Frame:
             # Layers outside of blocks, such as lm_head, have no number.
             label, middle = block.rpartition(".")[2], left + wide / 2
             if label.isdigit() and middle - free >= _APART:
-                parts.append(
-                    tag(
-                        "text",
-                        label,
-                        x=middle,
-                        y=self.bottom + 18,
-                        text_anchor="middle",
-                    ),
-                )
+                parts.append(centred(label, middle, self.bottom + 18))
                 free = middle
             start += count
         return parts

@@ -10,7 +10,7 @@ from html import escape
 
 from quark_onnx.page.blocks import Drawing
 from quark_onnx.page.svg import drawing, linear, logarithmic, power, short, tag, ticks
-from quark_onnx.torch.page.frame import for_widths
+from quark_onnx.torch.page.frame import centred, for_widths
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 24.0, 32.0, 44.0
 
@@ -59,15 +59,10 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
     bottom = height - _BOTTOM
     x = linear(lo, hi, _LEFT, width - _RIGHT)
     y = logarithmic(10.0**least, 10.0**most, bottom, _TOP)
+    middle = (_LEFT + width - _RIGHT) / 2
     parts = [
         tag("text", "divergence, nats a token", x=0, y=14),
-        tag(
-            "text",
-            "bits per weight of all layers",
-            x=(_LEFT + width - _RIGHT) / 2,
-            y=height - 4,
-            text_anchor="middle",
-        ),
+        centred("bits per weight of all layers", middle, height - 4),
     ]
     for exponent in range(least, most + 1):
         position = y(10.0**exponent)
@@ -83,9 +78,7 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
         )
         parts.append(power(exponent, _LEFT - 8, position + 4))
     for tick in ticks(lo, hi, 5):
-        parts.append(
-            tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
-        )
+        parts.append(centred(short(tick), x(tick), bottom + 18))
     front = sorted(
         (entry for entry in points if entry.kind), key=lambda entry: entry.bits
     )
@@ -105,7 +98,6 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
                 r=5,
             )
         )
-    middle = (_LEFT + width - _RIGHT) / 2
     for point in front:
         # Labels stay inside of the frame, and above a front that descends.
         is_right = x(point.bits) > middle

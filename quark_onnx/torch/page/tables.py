@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
+from quark_onnx.common.containers import grouped, grouped_by
 from quark_onnx.common.wording import first_of
 from quark_onnx.page.blocks import Grid, Strong
 from quark_onnx.torch.algorithms.base import Outcome
@@ -19,9 +20,7 @@ _Rows = list[tuple[str, ...]]
 
 def formats_table(quantized: Mapping[str, LayerSpec]) -> Grid:
     """Return the formats with their layers."""
-    named = dict[str, list[str]]()
-    for name, spec in quantized.items():
-        named.setdefault(_words(spec), []).append(name)
+    named = grouped((_words(spec), name) for name, spec in quantized.items())
     rows = _Rows()
     # Formats with equal counts stay in the order of the model.
     for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
@@ -35,9 +34,7 @@ def layers_table(
     quantized: Mapping[str, LayerSpec], outcomes: Iterable[Outcome]
 ) -> Grid:
     """Return the outcomes of each layer; blocks with equal rows share an entry."""
-    outcomes_by_layer = dict[str, list[Outcome]]()
-    for outcome in outcomes:
-        outcomes_by_layer.setdefault(outcome.layer, []).append(outcome)
+    outcomes_by_layer = grouped_by(outcomes, lambda outcome: outcome.layer)
     formats = Counter(map(_words, quantized.values()))
     # The most frequent format is named once, so that cells show exceptions alone.
     usual = max(formats, key=formats.__getitem__, default="")

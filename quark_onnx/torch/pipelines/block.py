@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.base import BlockJob, Chosen, Outcome
 from quark_onnx.torch.calibration.block_stream import BlockStream, NotWalkable
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.algorithm_order import STAGES, at_stage
@@ -219,7 +219,7 @@ def finalizers(config: TorchConfig) -> list[Any]:
 def choose_codes(
     job: BlockJob,
     rounders: list[Any],
-) -> tuple[dict[str, Quantized], list[Outcome]]:
+) -> Chosen:
     """Round the weights of a block to nearest, and apply algorithms in sequence.
 
     Args:
@@ -242,7 +242,7 @@ def apply_weight_algorithms(
     codes: dict[str, Quantized],
     job: BlockJob,
     rounders: list[Any],
-) -> tuple[dict[str, Quantized], list[Outcome]]:
+) -> Chosen:
     """Apply algorithms in sequence to codes that are rounded to nearest.
 
     Args:
@@ -281,7 +281,8 @@ def rounded_weight(
     Args:
         name: the name of the layer.
         layers: this layer and its fused layers.
-        read: reads the weights of fused layers whose modules are empty.
+        read: reads the weights of fused layers whose modules are empty, by name; None reads those
+            of the modules.
 
     Returns:
         The codes; None if the weight stays float.
@@ -294,34 +295,11 @@ def rounded_weight(
     if kept is not None:
         return kept
     weight = outputs_first(module.weight.detach(), kind_of(module))
-    return quantize(
-        weight,
-        spec.weight,
-        name,
-        whole=shared_global_scale(name, layers, read),
-    )
-
-
-def shared_global_scale(
-    name: str,
-    layers: Layers,
-    read: Callable[[str], Any] | None = None,
-) -> torch.Tensor | None:
-    """Return the common NVFP4 global scale of a layer and its fused layers.
-
-    Args:
-        name: the name of the layer.
-        layers: this layer and its fused layers.
-        read: reads a weight by layer name; None reads the module's weight.
-
-    Returns:
-        The scale; None for all other formats.
-    """
-    spec = layers[name][1].weight
+    whole = None
     # the other formats have no second scale that fused layers would share
-    if spec is None or not isinstance(spec.dtype, TwoLevel):
-        return None
-    return global_scale_of(_fused_weights(name, layers, read))
+    if isinstance(spec.weight.dtype, TwoLevel):
+        whole = global_scale_of(_fused_weights(name, layers, read))
+    return quantize(weight, spec.weight, name, whole=whole)
 
 
 def _fused_weights(
@@ -331,7 +309,7 @@ def _fused_weights(
 ) -> Iterator[torch.Tensor]:
     """Yield the weights of a layer's fused layers, one at a time, as each may be read from a file.
 
-    The arguments are those of ``shared_global_scale``.
+    The arguments are those of ``rounded_weight``.
     """
     for member in fused_group_of(name, layers):
         # layers of the group with another format are not fused with this one
@@ -380,7 +358,7 @@ def replace_layers(  # noqa: PLR0913
     observers: ActivationObservers,
     config: TorchConfig,
     report: TorchReport,
-    codes: Mapping[str, Quantized] | None = None,
+    codes: Mapping[str, Quantized],
 ) -> None:
     """Replace the observed layers by quantized layers in the model.
 
@@ -392,7 +370,6 @@ def replace_layers(  # noqa: PLR0913
         report: the report.
         codes: codes that algorithms have chosen; all other weights are rounded to nearest.
     """
-    codes = codes or {}
     quantized_layers = dict[str, Any]()
     scales = observers.scales(config.least_of)
     report.note_borrowing(observers.borrowing)

@@ -52,17 +52,19 @@ class Refusal:
     @property
     def consequence(self) -> str:
         """What the client does, and the rule."""
+        return self._sentence("it")
+
+    def _sentence(self, what: str) -> str:
+        """Return what the client does with a checkpoint, and the rule."""
         first = self.findings[0]
         verb = "refuses" if first.severity != "wrong" else "loads wrong values of"
-        return f"{self.release} {verb} it (rule {first.rule}: {first.broken.title})"
+        return f"{self.release} {verb} {what} (rule {first.rule}: {first.broken.title})"
 
     def __str__(self) -> str:
         first = self.findings[0]
         names = first_of([finding.place for finding in self.findings], _SHOWN)
-        verb = "refuses" if first.severity != "wrong" else "loads wrong values of"
-        text = (
-            f"{self.release} {verb} the checkpoint that this writes: {names}:"
-            f" {first.found} (rule {first.rule}: {first.broken.title})"
+        text = self._sentence(
+            f"the checkpoint that this writes: {names}: {first.found}"
         )
         if self.alternatives:
             return f"{text}; use {' or '.join(self.alternatives)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.common.errors import DataError, ModelError
+from quark_onnx.common.errors import DataError
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,
     moved,
@@ -136,9 +136,8 @@ class FileRun(QuantizationRun):
         outside = set(outside_language(self.model)) - set(heads_of(self.model))
         needed = [name for name in lost if name.rpartition(".")[0] not in outside]
         if needed:
-            raise ModelError(
-                f"the checkpoint {self.sources.reader.folder} has no tensor for"
-                f" {', '.join(needed[:3])}{' and others' if len(needed) > 3 else ''}, and"
+            raise self.sources.missing(
+                f"{', '.join(needed[:3])}{' and others' if len(needed) > 3 else ''}, and"
                 " the result would compute with random values; complete the folder"
             )
         if lost:
@@ -160,10 +159,7 @@ class FileRun(QuantizationRun):
         for name, (module, spec) in self.chosen.items():
             weight = f"{name}.weight"
             if weight not in self.sources:
-                raise ModelError(
-                    f"the checkpoint {self.sources.reader.folder} has no tensor for"
-                    f" {weight}",
-                )
+                raise self.sources.missing(weight)
             kind = kind_of(module) or ""
             self.layout.check_layer(
                 name,
@@ -283,10 +279,7 @@ class FileRun(QuantizationRun):
             lost = self._lost_outside(blocks)
             if lost is None:
                 raise
-            raise ModelError(
-                f"the checkpoint {self.sources.reader.folder} has no tensor for {lost}:"
-                f" {error}",
-            ) from error
+            raise self.sources.missing(f"{lost}: {error}") from error
 
     def _lost_outside(self, blocks: Iterable[str]) -> str | None:
         """Return a parameter outside of the blocks that the checkpoint lacks, or None."""
@@ -305,10 +298,7 @@ class FileRun(QuantizationRun):
         self.report.notes.append(f"all weights were in memory at once: {reason}")
         self._fill_module(self.model, "")
         if missing := missing_of(self.model):
-            raise ModelError(
-                f"the checkpoint {self.sources.reader.folder} has no tensor for"
-                f" {missing[0]}",
-            )
+            raise self.sources.missing(missing[0])
         for name, (module, _) in self.chosen.items():
             # NaN in one weight would reach the scales of all later layers
             check_finite(module.weight, name)
@@ -398,10 +388,7 @@ class FileRun(QuantizationRun):
         embedding = embedding_of(self.model)
         # without an embedding no token can be run; other modules may not be needed
         if embedding is not None and missing_of(embedding):
-            raise ModelError(
-                f"the checkpoint {self.sources.reader.folder} has no tensor for the"
-                " embedding of tokens",
-            )
+            raise self.sources.missing("the embedding of tokens")
 
     def read_ahead(self, names: Iterable[str], *, recurse: bool = True) -> None:
         """Begin to read the stored tensors of modules."""
@@ -420,10 +407,7 @@ class FileRun(QuantizationRun):
         self._fill_module(block, name)
         self._mark(name, block)
         if missing := missing_of(block):
-            raise ModelError(
-                f"the checkpoint {self.sources.reader.folder} has no tensor for"
-                f" {name}.{missing[0]}",
-            )
+            raise self.sources.missing(f"{name}.{missing[0]}")
         for layer_name, (module, spec) in layers.items():
             if spec.weight is not None:
                 check_finite(module.weight, layer_name)
@@ -502,7 +486,7 @@ def _format(spec: TensorSpec) -> tuple[Any, ...]:
     return (spec.dtype, spec.symmetric, spec.per_channel, spec.group)
 
 
-def _as_stored(tensor: Any, stored: Any) -> Any:
+def _as_stored(tensor: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Convert a tensor to its stored dtype.
 
     The stored tensor is returned if the values are equal.

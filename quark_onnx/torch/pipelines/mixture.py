@@ -121,11 +121,6 @@ def _sizes(group: Group) -> dict[str, float]:
     return {option.scheme: option.bits / group.weights for option in group.options}
 
 
-def _greatest_size(group: Group) -> float:
-    """Return the bits per weight of a group with its largest option."""
-    return max(_sizes(group).values())
-
-
 def _names(mixture: Mixture) -> list[str]:
     """Return a name for each group: that of its first layer."""
     return [group.layers[0] for group in mixture.groups]
@@ -137,7 +132,7 @@ def _bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     Returns:
         SVG.
     """
-    most = max(map(_greatest_size, mixture.groups))
+    most = max(size for group in mixture.groups for size in _sizes(group).values())
     # 8 % of room above the tallest bar.
     frame = Frame(_names(mixture), width, height, 0.0, 1.08 * most, log=False)
     schemes, bars, bar_width = _schemes_of(mixture), [], _BAR * frame.slot

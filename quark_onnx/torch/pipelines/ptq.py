@@ -286,7 +286,7 @@ def text_windows(
     tokenizer: PreTrainedTokenizerBase | None,
     model: nn.Module,
     spare: int = 0,
-) -> list[Any]:
+) -> list[torch.Tensor]:
     """Read windows of token ids.
 
     Args:
@@ -329,7 +329,7 @@ def text_windows(
     return windows
 
 
-def _batched(windows: Sequence[Any]) -> list[Any]:
+def _batched(windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Stack windows into batches of shape (windows, length).
 
     Larger products are faster.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from quark_onnx.common.containers import grouped_by
+from quark_onnx.common.containers import grouped, grouped_by
 from quark_onnx.common.wording import counted, labelled, tally
 from quark_onnx.page.blocks import Block, Facts, Notes, Reasons
 from quark_onnx.page.reported import Reported
@@ -123,10 +123,11 @@ class TorchReport(Reported):
                 no note.
         """
         # layers by algorithm
-        unreached = dict[str, list[str]]()
-        for outcome in self.outcomes:
-            if outcome.note == UNREACHED:
-                unreached.setdefault(outcome.algorithm, []).append(outcome.layer)
+        unreached = grouped(
+            (outcome.algorithm, outcome.layer)
+            for outcome in self.outcomes
+            if outcome.note == UNREACHED
+        )
         for name in self.algorithms:
             if name in unreached:
                 self.notes.append(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -221,9 +222,9 @@ class BlockJournal:
     def keep(
         self,
         index: int,
-        tensors: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
         kept: StoredBlock,
-        hidden: list[Any],
+        hidden: list[torch.Tensor],
     ) -> None:
         """Store a finished block and its output states, and remove earlier states.
 

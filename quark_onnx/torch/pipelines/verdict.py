@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
@@ -20,6 +20,7 @@ from quark_onnx.page.reported import Reported
 from quark_onnx.report.figures import near_limits
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.calibration.text import sampled
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
@@ -29,6 +30,7 @@ from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import is_finite
 from quark_onnx.torch.models.fused_groups import experts_of, fused_group_of
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
@@ -290,11 +292,12 @@ def _compared_models(  # noqa: PLR0913
     """
     model = source.load()
     # reported by name, where generation and logits would only show NaN
-    if damaged := _damaged(model):
-        return replace(
-            sizes,
-            skipped=f"{damaged} of the float model holds numbers that are infinite or none",
-        )
+    for name, parameter in model.named_parameters():
+        if not is_finite(parameter):
+            reason = (
+                f"{name} of the float model holds numbers that are infinite or none"
+            )
+            return replace(sizes, skipped=reason)
     if not windows:
         # a language model is its own source of plausible text
         windows, text = _written(model), "that the float model has written"
@@ -342,17 +345,6 @@ def _layout(checkpoint: Path | str) -> Layout:
     """Return the layout of a quantized checkpoint."""
     content = read_json(Path(checkpoint) / "config.json")
     return read_layout(content["quantization_config"])[1]
-
-
-def _damaged(model: nn.Module) -> str:
-    """Return the name of the first parameter with an infinity or NaN; empty if there is none."""
-    for name, parameter in model.named_parameters():
-        # aminmax propagates NaN, and makes no mask of the size of the parameter
-        if parameter.numel():
-            ends = torch.stack(torch.aminmax(parameter.detach()))
-            if not torch.isfinite(ends).all():
-                return name
-    return ""
 
 
 def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
@@ -429,8 +421,6 @@ def _written(model: Any) -> list[Any]:
     """
     if not hasattr(model, "generate"):
         return []
-    from transformers import GenerationConfig
-
     # tiny test models have fewer positions than 64
     limit = int(getattr(model.config, "max_position_embeddings", 0) or _LENGTH)
     first_token = getattr(model.config, "bos_token_id", None)
@@ -439,23 +429,10 @@ def _written(model: Any) -> list[Any]:
     start = torch.full(
         (_WRITTEN, 1), first_token if isinstance(first_token, int) else 0
     )
-    settings = GenerationConfig(
-        # greedy text repeats itself, and every window would be the same
-        do_sample=True,
-        top_k=0,
-        max_length=length,
-        min_length=length,
-        pad_token_id=0,
-    )
     # a fixed seed for the same text in every run, and the caller's generator stays as it is
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        tokens = model.generate(
-            start,
-            attention_mask=torch.ones_like(start),
-            generation_config=settings,
-        )
-    return list(tokens[:, :length])
+        return list(sampled(model, start, length))
 
 
 def _scores(
@@ -502,7 +479,9 @@ def _scores(
     return float(mean[0]), float(mean[1].exp()), float(mean[2].exp())
 
 
-def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
+def _errors(
+    model: nn.Module, quantized: nn.Module, window: torch.Tensor
+) -> dict[str, float]:
     """Return the relative output error of each quantized layer on float inputs.
 
     Args:
@@ -547,15 +526,11 @@ def _compared(
 
         return hook
 
-    handles = [
-        layer.register_forward_hook(comparing(name, quantized))
-        for name, (layer, quantized) in pairs.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, (layer, quantized) in pairs.items():
+            hook = comparing(name, quantized)
+            stack.enter_context(layer.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _advice(

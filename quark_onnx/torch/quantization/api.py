@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from quark_onnx.common.absent import from_float_and_dict as from_float_and_dict
-from quark_onnx.common.absent import get_name_and_info as get_name_and_info
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    from_float_and_dict,
+    get_name_and_info,
+)
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint

@@ -24,6 +24,7 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.recast import recast
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.exports.kinds import exported
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.in_memory import quantize_model
@@ -368,7 +369,7 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
         folder = Path(args.import_model_dir)
         model = load_checkpoint(folder, trust_code=args.trust_remote_code)
     # 0 tells the user that a float folder was named by mistake.
-    count = sum(isinstance(module, QuantizedLayer) for module in model.modules())
+    count = len(instances(model, QuantizedLayer))
     layers = counted(count, f"layer of {folder} is", f"layers of {folder} are")
     results.notes.append(f"{layers} quantized")
     metrics = evaluation.of(model, folder, args.trust_remote_code)

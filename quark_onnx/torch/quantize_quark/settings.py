@@ -233,6 +233,4 @@ def _with_exponents(config: TorchConfig, rule: str) -> TorchConfig:
         return replace(spec, weight=of_tensor(spec.weight), input=of_tensor(spec.input))
 
     # Formats without shared exponents keep the setting unused.
-    layers = tuple((glob, of_layer(spec)) for glob, spec in config.layers)
-    types = tuple((name, of_layer(spec)) for name, spec in config.types)
-    return config.with_(default=of_layer(config.default), layers=layers, types=types)
+    return config.each(of_layer)

@@ -13,12 +13,10 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from quark_onnx.common.absent import (
-    get_per_block_calib_batch_size as get_per_block_calib_batch_size,
-)
-from quark_onnx.common.absent import get_trainer_dataset as get_trainer_dataset
-from quark_onnx.common.absent import (
-    move_model_to_device_if_it_fits as move_model_to_device_if_it_fits,
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    get_per_block_calib_batch_size,
+    get_trainer_dataset,
+    move_model_to_device_if_it_fits,
 )
 from quark_onnx.config.checks import require_known
 from quark_onnx.torch.calibration.text import read_windows

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quark_onnx.common.containers import grouped
 from quark_onnx.torch.runtime.safetensors_header import (
     FLOATS,
     StoredTensor,
@@ -69,10 +70,11 @@ def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             FieldCheck("architecture", "architectures", is_set, _NO_KEY_OR_EMPTY),
             separator=", ",
         )
-    files_of = dict[str, list[str]]()
-    for file, header in checkpoint.headers.items():
-        for name in header.tensors:
-            files_of.setdefault(name, []).append(file)
+    files_of = grouped(
+        (name, file)
+        for file, header in checkpoint.headers.items()
+        for name in header.tensors
+    )
     for name, files in files_of.items():
         # which of the two a client reads depends on the order in which it opens the files
         if len(files) > 1:

@@ -20,21 +20,20 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from calibrators.base import is_number, is_whole
+from calibrators.base import is_number
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
-from quark_onnx.optimizers.base import require_flag
-from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
+from quark_onnx.optimizers.base import require_flag, require_whole
+from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Chosen, Outcome
 from quark_onnx.torch.algorithms.gptq.hessian import (
     HessianStats,
-    collect_hessians,
+    hessians_by_stage,
     largest_stage,
 )
 from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Rounded, Solver
 from quark_onnx.torch.algorithms.memory import Shapes
-from quark_onnx.torch.algorithms.scheduling.replay import Replay, stored_bytes
-from quark_onnx.torch.algorithms.scheduling.stages import stages_in
+from quark_onnx.torch.algorithms.scheduling.replay import stored_bytes
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.algorithms.weight_rounding.losses import (
     Loss,
@@ -98,12 +97,7 @@ class GPTQ:
                 f"a number from 0 to {upper:g}",
             )
         require_flag(self, "act_order", "search_scales", "rounds_activations")
-        require(
-            is_whole(self.coordinate_descent_passes, 0),
-            f"coordinate_descent_passes of {self.name}",
-            self.coordinate_descent_passes,
-            "a whole number, 0 or more",
-        )
+        require_whole(self, "coordinate_descent_passes", least=0)
 
     def _upper_limits(self) -> dict[str, float]:
         """Return the numeric settings with their greatest values; subclasses add theirs."""
@@ -147,7 +141,7 @@ class GPTQ:
         self,
         job: BlockJob,
         quantized_weights: Mapping[str, Quantized],
-    ) -> tuple[dict[str, Quantized], list[Outcome]]:
+    ) -> Chosen:
         """Choose codes, stage after stage; no output of a layer gets worse.
 
         Args:
@@ -174,23 +168,13 @@ class GPTQ:
                 outcomes.append(Outcome.unchanged(name, self.name, note))
         if not weights or not job.calls:
             return result, outcomes
-        stages = stages_in(job, weights)
-        # The replay reads ``result`` by reference: later stages run with the codes found below.
-        job.replay = Replay(job, stages, result)
-        for index, stage in enumerate(stages):
-            job.replay.begin(index)
-            stats = collect_hessians(job, stage, job.replay, exact=self.aims_at_float)
-            # Dequantized weights are not needed while codes are chosen.
-            job.replay.rest()
-            for group in stage.groups:
-                release_memory()
-                # Removed from ``stats``, so that each Hessian is freed as soon as its group is
-                # done.
-                outcomes += self.quantize_group(
-                    group, weights, stats.pop(group[0]), result
-                )
+        groups = hessians_by_stage(job, weights, result, exact=self.aims_at_float)
+        for group, stats in groups:
+            release_memory()
+            outcomes += self.quantize_group(group, weights, stats, result)
+            # Freed before the products of the next stage are summed.
+            del stats
         release_memory()
-        job.replay.begin(len(stages))
         return result, outcomes
 
     def quantize_group(

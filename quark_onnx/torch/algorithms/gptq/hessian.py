@@ -16,9 +16,9 @@ from quark_onnx.torch.algorithms.gptq.triangular import add_products, mirror
 from quark_onnx.torch.algorithms.memory import Shapes, first_number
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
-from quark_onnx.torch.algorithms.scheduling.stages import Stage
+from quark_onnx.torch.algorithms.scheduling.stages import Stage, stages_in
 from quark_onnx.torch.calibration.block_stream import Call
-from quark_onnx.torch.formats.quantized_tensor import joined
+from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
@@ -159,6 +159,31 @@ def collect_hessians(
                 f"what {name} reads is infinite or no number on the calibration data",
             )
     return stats
+
+
+def hessians_by_stage(
+    job: BlockJob, names: Iterable[str], codes: Mapping[str, Quantized], *, exact: bool
+) -> Iterator[tuple[tuple[str, ...], HessianStats]]:
+    """Yield the layers of a block in groups with equal inputs, each with its sums.
+
+    Args:
+        job: the block, which gets a replay.
+        names: the layers.
+        codes: the codes of the layers. The caller replaces those of a group before it takes the
+            next one: the layers of later stages read the outputs.
+        exact: compare with the float model.
+    """
+    stages = stages_in(job, names)
+    job.replay = Replay(job, stages, codes)
+    for index, stage in enumerate(stages):
+        job.replay.begin(index)
+        stats = collect_hessians(job, stage, job.replay, exact=exact)
+        # Dequantized weights are not needed while codes are chosen.
+        job.replay.rest()
+        for group in stage.groups:
+            # Removed, so that each Hessian is freed as soon as its group is done.
+            yield group, stats.pop(group[0])
+    job.replay.begin(len(stages))
 
 
 def _inputs(

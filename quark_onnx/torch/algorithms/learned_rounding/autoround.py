@@ -17,7 +17,7 @@ from quark_onnx.common.errors import DataError
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require_one_of
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
-from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.base import BlockJob, Chosen, Outcome
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
     through,
@@ -97,7 +97,7 @@ class SignedRounding:
 
     def __call__(
         self, job: BlockJob, quantized_weights: Mapping[str, Quantized]
-    ) -> tuple[dict[str, Quantized], list[Outcome]]:
+    ) -> Chosen:
         """Choose codes; the error of the block on the data does not grow.
 
         Raises:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import ALGORITHMS
@@ -38,6 +39,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import (
 from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.block_stream import call
+from quark_onnx.torch.calibration.text import sampled
 from quark_onnx.torch.checkpoints.atomic_file import State
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
@@ -269,11 +271,8 @@ class _Pair:
 
     def _parts(self, rows: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield batches of sequences of equal length, (samples, tokens)."""
-        by_length = dict[int, list[torch.Tensor]]()
-        for row in rows:
-            by_length.setdefault(len(row), []).append(row)
         # As many sequences as their logits fit into _LOGITS numbers, at least one.
-        for length, alike in by_length.items():
+        for length, alike in grouped_by(rows, len).items():
             count = max(1, _LOGITS // (length * vocabulary_of(self.model)))
             yield from torch.stack(alike).split(count)
 
@@ -317,22 +316,11 @@ def _written(
             f"distill has the float model write text, which a {type(model).__name__}"
             " does not",
         )
-    from transformers import GenerationConfig
-
     length = max(len(row) for row in rows)
     if length < 2:
         raise DataError("distill needs samples of two tokens or more")
     # (sequences, 1): the samples are used in turn.
     first = torch.stack([rows[index % len(rows)][:1] for index in range(how.sequences)])
-    settings = GenerationConfig(
-        do_sample=True,
-        # 0: tokens are drawn from the whole distribution.
-        top_k=0,
-        max_length=length,
-        # No end before the full length, as sequences are stacked.
-        min_length=length,
-        pad_token_id=0,
-    )
     sequences = list[torch.Tensor]()
     # The seed holds in here alone: the caller's random state is restored.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -343,9 +331,5 @@ def _written(
                 " float tensors",
             )
         for part in first.split(_WRITTEN):
-            sequences += model.generate(
-                part,
-                attention_mask=torch.ones_like(part),
-                generation_config=settings,
-            )
-    return [sequence[:length] for sequence in sequences]
+            sequences += sampled(model, part, length)
+    return sequences

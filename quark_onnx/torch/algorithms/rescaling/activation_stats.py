@@ -130,7 +130,7 @@ def moments_of(
     calls: Sequence[Call],
     names: Iterable[str],
     *,
-    products: bool = True,
+    products: bool,
 ) -> dict[str, ActivationStats]:
     """Collect the statistics of layers' inputs; layers that no token reaches are left out.
 

@@ -51,13 +51,7 @@ class Pair:
             scale: (channels,), positive.
         """
         # Products of a scale and its reciprocal are 1 up to rounding: the function stays.
-        self._rescale(block, scale.float(), 1 / scale.float())
-
-    def undo(self, block: nn.Module, scale: torch.Tensor) -> None:
-        """Undo ``apply``, up to rounding."""
-        self._rescale(block, 1 / scale.float(), scale.float())
-
-    def _rescale(self, block: nn.Module, up: torch.Tensor, down: torch.Tensor) -> None:
+        up, down = scale.float(), 1 / scale.float()
         source = block.get_submodule(self.source)
         for name, parameter in source.named_parameters(recurse=False):
             # Bias and gain are both divided; only the gain may count from 1.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
-from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
+from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Chosen, Outcome
 from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
 from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.scheduling.stages import Stage, stages_in
@@ -61,7 +61,7 @@ class Clip:
         self,
         job: BlockJob,
         quantized_weights: Mapping[str, Quantized],
-    ) -> tuple[dict[str, Quantized], list[Outcome]]:
+    ) -> Chosen:
         """Choose the ranges of layers that the calibration data reaches.
 
         Args:
@@ -110,6 +110,4 @@ class Clip:
         clipped = fitted(weight, start, stats.xx, shares, apart=True)
         # The rows of the Hessian's loss are independent: each keeps its better range.
         result[name], error = better(start, start_error, clipped, loss(clipped))
-        power = float(loss.power()) or 1.0
-        errors = (float(start_error.sum()) / power, float(error.sum()) / power)
-        return Outcome(name, self.name, *errors)
+        return Outcome(name, self.name, *loss.shares(start_error, error))

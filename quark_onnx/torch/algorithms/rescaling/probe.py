@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.models.recording import recording
 
 #: Tokens of a short call.
 _TOKENS = 32
@@ -28,8 +29,8 @@ class Trace:
     """
 
     output: torch.Tensor
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    inputs: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
 
 
 class BlockProbe:
@@ -77,21 +78,13 @@ class BlockProbe:
             divide: the divisors of each output channel, by part.
             multiply: the factors of each input channel, by part; inputs are recorded before.
         """
-        inputs = dict[str, list[torch.Tensor]]()
-        outputs = dict[str, list[torch.Tensor]]()
-        hooks = []
-        for name, part in self.parts.items():
-            pre_hook = _input_hook(inputs, name, multiply.get(name))
-            hook = _output_hook(outputs, name, divide.get(name))
-            hooks.append(part.register_forward_pre_hook(pre_hook, with_kwargs=True))
-            hooks.append(part.register_forward_hook(hook))
-        try:
-            with torch.no_grad():
-                output = self._call.run(self._block)
-        finally:
-            for handle in hooks:
-                handle.remove()
-        return Trace(output, _concatenated(inputs), _concatenated(outputs))
+        read = {name: _times(factors) for name, factors in multiply.items()}
+        computed = {name: _times(1 / factors) for name, factors in divide.items()}
+        with torch.no_grad(), recording(self.parts, read, computed) as record:
+            output = self._call.run(self._block)
+        return Trace(
+            output, _concatenated(record.inputs), _concatenated(record.outputs)
+        )
 
     def same(self, trace: Trace) -> bool:
         """Return whether a run has the output of the run without factors."""
@@ -131,7 +124,14 @@ class BlockProbe:
 
 
 def _concatenated(runs: Mapping[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: torch.cat(tensors) for name, tensors in runs.items()}
+    return {
+        name: torch.cat([tensor.flatten(0, -2) for tensor in tensors])
+        for name, tensors in runs.items()
+    }
+
+
+def _times(factors: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x * factors.to(x.dtype)
 
 
 def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
@@ -183,43 +183,3 @@ def _parts(block: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         innermost = len(direct) == len(list(module.parameters()))
         if name and innermost and owned_once:
             yield name, module
-
-
-def _input_hook(
-    record: dict[str, list[torch.Tensor]], name: str, factors: torch.Tensor | None
-) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        tensors = (key for key in named if isinstance(named[key], torch.Tensor))
-        key = next(tensors, "")
-        # A part may be called by keyword; its input is the first tensor.
-        x = args[0] if args else named.get(key)
-        if not isinstance(x, torch.Tensor):
-            return None
-        record.setdefault(name, []).append(x.flatten(0, -2))
-        if factors is None:
-            return None
-        x = x * factors.to(x.dtype)
-        if args:
-            return ((x, *args[1:]), named)
-        return (args, named | {key: x})
-
-    return hook
-
-
-def _output_hook(
-    record: dict[str, list[torch.Tensor]], name: str, factors: torch.Tensor | None
-) -> Callable[..., Any]:
-    def hook(
-        module: nn.Module,
-        args: tuple[Any, ...],
-        output: torch.Tensor | tuple[Any, ...],
-    ) -> Any:
-        # Routers may return tuples, which no factor divides.
-        if not isinstance(output, torch.Tensor):
-            return None
-        record.setdefault(name, []).append(output.flatten(0, -2))
-        if factors is None:
-            return None
-        return output / factors.to(output.dtype)
-
-    return hook

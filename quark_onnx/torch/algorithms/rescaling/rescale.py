@@ -176,7 +176,7 @@ def _rescale_alike(
         change = distributed.from_first(change)
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else BOUND_SHORT):
             return outcomes
-        # Copies, not ``Pair.undo``, which would leave a second rounding in 16 bits.
+        # Copies, not the reciprocal scale, which would leave a second rounding in 16 bits.
         for tensor, values in kept:
             tensor.copy_(values)
     note = (

@@ -29,9 +29,37 @@ from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
 from quark_onnx.torch.runtime.reductions import total
 
 
+class _Smoothing:
+    """Rescaling by the ranges of activations and weights, with the best of some alphas."""
+
+    stage: ClassVar[str] = "block"
+    needs_data: ClassVar[bool] = True
+
+    name: ClassVar[str]
+    scale_clamp_min: float
+
+    @property
+    def _alphas(self) -> Iterable[float]:
+        raise NotImplementedError
+
+    def memory(self, shapes: Shapes) -> int:
+        """Return the estimated bytes of the tokens on which scales are compared."""
+        kept = min(KEPT_TOKENS, shapes.tokens)
+        widths = sum(inputs for _, inputs in shapes.groups) // max(1, shapes.blocks)
+        # in float32
+        return 4 * kept * widths
+
+    def __call__(self, job: BlockJob) -> list[Outcome]:
+        """Rescale in place."""
+        return rescale(job, self.name, self._choose, products=False)
+
+    def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
+        return _best(readers, self._alphas, self.scale_clamp_min)
+
+
 @ALGORITHMS.register("smoothquant")
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(_Smoothing):
     """Move outliers of activations into weights.
 
     Channels stay as they are where rescaling increases the output error with rounded activations
@@ -43,8 +71,6 @@ class SmoothQuant:
     """
 
     name: ClassVar[str] = "smoothquant"
-    stage: ClassVar[str] = "block"
-    needs_data: ClassVar[bool] = True
 
     alpha: float = 0.5
     scale_clamp_min: float = 1e-3
@@ -53,21 +79,14 @@ class SmoothQuant:
         require_number(self, "alpha", least=0, most=1)
         require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
-    def memory(self, shapes: Shapes) -> int:
-        """Return the estimated bytes of the tokens on which scales are compared."""
-        return _kept_bytes(shapes)
-
-    def __call__(self, job: BlockJob) -> list[Outcome]:
-        """Rescale in place."""
-        return rescale(job, self.name, self._choose, products=False)
-
-    def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
-        return _best(readers, [self.alpha], self.scale_clamp_min)
+    @property
+    def _alphas(self) -> Iterable[float]:
+        return [self.alpha]
 
 
 @ALGORITHMS.register("autosmoothquant")
 @dataclass(frozen=True)
-class AutoSmoothQuant:
+class AutoSmoothQuant(_Smoothing):
     """SmoothQuant with the best alpha per pair.
 
     Attributes:
@@ -76,8 +95,6 @@ class AutoSmoothQuant:
     """
 
     name: ClassVar[str] = "autosmoothquant"
-    stage: ClassVar[str] = "block"
-    needs_data: ClassVar[bool] = True
 
     steps: int = 20
     scale_clamp_min: float = 1e-3
@@ -86,17 +103,9 @@ class AutoSmoothQuant:
         require_whole(self, "steps")
         require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
-    def memory(self, shapes: Shapes) -> int:
-        """Return the estimated bytes of the tokens on which scales are compared."""
-        return _kept_bytes(shapes)
-
-    def __call__(self, job: BlockJob) -> list[Outcome]:
-        """Rescale in place."""
-        return rescale(job, self.name, self._choose, products=False)
-
-    def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
-        alphas = (step / self.steps for step in range(self.steps + 1))
-        return _best(readers, alphas, self.scale_clamp_min)
+    @property
+    def _alphas(self) -> Iterable[float]:
+        return (step / self.steps for step in range(self.steps + 1))
 
 
 def factors(
@@ -173,10 +182,3 @@ def _rounded(
     least, most = min(float(lo.min()), 0.0), max(float(hi.max()), 0.0)
     params = affine.of_numbers(least, most, spec, x.dtype)
     return fake_quantize(x, spec, params.each(lambda tensor: tensor.to(x.device)))
-
-
-def _kept_bytes(shapes: Shapes) -> int:
-    """Return the bytes of the kept inputs of a block's layers, in float32."""
-    kept = min(KEPT_TOKENS, shapes.tokens)
-    widths = sum(inputs for _, inputs in shapes.groups) // max(1, shapes.blocks)
-    return 4 * kept * widths

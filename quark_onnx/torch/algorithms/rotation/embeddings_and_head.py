@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
-from quark_onnx.torch.calibration.block_stream import call
+from quark_onnx.torch.calibration.block_stream import call, in_form
 from quark_onnx.torch.models.names import joined, outside_of, replaced_forwards
 
 
@@ -50,10 +50,7 @@ class EmbeddingsAndHead:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             front.append(args[0] if args else kwargs["hidden_states"])
             # Each block passes on what it reads, or the given hidden states.
-            result = front[0] if hidden is None else hidden
-            if isinstance(self.form, torch.Tensor):
-                return result
-            return (result, *self.form[1:])
+            return in_form(front[0] if hidden is None else hidden, self.form)
 
         # The whole model outside of the blocks in float32, with the rewritten parameters.
         tensors = self.tensors() | dict(changed or {})

@@ -10,7 +10,7 @@ its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.func import functional_call
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+from quark_onnx.torch.models.recording import Changes, recording
 
 #: The multiple of a direction, relative to the hidden states.
 _LARGE = 1e4
@@ -69,12 +70,10 @@ class Stream:
     Attributes:
         readings: the readers of the stream.
         writers: names of the modules whose outputs are added to the stream.
-        heads: the values that writers read.
     """
 
     readings: tuple[Reading, ...] = ()
     writers: tuple[str, ...] = ()
-    heads: tuple[Heads, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ class Seen:
     """The record of a run: the result, and the inputs and outputs of modules, call by call."""
 
     result: torch.Tensor
-    inputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    inputs: dict[str, list[torch.Tensor]]
+    outputs: dict[str, list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -101,28 +100,12 @@ class Part:
     def seen(
         self,
         hidden: torch.Tensor | None,
-        replaced: Mapping[
-            str, Callable[[torch.Tensor], torch.Tensor]
-        ] = MappingProxyType({}),
+        replaced: Changes = MappingProxyType({}),
     ) -> Seen:
         """Run the part on hidden states, (..., features), with outputs of modules replaced."""
-        inputs = dict[str, list[torch.Tensor]]()
-        outputs = dict[str, list[torch.Tensor]]()
-        handles = []
-        for name, module in self.modules.items():
-            change = replaced.get(name)
-            # Inputs are recorded before the module runs, as it may change them in place.
-            pre_hook = _keep_input(inputs, name)
-            hook = _keep_output(outputs, name, change)
-            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
-            handles.append(module.register_forward_hook(hook))
-        try:
-            with torch.no_grad():
-                result = self.run(hidden)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return Seen(result, inputs, outputs)
+        with torch.no_grad(), recording(self.modules, {}, replaced) as record:
+            result = self.run(hidden)
+        return Seen(result, record.inputs, record.outputs)
 
     def weighted(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the modules with a matrix, and the matrix as (outputs, inputs)."""
@@ -221,9 +204,13 @@ class Part:
                 groups.setdefault(pattern_of(name), []).append(name)
         writers = list[str]()
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
+
+        def moved(output: torch.Tensor) -> torch.Tensor:
+            return output + far.to(output)
+
         for names in groups.values():
             # All experts of a pattern together: each token reaches a few of them.
-            seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
+            seen = self.seen(hidden, dict.fromkeys(names, moved))
             if follows(base.result, seen.result, far):
                 writers += names
                 continue
@@ -448,38 +435,3 @@ def _moved_along(
 def _constantly(value: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     # A copy, as blocks may work in place on what modules return.
     return lambda output: value.to(output).expand_as(output).clone()
-
-
-def _plus(far: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda output: output + far.to(output)
-
-
-def _keep_input(
-    record: dict[str, list[torch.Tensor]], name: str
-) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        values = (*args, *named.values())
-        # The first tensor is the input; masks and positions follow.
-        x = next((value for value in values if isinstance(value, torch.Tensor)), None)
-        if x is not None and x.is_floating_point() and x.numel():
-            record.setdefault(name, []).append(x)
-
-    return hook
-
-
-def _keep_output(
-    record: dict[str, list[torch.Tensor]],
-    name: str,
-    change: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> Callable[..., Any]:
-    def hook(
-        module: nn.Module,
-        args: tuple[Any, ...],
-        output: torch.Tensor | tuple[Any, ...],
-    ) -> Any:
-        if not isinstance(output, torch.Tensor):
-            return None
-        record.setdefault(name, []).append(output)
-        return None if change is None else change(output)
-
-    return hook

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
@@ -28,7 +28,7 @@ from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.names import outside_of
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers
-from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.models.structure import embedding_of, head_of, vocabulary_of
 
 #: Tokens of the sample.
 _TOKENS = 32
@@ -53,9 +53,9 @@ class Rotated:
     heads: tuple[str, ...]
     online: tuple[str, ...]
     error: float
-    untied: bool = False
-    learned: tuple[float, float] | None = None
-    settings: Rotation = field(default_factory=Rotation)
+    untied: bool
+    learned: tuple[float, float] | None
+    settings: Rotation
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -101,6 +101,24 @@ class _Planned:
         for part in self.parts:
             rewrites.update(part)
         return rewrites
+
+    def rotated(
+        self,
+        settings: Rotation,
+        untied: bool,
+        learned: tuple[float, float] | None = None,
+    ) -> Rotated:
+        """Return the result once all rewrites are applied."""
+        rewrites = self.rewrites
+        return Rotated(
+            len(rewrites.rewrites),
+            rewrites.heads,
+            tuple(rewrites.online),
+            self.error,
+            untied,
+            learned,
+            settings,
+        )
 
 
 def rotate(
@@ -161,16 +179,7 @@ def rotate(
         # Parameters change only here, after every part has passed its check.
         for part in planned.parts:
             apply(part, model, rotator.rotations)
-    rewrites = planned.rewrites
-    return Rotated(
-        len(rewrites.rewrites),
-        rewrites.heads,
-        tuple(rewrites.online),
-        planned.error,
-        untied,
-        learned,
-        settings,
-    )
+    return planned.rotated(settings, untied, learned)
 
 
 def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Rotated:
@@ -205,10 +214,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         # The weights of one block at a time are in memory.
         fill(block, name, sources)
         if missing := missing_of(block):
-            raise ModelError(
-                f"the checkpoint {sources.reader.folder} has no tensor for"
-                f" {name}.{missing[0]}",
-            )
+            raise sources.missing(f"{name}.{missing[0]}")
         yield
         empty(block)
 
@@ -236,15 +242,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         rewrites.rewrites, lambda name, get: rewrites.tensor(name, get, rotations)
     )
     tie(model, sources.tied)
-    return Rotated(
-        len(rewrites.rewrites),
-        rewrites.heads,
-        (),
-        planned.error,
-        untied,
-        None,
-        settings,
-    )
+    return planned.rotated(settings, untied)
 
 
 def _planned(
@@ -288,8 +286,8 @@ def _starts(
 @contextlib.contextmanager
 def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
     """Give the head a weight of its own if it shares the embedding's."""
-    head = _embeddings(model, "get_output_embeddings")
-    table = _embeddings(model, "get_input_embeddings")
+    head: Any = head_of(model)
+    table: Any = embedding_of(model)
     present = head is not None and table is not None
     if not (settings.r1 and present and head.weight is table.weight):
         yield False
@@ -303,12 +301,6 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
         head.weight = table.weight
         _set_tied(model, True)
         raise
-
-
-def _embeddings(model: Any, getter: str) -> Any:
-    """Return the module that a method of transformers names; None without the method."""
-    method = getattr(model, getter, None)
-    return None if method is None else method()
 
 
 def _set_tied(model: Any, tied: bool) -> None:

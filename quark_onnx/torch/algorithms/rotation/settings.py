@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from calibrators.base import is_whole
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import ALGORITHMS
-from quark_onnx.config.checks import require
-from quark_onnx.optimizers.base import require_flag
+from quark_onnx.optimizers.base import require_flag, require_whole
 from quark_onnx.torch.algorithms.memory import Shapes
 
 
@@ -53,18 +51,11 @@ class Rotation:
 
     def __post_init__(self) -> None:
         require_flag(self, "r1", "r2", "r3", "r4", "trained")
-        bounds = {"seed": 0, "steps": 1}
+        require_whole(self, "steps")
+        require_whole(self, "seed", least=0)
         # A rotation of one channel mixes nothing.
         if self.size is not None:
-            bounds["size"] = 2
-        for name, bound in bounds.items():
-            value = getattr(self, name)
-            require(
-                is_whole(value, bound),
-                f"{name} of rotation",
-                value,
-                f"a whole number, {bound} or more",
-            )
+            require_whole(self, "size", least=2)
         if self.r3:
             raise ConfigError(
                 "r3 of rotation is set, but keys are rounded where k_proj computes"

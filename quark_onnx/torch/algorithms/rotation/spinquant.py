@@ -141,12 +141,12 @@ class Trainee:
             for name, key in self._plan.online.items():
                 module = self._model.get_submodule(name)
                 hook = _changing(rotations[key].turn)
-                stack.callback(module.register_forward_pre_hook(hook).remove)
+                stack.enter_context(module.register_forward_pre_hook(hook))
             for name, (_, spec) in self._layers.items():
                 if spec.input is not None:
                     module = self._model.get_submodule(name)
                     hook = _changing(_rounded(spec.input))
-                    stack.callback(module.register_forward_pre_hook(hook).remove)
+                    stack.enter_context(module.register_forward_pre_hook(hook))
             yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.calibration.block_stream import Call
@@ -53,15 +53,18 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
     >>> stages_of(block, layers, Call(torch.ones(1, 1, 2)))
     [Stage(groups=(('a',),), last='a'), Stage(groups=(('b',),), last='b')]
     """
-    trace = _Trace({name: layer for name, (layer, _) in layers.items()})
+    trace = _Trace()
     # only the edges of the autograd graph are needed: saved activations would take memory
     with (
-        trace,
+        contextlib.ExitStack() as hooks,
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: None, lambda tensor: tensor
         ),
     ):
+        for name, (layer, _) in layers.items():
+            hook = trace.hook(name)
+            hooks.enter_context(layer.register_forward_hook(hook, with_kwargs=True))
         # The hidden states require gradients, so that each operation on them leaves a node in the
         # graph.
         hidden = call.hidden.detach().clone().requires_grad_()
@@ -139,11 +142,9 @@ def _twins(name: str, other: str) -> bool:
 
 
 class _Trace:
-    """Hooks that record the position of each layer in the autograd graph."""
+    """Record of the position of each layer in the autograd graph."""
 
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        self._layers = layers
-        self._hooks: list[RemovableHandle] = []
+    def __init__(self) -> None:
         self._inputs: dict[str, Node | None] = {}
         self._layer_of: dict[Node | None, str] = {}
         # addresses are keys: no tensor may be freed
@@ -151,17 +152,9 @@ class _Trace:
         # address and shape of the input, for each run of a layer
         self.read: dict[str, tuple[Any, ...]] = {}
 
-    def __enter__(self) -> _Trace:
-        for name, layer in self._layers.items():
-            handle = layer.register_forward_hook(self._hook(name), with_kwargs=True)
-            self._hooks.append(handle)
-        return self
+    def hook(self, name: str) -> Callable[..., torch.Tensor]:
+        """Return the forward hook of a layer."""
 
-    def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _hook(self, name: str) -> Callable[..., torch.Tensor]:
         def hook(
             module: nn.Module,
             args: tuple[Any, ...],

@@ -60,6 +60,12 @@ class Loss:
         # outputs.
         return self.squares(signs.to(self.weight) @ self.weight).sum() / _SUMS
 
+    def shares(self, before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
+        """Return two errors of outputs, (outputs,), as shares of the power of all outputs."""
+        # A layer of zeros has no power; its error is 0 as well.
+        power = float(self.power()) or 1.0
+        return float(before.sum()) / power, float(after.sum()) / power
+
 
 def squares_of(H: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function ``squares`` of a loss.

@@ -408,16 +408,7 @@ def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
             return spec
         return spec.with_(weight=weight.with_(scale=kind))
 
-    def of_all(
-        pairs: tuple[tuple[str, LayerSpec], ...],
-    ) -> tuple[tuple[str, LayerSpec], ...]:
-        return tuple((name, of(spec)) for name, spec in pairs)
-
-    return config.with_(
-        default=of(config.default),
-        layers=of_all(config.layers),
-        types=of_all(config.types),
-    )
+    return config.each(of)
 
 
 def the_one(layout: str, what: str, found: Mapping[str, Any]) -> Any:

@@ -228,10 +228,11 @@ class CompressedTensorsLayout(Layout):
         parts = {f"{side}_scale": rounding.scale.reshape(1)}
         if not rounding.spec.symmetric:
             zero = explicit_zero(rounding.zero, rounding.scale)
-            parts[f"{side}_zero_point"] = (
-                # Unsigned codes are stored as signed codes, and the zero point moves with them.
-                (zero - _above(rounding.spec)).to(torch.int8).reshape(1)
-            )
+            # Unsigned codes are stored as signed codes, which lie 2^(bits - 1) lower, and the zero
+            # point moves with them.
+            if rounding.spec.grid.qmin >= 0:
+                zero = zero - (1 << rounding.spec.dtype.bits - 1)
+            parts[f"{side}_zero_point"] = zero.to(torch.int8).reshape(1)
         return parts
 
     def restored(
@@ -445,14 +446,6 @@ def _inverse(whole: torch.Tensor) -> Any:
     # compressed-tensors stores the factor 448 * 6 / amax by which scales are multiplied, the
     # reciprocal of the global scale. In float64, so that only the last step rounds.
     return (1 / whole.double()).float().reshape(1)
-
-
-def _above(spec: TensorSpec) -> int:
-    """Return the offset between unsigned and signed codes."""
-    # Codes of b bits lie 2^(b - 1) lower when they are stored as signed.
-    if spec.grid.qmin < 0:
-        return 0
-    return 1 << spec.dtype.bits - 1
 
 
 def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from quark_onnx.config.checks import require, require_known
+from quark_onnx.config.checks import require_known, require_one_of
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.checkpoints.entries import object_in
@@ -69,12 +69,7 @@ class QuarkLayout(Layout):
 
     def __post_init__(self) -> None:
         require_known(self.weight_format, WEIGHT_FORMATS, "weight_format is")
-        require(
-            self.pack_method in ORDERS,
-            "pack_method",
-            self.pack_method,
-            f"one of: {', '.join(ORDERS)}",
-        )
+        require_one_of("pack_method", self.pack_method, ORDERS)
 
     def refusal(self, spec: LayerSpec) -> str:
         """Return why AMD Quark has no serialized form of a weight; empty if it has one.

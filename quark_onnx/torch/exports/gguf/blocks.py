@@ -16,7 +16,7 @@ from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import explicit_zero
-from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
+from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite, quantize
 
 #: Values per block.
 SIZE = 32
@@ -160,11 +160,7 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> NDArray[np.uint8]:
     """Return rows in packed blocks, uint8 (rows, bytes); see ``round_blocks``."""
     # (blocks, 32).
     x = weight.to(torch.float32).reshape(-1, SIZE)
-    if not torch.stack(x.aminmax()).isfinite().all():
-        raise ModelError(
-            f"the weight {name!r} holds numbers that are infinite or none; it cannot be"
-            " quantized",
-        )
+    check_finite(x, name)
     scale, offset = (_float16(start, name) for start in _start(x, form))
     # Codes are chosen for the scales as they are stored.
     codes = _nearest(x, scale, offset, form)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quark_onnx.common.containers import grouped
 from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
@@ -136,9 +137,9 @@ def write_gguf(  # noqa: PLR0913
     return GgufFile(output, {entry.name: entry.type for entry in entries}, tuple(notes))
 
 
-def check_writable(source: Path, kind: str = "q4_1") -> None:
+def check_writable(source: Path) -> None:
     """Raise the errors of ``write_gguf`` for a folder that are known from its headers."""
-    kinds = _types(kind, "", Path("model.gguf"))
+    kinds = _types("q4_1", "", Path("model.gguf"))
     architecture, config, planned_targets = planned(source)
     parts = [
         _part(target, {}, kinds, architecture, config) for target in planned_targets
@@ -219,10 +220,7 @@ def _check_not_all_float(parts: Iterable[Part], kind: str) -> None:
 
 def _others(parts: Iterable[Part]) -> list[str]:
     """Return the tensors of another type than requested, one line per reason."""
-    names: dict[str, list[str]] = {}
-    for part in parts:
-        if part.reason:
-            names.setdefault(part.reason, []).append(part.target.name)
+    names = grouped((part.reason, part.target.name) for part in parts if part.reason)
     return [f"{reason}: {', '.join(others)}" for reason, others in names.items()]
 
 

@@ -69,7 +69,7 @@ class Vocabulary:
 
 
 def add_vocabulary(
-    writer: GGUFWriter, folder: Path, rows: int, split: str = ""
+    writer: GGUFWriter, folder: Path, rows: int, split: str
 ) -> list[str]:
     """Write the tokenizer of a folder.
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 from quark_onnx.torch.models.structure import set_module
 
@@ -170,9 +171,8 @@ def standing_in(
         ConfigError: rotated keys or attention probabilities are quantized, for which no placeholder
             exists.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, QuantizedLayer):
-            _check_has_nodes(name, module.spec)
+    for name, layer in instances(model, QuantizedLayer).items():
+        _check_has_nodes(name, layer.spec)
     # deepcopy takes these tensors in place of copies, by the identity of the originals.
     memo = dict[int, Any]()
     for module in model.modules():

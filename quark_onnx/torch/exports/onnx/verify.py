@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.exports.onnx.stand_in import StandIn
 from quark_onnx.torch.exports.onnx.trace import Batch, Flat
+from quark_onnx.torch.models.names import instances
 
 #: Relative difference (L2) that is always accepted, by dtype of the computation.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2}
@@ -189,13 +190,7 @@ def noise(flat: Flat, dtype: torch.dtype) -> Iterator[None]:
         drawn = torch.randn(x.shape, generator=generator).to(x.dtype)
         return (x + share * x.abs().max() * drawn, *more)
 
-    handles = [
-        module.register_forward_pre_hook(disturb)
-        for module in flat.modules()
-        if isinstance(module, StandIn)
-    ]
-    try:
+    with ExitStack() as stack:
+        for module in instances(flat, StandIn).values():
+            stack.enter_context(module.register_forward_pre_hook(disturb))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -124,9 +124,7 @@ def arguments(node: Node) -> dict[str, Any]:
 def attribute(module: GraphModule, target: str) -> Any:
     """Return a parameter, buffer or module of a model by its full name."""
     # children of a ModuleList are attributes with numbers as names
-    for part in target.split("."):
-        module = getattr(module, part)
-    return module
+    return attrgetter(target)(module)
 
 
 def is_float(module: GraphModule, node: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
 from quark_onnx.common.errors import ConfigError, ModelError
-from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.calibration.block_stream import call, inference
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.float_weights import (
@@ -22,6 +22,7 @@ from quark_onnx.torch.models.float_weights import (
     reason_of,
 )
 from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.block import rounded_weight
 from quark_onnx.torch.pipelines.graph.calls import (
@@ -85,9 +86,7 @@ def quantize_graph(
     """
     require_config(config)
     _check_config(config)
-    if isinstance(model, nn.Module) and any(
-        isinstance(module, QuantizedLayer) for module in model.modules()
-    ):
+    if isinstance(model, nn.Module) and instances(model, QuantizedLayer):
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
     # from here on a copy of the graph is changed; parameters are shared with the model
@@ -232,14 +231,7 @@ def _exported(
         dynamic_shapes: the axes that may vary.
         report: the report, for a note on a module in training mode.
     """
-    args: tuple[Any, ...] = ()
-    named: dict[str, Any] = {}
-    if isinstance(example, Mapping):
-        named = dict(example)
-    elif isinstance(example, torch.Tensor):
-        args = (example,)
-    else:
-        args = tuple(example)
+    args, named = call(lambda *args, **named: (args, named), example)
     # dropout and batch norms compute otherwise in training
     if model.training:
         report.notes.append(

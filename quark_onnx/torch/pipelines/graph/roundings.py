@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from quark_onnx.common.errors import DataError
-from quark_onnx.torch.calibration.block_stream import batches, call, inference
+from quark_onnx.torch.calibration.block_stream import batches, inference, run_whole
 from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
@@ -170,8 +170,6 @@ class Roundings:
                 "scales of activations are to be found, but no calibration data was given",
             )
         data = distributed.own_part(list(batches(data)))
-        if not data:
-            raise DataError("the calibration data is empty")
         graph = self._module.graph
         parameter = next(self._module.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
@@ -184,8 +182,7 @@ class Roundings:
         self._module.recompile()
         try:
             with inference(self._module):
-                for count, batch in enumerate(data):
-                    _run(self._module, batch, count)
+                run_whole(self._module, data)
         finally:
             for node in nodes:
                 graph.erase_node(node)
@@ -297,22 +294,3 @@ class _Watch(nn.Module):
     def forward(self, x: torch.Tensor) -> None:
         """Observe a tensor."""
         self._watched.observe(x.detach())
-
-
-def _run(module: GraphModule, batch: Any, count: int) -> None:
-    """Run a graph on a sample, with its number for errors.
-
-    Args:
-        count: index of the sample.
-
-    Raises:
-        DataError: the graph cannot be run on the sample.
-    """
-    try:
-        call(module, batch)
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"the model cannot be run on sample {count}: {error}",
-        ) from error

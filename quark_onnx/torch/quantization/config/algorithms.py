@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,20 @@ class AlgoConfig(Fields):
         settings = {name: () if value == [] else value for name, value in entry.items()}
         return super().from_dict(settings)
 
+    def algorithm(self) -> Any:
+        """Return the algorithm with these settings.
+
+        Layers and their order are found by the structure of the model, and not by the names in the
+        settings.
+
+        Raises:
+            ConfigError: the settings are not supported.
+        """
+        raise ConfigError(
+            f"nothing does what {type(self).__name__} describes; known:"
+            f" {', '.join(ALGORITHMS)}",
+        )
+
 
 @dataclass(frozen=True)
 class SmoothQuantConfig(AlgoConfig):
@@ -81,6 +94,10 @@ class SmoothQuantConfig(AlgoConfig):
     scaling_layers: Sequence[Mapping[str, Any]] = ()
     model_decoder_layers: str = ""
 
+    def algorithm(self) -> SmoothQuant:
+        """See ``AlgoConfig.algorithm``."""
+        return SmoothQuant(self.alpha, self.scale_clamp_min)
+
 
 @dataclass(frozen=True)
 class AutoSmoothQuantConfig(AlgoConfig):
@@ -91,6 +108,15 @@ class AutoSmoothQuantConfig(AlgoConfig):
     model_decoder_layers: str | None = None
     compute_scale_loss: str = "MSE"
 
+    def algorithm(self) -> AutoSmoothQuant:
+        """See ``AlgoConfig.algorithm``."""
+        if self.compute_scale_loss != "MSE":
+            raise ConfigError(
+                "AutoSmoothQuantConfig: compute_scale_loss is"
+                f" {self.compute_scale_loss!r}; scales are chosen by MSE",
+            )
+        return AutoSmoothQuant()
+
 
 @dataclass(frozen=True)
 class AWQConfig(AlgoConfig):
@@ -99,6 +125,20 @@ class AWQConfig(AlgoConfig):
     name: str = "awq"
     scaling_layers: Sequence[Mapping[str, Any]] = ()
     model_decoder_layers: str = ""
+
+    def algorithm(self) -> AWQ:
+        """See ``AlgoConfig.algorithm``."""
+        return AWQ()
+
+
+def _check_groups(config: GPTQConfig | GPTAQConfig | QronosConfig) -> None:
+    """Raise ConfigError if groups are to follow the order of activations."""
+    if not config.static_groups and config.desc_act:
+        raise ConfigError(
+            f"{type(config).__name__}: desc_act without static_groups needs an"
+            " index of groups, which the checkpoint has no place for; leave"
+            " static_groups at True",
+        )
 
 
 @dataclass(frozen=True)
@@ -119,6 +159,17 @@ class GPTQConfig(AlgoConfig):
     model_decoder_layers: str = ""
     true_sequential: bool = True
 
+    def algorithm(self) -> GPTQ:
+        """See ``AlgoConfig.algorithm``."""
+        _check_groups(self)
+        if not self.true_sequential:
+            logger.warning(
+                "GPTQConfig: true_sequential is False; layers are quantized in the"
+                " order they run in",
+            )
+        # The block size changes the order of sums alone: columns are compensated in the same order.
+        return GPTQ(self.damp_percent, self.desc_act)
+
 
 @dataclass(frozen=True)
 class GPTAQConfig(AlgoConfig):
@@ -133,6 +184,11 @@ class GPTAQConfig(AlgoConfig):
     static_groups: bool = True
     inside_layer_modules: Sequence[str] = ()
     model_decoder_layers: str = ""
+
+    def algorithm(self) -> GPTAQ:
+        """See ``AlgoConfig.algorithm``."""
+        _check_groups(self)
+        return GPTAQ(self.damp_percent, self.desc_act, alpha=self.alpha)
 
 
 @dataclass(frozen=True)
@@ -149,6 +205,17 @@ class QronosConfig(AlgoConfig):
     alpha: float = 1e-3
     beta: float = 1e4
 
+    def algorithm(self) -> Qronos:
+        """See ``AlgoConfig.algorithm``."""
+        _check_groups(self)
+        if self.beta != QronosConfig.beta:
+            raise ConfigError(
+                f"QronosConfig: beta is {self.beta!r}, and nothing here depends on"
+                " it; leave it out",
+            )
+        # GPTQ's damping is relative to the mean of the diagonal, Qronos' to an eigenvalue.
+        return Qronos(self.alpha, self.desc_act, relative_to="eigenvalue")
+
 
 @dataclass(frozen=True)
 class AutoRoundConfig(AlgoConfig):
@@ -163,6 +230,18 @@ class AutoRoundConfig(AlgoConfig):
     batch_size: int = 8
     inside_layer_modules: Sequence[str] = ()
     model_decoder_layers: str = ""
+
+    def algorithm(self) -> SignedRounding:
+        """See ``AlgoConfig.algorithm``."""
+        return SignedRounding(
+            self.iters,
+            self.lr,
+            self.minmax_lr,
+            self.batch_size,
+            tune_ranges=self.enable_minmax_tuning,
+            # Signed gradient descent, as in the paper of AutoRound.
+            optimizer="sign",
+        )
 
 
 @dataclass(frozen=True)
@@ -214,6 +293,30 @@ class RotationConfig(AlgoConfig):
         if isinstance(online := settings.get("online_config"), Mapping):
             settings["online_config"] = OnlineRotationConfig.from_dict(online)
         return super()._of(settings)
+
+    def algorithm(self) -> Rotation:
+        """See ``AlgoConfig.algorithm``."""
+        # R1 in the weights does the same, and costs nothing at run time.
+        if self.online_r1_rotation or self.online_config is not None:
+            refusal = REFUSED_SETTINGS["rotation", "online_r1"]
+            raise ConfigError(
+                f"RotationConfig: {refusal.reason}; leave online settings out",
+            )
+        for name in ("train_smooth", "smooth_positions"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"RotationConfig: {name} is {getattr(self, name)!r}, but no"
+                    " scales are learned beside rotations; leave it out, or add"
+                    " AutoSmoothQuantConfig()",
+                )
+        return Rotation(
+            self.r1,
+            self.r2,
+            self.r3,
+            self.r4,
+            self.rotation_size,
+            self.trainable,
+        )
 
 
 #: The name of the base class before release 0.13, for what runs before quantization.
@@ -291,123 +394,3 @@ def load_pre_optimization_config_from_file(file_path: Path | str) -> AlgoConfig:
             " with load_quant_algo_config_from_file"
         )
     return config
-
-
-@singledispatch
-def algorithm_for(config: AlgoConfig) -> Any:
-    """Return the algorithm with the given settings.
-
-    Layers and their order are found by the structure of the model, and not by the names in the
-    settings.
-
-    Raises:
-        ConfigError: the settings are not supported.
-    """
-    # singledispatch comes here for every class without a registration.
-    if not isinstance(config, AlgoConfig):
-        raise ConfigError(
-            f"algo_config has {config!r}; it must be an AlgoConfig, such as"
-            " AWQConfig()",
-        )
-    raise ConfigError(
-        f"nothing does what {type(config).__name__} describes; known:"
-        f" {', '.join(ALGORITHMS)}",
-    )
-
-
-def _check_groups(config: GPTQConfig | GPTAQConfig | QronosConfig) -> None:
-    """Raise ConfigError if groups are to follow the order of activations."""
-    if not config.static_groups and config.desc_act:
-        raise ConfigError(
-            f"{type(config).__name__}: desc_act without static_groups needs an"
-            " index of groups, which the checkpoint has no place for; leave"
-            " static_groups at True",
-        )
-
-
-@algorithm_for.register(GPTQConfig)
-def _gptq(config: GPTQConfig) -> GPTQ:
-    _check_groups(config)
-    if not config.true_sequential:
-        logger.warning(
-            "GPTQConfig: true_sequential is False; layers are quantized in the"
-            " order they run in",
-        )
-    # The block size changes the order of sums alone: columns are compensated in the same order.
-    return GPTQ(config.damp_percent, config.desc_act)
-
-
-@algorithm_for.register(GPTAQConfig)
-def _gptaq(config: GPTAQConfig) -> GPTAQ:
-    _check_groups(config)
-    return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
-
-
-@algorithm_for.register(QronosConfig)
-def _qronos(config: QronosConfig) -> Qronos:
-    _check_groups(config)
-    if config.beta != QronosConfig.beta:
-        raise ConfigError(
-            f"QronosConfig: beta is {config.beta!r}, and nothing here depends on"
-            " it; leave it out",
-        )
-    # GPTQ's damping is relative to the mean of the diagonal, Qronos' to an eigenvalue.
-    return Qronos(config.alpha, config.desc_act, relative_to="eigenvalue")
-
-
-@algorithm_for.register(AutoRoundConfig)
-def _autoround(config: AutoRoundConfig) -> SignedRounding:
-    return SignedRounding(
-        config.iters,
-        config.lr,
-        config.minmax_lr,
-        config.batch_size,
-        tune_ranges=config.enable_minmax_tuning,
-        # Signed gradient descent, as in the paper of AutoRound.
-        optimizer="sign",
-    )
-
-
-@algorithm_for.register(SmoothQuantConfig)
-def _smoothquant(config: SmoothQuantConfig) -> SmoothQuant:
-    return SmoothQuant(config.alpha, config.scale_clamp_min)
-
-
-@algorithm_for.register(AutoSmoothQuantConfig)
-def _autosmoothquant(config: AutoSmoothQuantConfig) -> AutoSmoothQuant:
-    if config.compute_scale_loss != "MSE":
-        raise ConfigError(
-            "AutoSmoothQuantConfig: compute_scale_loss is"
-            f" {config.compute_scale_loss!r}; scales are chosen by MSE",
-        )
-    return AutoSmoothQuant()
-
-
-@algorithm_for.register(AWQConfig)
-def _awq(config: AWQConfig) -> AWQ:
-    return AWQ()
-
-
-@algorithm_for.register(RotationConfig)
-def _rotation(config: RotationConfig) -> Rotation:
-    # R1 in the weights does the same, and costs nothing at run time.
-    if config.online_r1_rotation or config.online_config is not None:
-        refusal = REFUSED_SETTINGS["rotation", "online_r1"]
-        raise ConfigError(
-            f"RotationConfig: {refusal.reason}; leave online settings out",
-        )
-    for name in ("train_smooth", "smooth_positions"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"RotationConfig: {name} is {getattr(config, name)!r}, but no"
-                " scales are learned beside rotations; leave it out, or add"
-                " AutoSmoothQuantConfig()",
-            )
-    return Rotation(
-        config.r1,
-        config.r2,
-        config.r3,
-        config.r4,
-        config.rotation_size,
-        config.trainable,
-    )

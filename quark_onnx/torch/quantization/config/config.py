@@ -13,20 +13,22 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from calibrators import MinMax
-from quark_onnx.common.absent import OCP_MXFP4DiffsSpec as OCP_MXFP4DiffsSpec
-from quark_onnx.common.absent import SVDQuantConfig as SVDQuantConfig
-from quark_onnx.common.absent import TwoStageSpec as TwoStageSpec
-from quark_onnx.common.absent import get_per_tensor_observer as get_per_tensor_observer
-from quark_onnx.common.absent import get_round_method as get_round_method
-from quark_onnx.common.absent import get_scale_type as get_scale_type
-from quark_onnx.common.absent import get_zero_point_type as get_zero_point_type
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    OCP_MXFP4DiffsSpec,
+    SVDQuantConfig,
+    TwoStageSpec,
+    get_per_tensor_observer,
+    get_round_method,
+    get_scale_type,
+    get_zero_point_type,
+)
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TYPES, TorchConfig
 from quark_onnx.torch.quantization.config import algorithms, specs
 from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403  (AMD Quark has all of them in this module)
-from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_for
+from quark_onnx.torch.quantization.config.algorithms import AlgoConfig
 from quark_onnx.torch.quantization.config.fields import Fields, plain
 from quark_onnx.torch.quantization.config.specs import *  # noqa: F403
 from quark_onnx.torch.quantization.config.tensor import QTensorConfig, spec_of
@@ -332,7 +334,7 @@ class QConfig(Fields):
             _layer(self.global_quant_config, "global_quant_config"),
             types=tuple(self._types()),
             exclude=tuple(self.exclude),
-            algorithms=tuple(algorithm_for(algorithm) for algorithm in chosen),
+            algorithms=tuple(map(_algorithm, chosen)),
         )
         # The right side wins for globs in both; ``with_layers`` puts layers of the cache first.
         entries = self.layer_quant_config | self.kv_cache_quant_config
@@ -405,6 +407,14 @@ class QConfig(Fields):
 def _several(given: Any) -> list[Any]:
     """Return a list of settings; a single one stands for a list of one."""
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _algorithm(given: Any) -> Any:
+    if not isinstance(given, AlgoConfig):
+        raise ConfigError(
+            f"algo_config has {given!r}; it must be an AlgoConfig, such as AWQConfig()"
+        )
+    return given.algorithm()
 
 
 def _layer(given: Any, where: str) -> LayerSpec:

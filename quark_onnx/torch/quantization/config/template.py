@@ -6,74 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from quark_onnx.common.absent import (
-    AmdFP4GlobalScaleScheme as AmdFP4GlobalScaleScheme,
-)
-from quark_onnx.common.absent import (
-    AmdFP4Scheme as AmdFP4Scheme,
-)
-from quark_onnx.common.absent import (
-    BFP16Scheme as BFP16Scheme,
-)
-from quark_onnx.common.absent import (
-    FP4Block16ScaleE4M3Scheme as FP4Block16ScaleE4M3Scheme,
-)
-from quark_onnx.common.absent import (
-    FP8Scheme as FP8Scheme,
-)
-from quark_onnx.common.absent import (
-    INT4_FP8Scheme as INT4_FP8Scheme,
-)
-from quark_onnx.common.absent import (
-    Int4WeightAndActivationScheme as Int4WeightAndActivationScheme,
-)
-from quark_onnx.common.absent import (
-    Int4WeightOnlyPerChannelScheme as Int4WeightOnlyPerChannelScheme,
-)
-from quark_onnx.common.absent import (
-    Int4WeightOnlyScheme as Int4WeightOnlyScheme,
-)
-from quark_onnx.common.absent import (
-    Int8Scheme as Int8Scheme,
-)
-from quark_onnx.common.absent import (
-    MX6Scheme as MX6Scheme,
-)
-from quark_onnx.common.absent import (
-    MX9Scheme as MX9Scheme,
-)
-from quark_onnx.common.absent import (
-    MXFP4_FP8Scheme as MXFP4_FP8Scheme,
-)
-from quark_onnx.common.absent import (
-    MXFP4_MXFP6E2M3Scheme as MXFP4_MXFP6E2M3Scheme,
-)
-from quark_onnx.common.absent import (
-    MXFP4Scheme as MXFP4Scheme,
-)
-from quark_onnx.common.absent import (
-    MXFP4WeightOnlyScheme as MXFP4WeightOnlyScheme,
-)
-from quark_onnx.common.absent import (
-    MXFP6E2M3Scheme as MXFP6E2M3Scheme,
-)
-from quark_onnx.common.absent import (
-    MXFP6E3M2Scheme as MXFP6E3M2Scheme,
-)
-from quark_onnx.common.absent import (
-    PTPCFP8Scheme as PTPCFP8Scheme,
-)
-from quark_onnx.common.absent import (
-    QuantizationScheme as QuantizationScheme,
-)
-from quark_onnx.common.absent import (
-    QuantizationSchemeCollection as QuantizationSchemeCollection,
-)
-from quark_onnx.common.absent import (
-    Uint4WeightOnlyPerChannelScheme as Uint4WeightOnlyPerChannelScheme,
-)
-from quark_onnx.common.absent import (
-    Uint4WeightOnlyScheme as Uint4WeightOnlyScheme,
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    AmdFP4GlobalScaleScheme,
+    AmdFP4Scheme,
+    BFP16Scheme,
+    FP4Block16ScaleE4M3Scheme,
+    FP8Scheme,
+    INT4_FP8Scheme,
+    Int4WeightAndActivationScheme,
+    Int4WeightOnlyPerChannelScheme,
+    Int4WeightOnlyScheme,
+    Int8Scheme,
+    MX6Scheme,
+    MX9Scheme,
+    MXFP4_FP8Scheme,
+    MXFP4_MXFP6E2M3Scheme,
+    MXFP4Scheme,
+    MXFP4WeightOnlyScheme,
+    MXFP6E2M3Scheme,
+    MXFP6E3M2Scheme,
+    PTPCFP8Scheme,
+    QuantizationScheme,
+    QuantizationSchemeCollection,
+    Uint4WeightOnlyPerChannelScheme,
+    Uint4WeightOnlyScheme,
 )
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require_known
@@ -84,6 +40,7 @@ from quark_onnx.torch.quantization.config.config import QConfig, QLayerConfig
 from quark_onnx.torch.quantization.config.families import FAMILIES, queries_of
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import FP8E4M3PerTensorSpec
+from quark_onnx.torch.quantization.config.tensor import QTensorConfig
 
 #: Formats of keys, values, queries and attention probabilities.
 # Static scales per tensor: the format in which vLLM reads caches.
@@ -266,11 +223,7 @@ class LLMTemplate(Fields):
             )
         spec = _KV_CACHES[name].to_quantization_spec()
         for glob in self.kv_layers_name:
-            # Only the output changes: weights and inputs keep the scheme of the glob, or the global
-            # one.
-            layer = config.layer_quant_config.get(glob, config.global_quant_config)
-            entry = QLayerConfig(layer.input_tensors, spec, layer.weight)
-            config.layer_quant_config[glob] = config.kv_cache_quant_config[glob] = entry
+            config.kv_cache_quant_config[glob] = _set_output(config, glob, spec)
         config.kv_cache_group = list(self.kv_layers_name)
         return config
 
@@ -285,9 +238,7 @@ class LLMTemplate(Fields):
         spec = config.softmax_quant_spec = _ATTENTIONS[name].to_quantization_spec()
         globs = self.q_layer_name
         for glob in [globs] if isinstance(globs, str) else globs:
-            layer = config.layer_quant_config.get(glob, config.global_quant_config)
-            entry = QLayerConfig(layer.input_tensors, spec, layer.weight)
-            config.layer_quant_config[glob] = entry
+            _set_output(config, glob, spec)
         return config
 
     def _algorithms(
@@ -308,3 +259,14 @@ class LLMTemplate(Fields):
             config = settings.get(name)
             configs.append(algorithm_named(name)() if config is None else config)
         return configs or None
+
+
+def _set_output(config: QConfig, glob: str, spec: QTensorConfig) -> QLayerConfig:
+    """Quantize the outputs of layers, in place, and return the entry of the glob.
+
+    Weights and inputs keep the scheme of the glob, or the global one.
+    """
+    layer = config.layer_quant_config.get(glob, config.global_quant_config)
+    entry = QLayerConfig(layer.input_tensors, spec, layer.weight)
+    config.layer_quant_config[glob] = entry
+    return entry

@@ -11,15 +11,19 @@ import torch
 
 from calibrators import Calibrator, MinMax, MinMSE, Percentile
 from calibrators.base import range_of
-from quark_onnx.common.absent import (
-    PerBlock2DMinMaxObserver as PerBlock2DMinMaxObserver,
+from quark_onnx.common.absent import (  # noqa: F401  names of AMD Quark
+    PerBlock2DMinMaxObserver,
+    PerBlockMXDiffsObserver,
 )
-from quark_onnx.common.absent import PerBlockMXDiffsObserver as PerBlockMXDiffsObserver
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.formats import affine
 
 if TYPE_CHECKING:
     from quark_onnx.torch.quantization.config.tensor import QTensorConfig
+
+
+#: Observers by name.
+OBSERVERS: dict[str, type[Observer]] = {}
 
 
 class Observer:
@@ -38,6 +42,9 @@ class Observer:
     calibrator: ClassVar[Calibrator] = MinMax()
     scheme: ClassVar[str] = ""
     pow2: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        OBSERVERS[cls.__name__] = cls
 
     def __init__(
         self, qspec: QTensorConfig, device: torch.device | str | None = None
@@ -214,27 +221,6 @@ class PerBlockBFPObserver(Observer):
 
 #: AMD Quark's names of the base classes.
 ObserverBase = UniformScalingObserver = Observer
-#: Observers by name.
-OBSERVERS: dict[str, type[Observer]] = {
-    cls.__name__: cls
-    for cls in (
-        PlaceholderObserver,
-        PerTensorMinMaxObserver,
-        PerTensorHistogramObserver,
-        PerTensorHistogramObserverPro,
-        PerTensorMSEObserver,
-        PerTensorPercentileObserver,
-        PerTensorPowOf2MinMaxObserver,
-        PerTensorPowOf2MinMSEObserver,
-        PerChannelMinMaxObserver,
-        PerChannelPowOf2MinMaxObserver,
-        PerChannelPowOf2MinMSEObserver,
-        PerGroupMinMaxObserver,
-        PerBlockMXObserver,
-        PerBlockMXBufferReuseObserver,
-        PerBlockBFPObserver,
-    )
-}
 #: Observers by ``observer_method`` of the spec helpers.
 METHODS: dict[str, type[Observer]] = {
     "min_max": PerTensorMinMaxObserver,

@@ -20,7 +20,7 @@ from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import columns as column_module
-from quark_onnx.torch.algorithms.gptq import gptq
+from quark_onnx.torch.algorithms.gptq import gptq, hessian
 from quark_onnx.torch.algorithms.gptq import solver as solver_module
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians
@@ -390,7 +390,7 @@ def test_stages_of_blocks_alike_are_found_once(
         monkeypatch.setattr(stages, "stages_of", counting if patched else stages_of)
         if not patched:
             monkeypatch.setattr(
-                gptq,
+                hessian,
                 "stages_in",
                 lambda job, names: stages_of(
                     job.block, _some(job, names), job.calls[0]

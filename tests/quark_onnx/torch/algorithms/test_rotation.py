@@ -27,10 +27,7 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import set_module
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
-from quark_onnx.torch.quantization.config.algorithms import (
-    RotationConfig,
-    algorithm_for,
-)
+from quark_onnx.torch.quantization.config.algorithms import RotationConfig
 from tests.torch_families import FAMILIES
 from tests.torch_families import config_of as family
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -485,11 +482,9 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 
 def test_rotations_have_a_name_and_amd_quarks() -> None:
     assert algorithm("rotation:r4=true,seed=3") == Rotation(r4=True, seed=3)
-    assert algorithm_for(RotationConfig(r4=True, rotation_size=32)) == Rotation(
+    assert RotationConfig(r4=True, rotation_size=32).algorithm() == Rotation(
         r2=False, r4=True, size=32
     )
-    assert algorithm_for(RotationConfig(r2=True, trainable=True)) == Rotation(
-        trained=True
-    )
+    assert RotationConfig(r2=True, trainable=True).algorithm() == Rotation(trained=True)
     with pytest.raises(ConfigError, match="costs nothing at runtime and runs in every"):
-        algorithm_for(RotationConfig(online_r1_rotation=True))
+        RotationConfig(online_r1_rotation=True).algorithm()

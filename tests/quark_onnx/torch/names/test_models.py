@@ -42,7 +42,6 @@ from quark_onnx.torch.quantization import (
     RotationConfig,
     load_quant_algo_config_from_file,
 )
-from quark_onnx.torch.quantization.config.algorithms import algorithm_for
 
 INT8 = Int8PerTensorSpec().to_quantization_spec()
 FP8 = FP8E4M3PerTensorSpec().to_quantization_spec()
@@ -274,7 +273,7 @@ def test_algorithms_of_a_template_have_its_settings() -> None:
 
 
 def test_damping_of_qronos_is_of_the_greatest_eigenvalue() -> None:
-    assert algorithm_for(QronosConfig(alpha=0.002)) == Qronos(
+    assert QronosConfig(alpha=0.002).algorithm() == Qronos(
         0.002, relative_to="eigenvalue"
     )
 

@@ -31,7 +31,6 @@ from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.quantization.config.algorithms import (
     GPTQConfig,
     SmoothQuantConfig,
-    algorithm_for,
     algorithm_named,
     load_quant_algo_config_from_file,
 )
@@ -113,22 +112,19 @@ OBSERVERS = ("PerChannelMinMaxObserver", "PerGroupMinMaxObserver")
 
 
 def test_algorithms(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert algorithm_for(GPTQConfig(true_sequential=True)) == algorithm_for(
-        GPTQConfig()
-    )
+    sequential = GPTQConfig(true_sequential=True)
+    assert sequential.algorithm() == GPTQConfig().algorithm()
     with caplog.at_level(logging.WARNING):
-        algorithm_for(GPTQConfig(true_sequential=False))
+        GPTQConfig(true_sequential=False).algorithm()
     assert "true_sequential is False" in caplog.text
-    assert algorithm_for(SmoothQuantConfig(scale_clamp_min=1e-12)) == SmoothQuant(
-        1, 1e-12
-    )
+    assert SmoothQuantConfig(scale_clamp_min=1e-12).algorithm() == SmoothQuant(1, 1e-12)
     for online in (True, False):
         path = tmp_path / f"{online}.json"
         path.write_text(
             json.dumps({"name": "rotation", "r2": True, "online-had": online}),
             encoding="utf-8",
         )
-        assert algorithm_for(load_quant_algo_config_from_file(path)) == Rotation(
+        assert load_quant_algo_config_from_file(path).algorithm() == Rotation(
             True, True, False, online
         )
 
