@@ -204,8 +204,6 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
 
 def _scalar(graph: Graph, name: str, array: NDArray[Any]) -> str:
     """Return the scalar of a constant of one element, which is added once."""
-    [scalar] = graph.once(
-        ("scalar", name),
-        lambda: [graph.add_constant(f"{name}_scalar", array.reshape(()))],
+    return graph.shared_constant(
+        ("scalar", name), f"{name}_scalar", lambda: array.reshape(())
     )
-    return scalar

@@ -42,11 +42,10 @@ def _split_pairs(graph: Graph) -> int:
         readers = graph.consumers(result)
         # The first reader keeps the node, unless the node's result is an output.
         for reader in readers[not graph.is_output(result) :]:
-            copy = graph.fresh(f"{result}_of_{reader.name}")
-            graph.add(
+            copy = graph.compute(
                 node.op_type,
                 node.inputs,
-                [copy],
+                f"{result}_of_{reader.name}",
                 name=f"{node.name}_of_{reader.name}",
                 domain=node.domain,
                 **attributes(node),

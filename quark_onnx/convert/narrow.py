@@ -341,21 +341,15 @@ def _floats(graph: Graph, names: Iterable[str]) -> set[str]:
 
 def _float_constant(graph: Graph, name: str, array: NDArray[Any]) -> str:
     """Return the float32 constant of a constant, which is added once."""
-    [float_name] = graph.once(
-        ("float32", name), lambda: [graph.add_constant(f"{name}_float", array)]
-    )
-    return float_name
+    return graph.shared_constant(("float32", name), f"{name}_float", lambda: array)
 
 
 def _cast(graph: Graph, name: str) -> str:
     """Return the float32 tensor of a tensor: one Cast, however many nodes read float32."""
-
-    def cast() -> list[str]:
-        result = graph.fresh(f"{name}_float")
-        graph.add("Cast", [name], [result], to=_FLOAT)
-        return [result]
-
-    [float_name] = graph.once(("cast", name), cast)
+    [float_name] = graph.once(
+        ("cast", name),
+        lambda: [graph.compute("Cast", [name], f"{name}_float", to=_FLOAT)],
+    )
     return float_name
 
 

@@ -118,10 +118,8 @@ def write_zero_point(graph: Graph, node: Node) -> None:
     sizes = [int(size or 0) for size in shape]
     zeros = np.zeros(sizes, helper.tensor_dtype_to_np_dtype(kind))
     # Zero points of one type and shape are shared.
-    [name] = graph.once(
-        ("zero point", str(kind), *map(str, sizes)),
-        lambda: [graph.add_constant("zero_point", zeros)],
-    )
+    key = ("zero point", str(kind), *map(str, sizes))
+    name = graph.shared_constant(key, "zero_point", lambda: zeros)
     graph.fill_input(node, 2, name)
 
 

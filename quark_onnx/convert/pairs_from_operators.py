@@ -225,9 +225,8 @@ def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
         name: name of the node, without the suffix ``_DQ``.
         **axis: the attribute ``axis`` of per-channel scales; none for a single scale.
     """
-    result = graph.fresh(f"{inputs[0]}_float")
-    graph.add("DequantizeLinear", inputs, [result], name=f"{name}_DQ", **axis)
-    return result
+    result = f"{inputs[0]}_float"
+    return graph.compute("DequantizeLinear", inputs, result, name=f"{name}_DQ", **axis)
 
 
 def _float_bias(graph: Graph, node: Node, form: Form) -> str:

@@ -139,11 +139,9 @@ def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
     # In int32, as the shifted codes leave the range of the old type.
     moved = array.astype(np.int32) + _shift(kind, new)
     codes = moved.astype(helper.tensor_dtype_to_np_dtype(new))
-    [name_of_shifted] = graph.once(
-        ("moved", name),
-        lambda: [graph.add_constant(f"{name}_{ENDS[new].dtype}", codes)],
+    return graph.shared_constant(
+        ("moved", name), f"{name}_{ENDS[new].dtype}", lambda: codes
     )
-    return name_of_shifted
 
 
 def _shift(kind: int, new: int) -> int:

@@ -181,9 +181,7 @@ def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
         array: values in float16 or bfloat16.
     """
     narrow = graph.add_constant(f"{name}_narrow", array)
-    wide = graph.fresh(name)
-    graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
-    return wide
+    return graph.compute("Cast", [narrow], name, to=int(TensorProto.FLOAT))
 
 
 def upcast_to_float32(

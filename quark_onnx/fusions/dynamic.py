@@ -57,9 +57,8 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
     weight = w.codes
     if transposed:
         # Nodes that share a weight share its transpose.
-        [weight] = graph.once(
-            ("transposed", w.codes),
-            lambda: [graph.add_constant(f"{w.codes}_transposed", turned(stored))],
+        weight = graph.shared_constant(
+            ("transposed", w.codes), f"{w.codes}_transposed", lambda: turned(stored)
         )
     # 0 is the default of an omitted zero point.
     zero_point = [w.zero_point] if zero_points(graph, w).any() else []
@@ -102,9 +101,10 @@ def _conv_integer(graph: Graph, node: Node, *, at_once: bool) -> bool:
         by_channel = scale.reshape(-1, *[1] * (stored.ndim - 2))
     else:
         by_channel = scale
-    [factor] = graph.once(
+    factor = graph.shared_constant(
         ("by channel", w.scale, *map(str, by_channel.shape)),
-        lambda: [graph.add_constant(f"{w.scale}_by_channel", by_channel)],
+        f"{w.scale}_by_channel",
+        lambda: by_channel,
     )
     weight = graph.once(
         ("unsigned", w.codes, w.zero_point), lambda: _unsigned(graph, w)
@@ -310,10 +310,9 @@ def _write(  # noqa: PLR0913  the operands of a product
     graph.add("Mul", names[1:3], names[3:])
     result = names[3]
     if bias:
-        result = graph.fresh(f"{node.name}_biased")
         if op_type == "ConvInteger":
             bias = _along_channels(graph, bias, len(graph.sizes(node.inputs[1])))
-        graph.add("Add", [names[3], bias], [result])
+        result = graph.compute("Add", [names[3], bias], f"{node.name}_biased")
     replace(graph, node, result)
     return True
 
@@ -321,15 +320,11 @@ def _write(  # noqa: PLR0913  the operands of a product
 def _along_channels(graph: Graph, bias: str, rank: int) -> str:
     """Return the name of a constant bias in a shape that broadcasts along the channels."""
     array = value(graph, bias)
-    [name] = graph.once(
+    return graph.shared_constant(
         ("along channels", bias, str(rank)),
-        lambda: [
-            graph.add_constant(
-                f"{bias}_along_channels", array.reshape(-1, *[1] * (rank - 2))
-            )
-        ],
+        f"{bias}_along_channels",
+        lambda: array.reshape(-1, *[1] * (rank - 2)),
     )
-    return name
 
 
 def _scale_and_shift(graph: Graph, product: list[str], bias: str, result: str) -> None:

@@ -44,12 +44,12 @@ class ConstantInput:
         """
         name = self.node.input(self.index)
 
-        def changed() -> list[str]:
-            array = by(self.value(graph)).astype(np.float32)
-            return [graph.add_constant(f"{name}_{key}", array)]
-
         # Nodes that share a weight go on sharing the changed one.
-        [result] = graph.once((name, key), changed)
+        result = graph.shared_constant(
+            (name, key),
+            f"{name}_{key}",
+            lambda: by(self.value(graph)).astype(np.float32),
+        )
         graph.set_input(self.node, self.index, result)
 
     def scale(self, graph: Graph, key: str, factor: Floats) -> None:

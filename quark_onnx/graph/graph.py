@@ -369,6 +369,21 @@ class Graph:
         self._names.update(outputs)
         return node
 
+    def compute(
+        self, op_type: str, inputs: Sequence[str], result: str, **settings: Any
+    ) -> str:
+        """Append a node with one result under a fresh name, and return the name.
+
+        Args:
+            op_type: type of the operator.
+            inputs: names of the inputs, "" for an omitted one.
+            result: preferred name of the result.
+            **settings: name of the node, domain and attributes, as for ``add``.
+        """
+        result = self.fresh(result)
+        self.add(op_type, inputs, [result], **settings)
+        return result
+
     def add_constant(self, name: str, array: NDArray[Any]) -> str:
         """Add an initializer under a fresh name, and return the name."""
         return self.set_constant(self.fresh(name), array)
@@ -400,6 +415,19 @@ class Graph:
         if key not in self._made:
             self._made[key] = make()
         return list(self._made[key])
+
+    def shared_constant(
+        self, key: tuple[str, ...], name: str, make: Callable[[], NDArray[Any]]
+    ) -> str:
+        """Return the name of a derived constant, created once per key and then shared.
+
+        Args:
+            key: as for ``once``.
+            name: preferred name.
+            make: returns the value; called for a new key alone.
+        """
+        [constant] = self.once(key, lambda: [self.add_constant(name, make())])
+        return constant
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:
         """Add an input under a fresh name, and return the name.

@@ -140,14 +140,12 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     )
     quantize = next(quantizing, None)
     if quantize is None:
-        codes = graph.fresh(f"{tensor}_moved_quantized")
         op_type = dequantize.op_type.replace("Dequantize", "Quantize")
-        name = f"{tensor}_{op_type}"
-        graph.add(
+        codes = graph.compute(
             op_type,
             [moved, *parameters],
-            [codes],
-            name=name,
+            f"{tensor}_moved_quantized",
+            name=f"{tensor}_{op_type}",
             domain=dequantize.domain,
             **attributes,
         )
@@ -158,12 +156,11 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
         for reader in graph.consumers(codes):
             if reader.op_type == dequantize.op_type and reader.inputs[1:] == parameters:
                 graph.replace_uses(reader.outputs[0], tensor)
-    name = f"{tensor}_{dequantize.op_type}"
     graph.add(
         dequantize.op_type,
         [codes, *parameters],
         [tensor],
-        name=name,
+        name=f"{tensor}_{dequantize.op_type}",
         domain=dequantize.domain,
         **attributes,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph.graph import Graph
@@ -62,19 +63,17 @@ def _wide(graph: Graph, name: str) -> str:
     codes = _wide_constant(graph, dequantize.input(0))
     if not codes:
         return ""
-    result = graph.fresh(f"{name}_wide")
     attributes: dict[str, Any] = {}
     # A scale per value lies along the only axis, which is the last one now.
     if len(graph.shape(dequantize.input(1)) or ()) == 1:
         attributes["axis"] = _FEWEST_AXES - 1
-    graph.add(
+    return graph.compute(
         dequantize.op_type,
         [codes, *dequantize.inputs[1:]],
-        [result],
+        f"{name}_wide",
         domain=dequantize.domain,
         **attributes,
     )
-    return result
 
 
 def _wide_constant(graph: Graph, name: str) -> str:
@@ -82,10 +81,9 @@ def _wide_constant(graph: Graph, name: str) -> str:
     if len(graph.initializers[name].dims) != 1:
         return ""
 
-    def widened() -> list[str]:
+    def widened() -> NDArray[Any]:
         values = graph.constant(name)
         assert values is not None
-        return [graph.add_constant(f"{name}_wide", values.reshape(1, 1, -1))]
+        return values.reshape(1, 1, -1)
 
-    [result] = graph.once(("wide", name), widened)
-    return result
+    return graph.shared_constant(("wide", name), f"{name}_wide", widened)

@@ -167,11 +167,8 @@ def _base_of(graph: Graph, name: str, perm: Perm) -> str:
         return name
     shape = (1,) * (len(perm) - array.ndim) + array.shape
     base = array.reshape(shape).transpose(np.argsort(perm))
-    [result] = graph.once(
-        ("base", name, *map(str, perm)),
-        lambda: [graph.add_constant(f"{name}_base", base)],
-    )
-    return result
+    key = ("base", name, *map(str, perm))
+    return graph.shared_constant(key, f"{name}_base", lambda: base)
 
 
 def _concat(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:

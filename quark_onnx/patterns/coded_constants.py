@@ -100,8 +100,8 @@ class CodedConstant:
             steps.insert(0, ("Sub", self.zero))
         if self.offset is not None:
             steps.append(("Add", self.offset))
-        value = graph.fresh(f"{name}_float")
-        graph.add("Cast", [codes], [value], to=int(TensorProto.FLOAT))
+        to = int(TensorProto.FLOAT)
+        value = graph.compute("Cast", [codes], f"{name}_float", to=to)
         for index, (kind, operand) in enumerate(steps, 1):
             is_last = index == len(steps)
             result = name if is_last else graph.fresh(f"{name}_{kind.lower()}")

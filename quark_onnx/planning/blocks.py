@@ -134,9 +134,8 @@ def _lower_contiguous(graph: Graph, node: Node) -> None:
         graph.replace_input(graph.consumers(output)[0], output, result)
         return
     stem = f"shape_{'_'.join(map(str, shape))}"
-    [by] = graph.once(
-        ("shape", *map(str, shape)),
-        lambda: [graph.add_constant(stem, np.array(shape, np.int64))],
+    by = graph.shared_constant(
+        ("shape", *map(str, shape)), stem, lambda: np.array(shape, np.int64)
     )
     graph.add("Reshape", [result, by], [output])
 
