@@ -19,7 +19,13 @@ from calibrators.onnx_runtime.control_flow import Observation
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.base import Samples, register, require_number, watch
+from quark_onnx.optimizers.base import (
+    FloatOptimizer,
+    Samples,
+    register,
+    require_number,
+    watch,
+)
 from quark_onnx.patterns.conv_and_gemm import Layer, reads_activation
 
 _UNPADDED = ("NOTSET", "VALID")
@@ -27,7 +33,7 @@ _UNPADDED = ("NOTSET", "VALID")
 
 @register
 @dataclass(frozen=True)
-class BiasAbsorption:
+class BiasAbsorption(FloatOptimizer):
     """Moves the constant part of positive activations into the biases of the next layers.
 
     On the calibration data the model computes the same. Useful after CLE, which leaves large biases
@@ -39,11 +45,7 @@ class BiasAbsorption:
     """
 
     name: ClassVar[str] = "bias_absorption"
-    stage: ClassVar[str] = "float"
-    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
-    reads_data: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     margin: float = 0.1
 
