@@ -40,6 +40,23 @@ def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
     return lo, hi, int(finite.size - finite.sum())
 
 
+def _seen(
+    rows: NDArray[np.float32],
+) -> tuple[Floats, Floats, NDArray[np.bool_], int]:
+    """Return the results of ``bounds``, and a mask of the rows with a finite value.
+
+    The extremes of the others, zeros, are no part of a mean.
+
+    Returns:
+        Minimum, maximum, mask, and the number of non-finite values.
+    """
+    lo, hi, nonfinite = bounds(rows)
+    seen = np.ones(len(rows), np.bool_)
+    if nonfinite:
+        seen &= np.isfinite(rows).any(axis=1)
+    return lo, hi, seen, nonfinite
+
+
 @dataclass
 class Extremes:
     """Exact minimum and maximum of a stream.
@@ -125,14 +142,8 @@ class MeanExtremes(Extremes):
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in values of shape (rows, n)."""
-        if not rows.shape[1]:
-            return
-        lo, hi, nonfinite = bounds(rows)
-        # Rows with a finite value: the extremes of the others, zeros, are no part of a mean.
-        seen = np.ones(len(rows), np.bool_)
-        if nonfinite:
-            seen &= np.isfinite(rows).any(axis=1)
-        self._follow(lo, hi, seen, nonfinite)
+        if rows.shape[1]:
+            self._follow(*_seen(rows))
 
     def _follow(
         self, lo: Floats, hi: Floats, seen: NDArray[np.bool_], nonfinite: int
@@ -191,11 +202,7 @@ class MovingExtremes:
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in values of shape (rows, n)."""
         if rows.shape[1]:
-            lo, hi, nonfinite = bounds(rows)
-            seen = np.ones(len(rows), np.bool_)
-            if nonfinite:
-                seen &= np.isfinite(rows).any(axis=1)
-            self._follow(lo, hi, seen, nonfinite)
+            self._follow(*_seen(rows))
 
     def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
         """Take in the extremes of a batch, of shape (rows,)."""
