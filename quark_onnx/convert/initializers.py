@@ -8,7 +8,6 @@ from onnx import TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
-from quark_onnx.fusions.base import attributes
 from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import copied
 from quark_onnx.graph.node import DEQUANTIZE
@@ -48,7 +47,7 @@ def _split_pairs(graph: Graph) -> int:
                 f"{result}_of_{reader.name}",
                 name=f"{node.name}_of_{reader.name}",
                 domain=node.domain,
-                **attributes(node),
+                **node.attributes,
             )
             graph.replace_input(reader, result, copy)
             added += 1

@@ -18,17 +18,16 @@ from onnx import TensorProto
 
 from calibrators.layout import turned
 from quark_onnx.fusions.base import (
-    BYTES,
-    CONTRIB,
     Codes,
-    attributes,
     codes_of,
     replace,
     stored_codes,
     value,
+    write,
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import BYTES
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
 from quark_onnx.patterns.quantized_attention import (
     effective_attributes,
@@ -146,17 +145,9 @@ def lstm_integer(graph: Graph, node: Node) -> bool:
         return False
     optional = [node.input(index) for index in range(3, 8)]
     inputs = [quantizing.inputs[0], w[0], r[0], *optional, *w[1:], *r[1:]]
-    settings = attributes(node)
+    settings = node.attributes
     settings.pop("layout", None)
-    outputs = list(node.outputs)
-    graph.remove([node])
-    graph.import_domain(CONTRIB)
-    written = graph.add(
-        "DynamicQuantizeLSTM", inputs, outputs, domain=CONTRIB, **settings
-    )
-    # Named after ``add``, which would make the name of the removed node unique once more.
-    written.name = node.name
-    return True
+    return write(graph, node, "DynamicQuantizeLSTM", inputs, node.outputs, **settings)
 
 
 def attention_integer(graph: Graph, node: Node) -> bool:
@@ -180,13 +171,8 @@ def attention_integer(graph: Graph, node: Node) -> bool:
     )
     inputs = [x.codes, w.codes, node.input(2), x.scale, w.scale, node.input(3)]
     inputs += [x.zero_point, weight_zero, node.input(4)]
-    outputs, settings = list(node.outputs), effective_attributes(node)
-    graph.remove([node])
-    graph.import_domain(CONTRIB)
-    written = graph.add("QAttention", inputs, outputs, domain=CONTRIB, **settings)
-    # Named after ``add``, which would make the name of the removed node unique once more.
-    written.name = node.name
-    return True
+    settings = effective_attributes(node)
+    return write(graph, node, "QAttention", inputs, node.outputs, **settings)
 
 
 def _gates(graph: Graph, tensor: str) -> list[str] | None:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.fusions.base import (
-    BYTES,
     CONTRIB,
     Codes,
     replace,
@@ -18,6 +17,7 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import BYTES
 
 _NIBBLES = frozenset({TensorProto.INT4, TensorProto.UINT4})
 

@@ -24,9 +24,7 @@ class ConstantInput:
 
     def value(self, graph: Graph) -> Floats:
         """Return the constant as float64."""
-        array = graph.constant(self.node.input(self.index))
-        assert array is not None
-        return array.astype(np.float64)
+        return graph.known(self.node.input(self.index)).astype(np.float64)
 
     def sizes(self, graph: Graph) -> tuple[int | str | None, ...]:
         """Return the shape of the constant."""

@@ -224,6 +224,20 @@ class Graph:
         """Return the nodes whose operators, of any domain, are given, in graph order."""
         return [node for node in self.nodes if node.op_type in op_types]
 
+    def sorted(self) -> list[Node]:
+        """Return the nodes in topological order, as close to the present order as possible.
+
+        Raises:
+            ModelError: the nodes form a cycle.
+        """
+        return in_order(
+            self.nodes,
+            self.leaders,
+            lambda node: (
+                f"the graph has a cycle through node {node.name!r} ({node.op_type})"
+            ),
+        )
+
     def results(self) -> list[str]:
         """Return the names of all tensors that nodes compute, in graph order."""
         return [result for node in self.nodes for result in node.results]
@@ -272,6 +286,12 @@ class Graph:
                 self._large = tensor
             self._arrays[tensor] = array
         return self._arrays[tensor]
+
+    def known(self, tensor: str) -> NDArray[Any]:
+        """Return the value of a tensor that is a constant: see ``constant``."""
+        array = self.constant(tensor)
+        assert array is not None, tensor
+        return array
 
     def optional_constant(self, tensor: str, default: Any) -> NDArray[Any] | None:
         """Return the value of a constant: a default if omitted, None if not constant.
@@ -754,7 +774,7 @@ class Graph:
     def _sort(self) -> None:
         """Sort the nodes topologically, as close to the present order as possible."""
         if not self._is_sorted():
-            self.nodes = in_order(self.nodes, self.leaders)
+            self.nodes = self.sorted()
 
     def _is_sorted(self) -> bool:
         """Return whether every node follows the nodes that compute its inputs.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.graph.codes import code_type
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.moved import OUTPUT_DTYPE_OPSET, codes_type
+from quark_onnx.graph.moved import OUTPUT_DTYPE_OPSET
 from quark_onnx.graph.node import DEQUANTIZE, Node
 
 #: Axes of a product that is fused by way of two Reshape nodes, and of a bias that prevents it.
@@ -28,7 +28,7 @@ def unfuse_biases(graph: Graph) -> int:
     count = 0
     for product in graph.nodes_of(("MatMul",)):
         dequantize = graph.producer_of_type(product.input(0), DEQUANTIZE)
-        if dequantize is None or codes_type(graph, dequantize) != TensorProto.INT8:
+        if dequantize is None or code_type(graph, dequantize) != TensorProto.INT8:
             continue
         # Matrices become a Gemm without a Reshape, and a wider bias would change the shape.
         if len(graph.shape(product.output(0)) or ()) < _FEWEST_AXES:
@@ -80,10 +80,6 @@ def _wide_constant(graph: Graph, name: str) -> str:
     """Return the name of a constant's values with three axes; empty for other than one axis."""
     if len(graph.initializers[name].dims) != 1:
         return ""
-
-    def widened() -> NDArray[Any]:
-        values = graph.constant(name)
-        assert values is not None
-        return values.reshape(1, 1, -1)
-
-    return graph.shared_constant(("wide", name), f"{name}_wide", widened)
+    return graph.shared_constant(
+        ("wide", name), f"{name}_wide", lambda: graph.known(name).reshape(1, 1, -1)
+    )

@@ -20,7 +20,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT4, INT32, UINT4, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
 from quark_onnx.functions import DOMAIN, float4, mx
-from quark_onnx.fusions.base import CONTRIB, attributes
+from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node, add_parameter
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.graph.unfused_biases import unfuse_biases
@@ -307,7 +307,7 @@ class _Writer:
             node.inputs,
             f"{quantized}_convert",
             domain=node.domain,
-            **attributes(node),
+            **node.attributes,
         )
 
     def _alike(self, one: Use, other: Use) -> bool:
@@ -622,8 +622,7 @@ class _Writer:
         assert isinstance(dtype, Half)
         result = result or self.graph.fresh(f"{stem}_dequantized")
         if constant:
-            array = self.graph.constant(source)
-            assert array is not None
+            array = self.graph.known(source)
             if spec.saturate:
                 # Greater values would be stored as infinity.
                 array = array.clip(-dtype.largest, dtype.largest)
@@ -790,8 +789,7 @@ class _Writer:
         if encoded is not None:
             self.graph.initializers[name] = encoded
             return name
-        array = self.graph.constant(tensor)
-        assert array is not None
+        array = self.graph.known(tensor)
         if layout is not None:
             array = np.ascontiguousarray(layout.arranged(array))
         codes = scale.dtype.encode(array, scale.params, scale.grid)

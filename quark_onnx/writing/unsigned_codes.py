@@ -107,9 +107,7 @@ def _unsigned(graph: Graph, name: str) -> str:
         graph: the graph; the new constant is added once for each name.
         name: name of the int8 zero point, a constant.
     """
-    zero_point = graph.constant(name)
-    assert zero_point is not None
-    codes = (zero_point.astype(np.int16) + _OFFSET).astype(np.uint8)
+    codes = (graph.known(name).astype(np.int16) + _OFFSET).astype(np.uint8)
     # Nodes with a common zero point keep a common one.
     return graph.shared_constant(("unsigned", name), f"{name}_unsigned", lambda: codes)
 
