@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from calibrators.grid import Floats
 
 
-def _nothing() -> Floats:
+def nothing() -> Floats:
+    """Return the values of no rows."""
     return np.zeros(0)
+
+
+def no_counts() -> NDArray[np.int64]:
+    """Return the counts of no rows."""
+    return np.zeros(0, np.int64)
 
 
 def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
@@ -64,8 +70,8 @@ class Extremes:
     Merging is exact, whatever the order or the split.
     """
 
-    lo: Floats = field(default_factory=_nothing)
-    hi: Floats = field(default_factory=_nothing)
+    lo: Floats = field(default_factory=nothing)
+    hi: Floats = field(default_factory=nothing)
     nonfinite: int = 0
 
     def observe(self, rows: NDArray[np.float32]) -> None:
@@ -138,7 +144,7 @@ class MeanExtremes(Extremes):
     """
 
     sums: NDArray[np.object_] = field(default_factory=_no_sums)
-    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    batches: NDArray[np.int64] = field(default_factory=no_counts)
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in values of shape (rows, n)."""
@@ -190,14 +196,14 @@ class MovingExtremes:
     """
 
     constant: float
-    lo: Floats = field(default_factory=_nothing)
-    hi: Floats = field(default_factory=_nothing)
+    lo: Floats = field(default_factory=nothing)
+    hi: Floats = field(default_factory=nothing)
     nonfinite: int = 0
     first: tuple[Floats, Floats] = field(
-        default_factory=lambda: (_nothing(), _nothing()),
+        default_factory=lambda: (nothing(), nothing()),
     )
     # number of batches with a finite value, shape (rows,)
-    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    batches: NDArray[np.int64] = field(default_factory=no_counts)
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in values of shape (rows, n)."""
