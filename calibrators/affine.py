@@ -162,9 +162,14 @@ def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Float
 
 def _pow2_at_least(scale: Floats, grid: Grid) -> Floats:
     """Round scales up to powers of two."""
+    return np.ldexp(1.0, _exponent_at_least(_legal(scale, grid)))
+
+
+def _exponent_at_least(values: Floats) -> NDArray[np.int32]:
+    """Return the exponents of the least powers of two that are not below the values."""
     # frexp gives 0.5 <= mantissa < 1: a mantissa of 0.5 is an exact power of two, which stays.
-    mantissa, exponent = np.frexp(_legal(scale, grid))
-    return np.ldexp(1.0, np.where(mantissa == 0.5, exponent - 1, exponent))
+    mantissa, exponent = np.frexp(values)
+    return np.where(mantissa == 0.5, exponent - 1, exponent)
 
 
 def octaves_for(codes: NDArray[Any], greatest: int) -> Floats:
@@ -180,8 +185,7 @@ def octaves_for(codes: NDArray[Any], greatest: int) -> Floats:
     >>> octaves_for(np.array([100, 32767, 32768, 200000]), 32767)
     array([0., 0., 1., 3.])
     """
-    mantissa, exponent = np.frexp(np.asarray(codes, np.float64) / greatest)
-    octaves = np.where(mantissa == 0.5, exponent - 1, exponent)
+    octaves = _exponent_at_least(np.asarray(codes, np.float64) / greatest)
     return np.maximum(octaves, 0).astype(np.float64)
 
 

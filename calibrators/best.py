@@ -20,7 +20,7 @@ import numpy as np
 
 from calibrators.affine import params_for
 from calibrators.base import Calibrator, register
-from calibrators.grid import Floats, Grid, Range, stacked
+from calibrators.grid import Floats, Grid, Range, chosen
 from calibrators.grouped import GROUPS, GroupedHistogram
 from calibrators.histogram_row import HistogramRow
 from calibrators.minmax import MinMax
@@ -57,21 +57,13 @@ class Best:
         """Return the candidate range with the least error, for each row."""
         # The full range comes first: argmin takes the first of equal errors, and ``_least``
         # handicaps the others.
-        candidates = [
-            Range(statistic.lo, statistic.hi),
-            Percentile().range(statistic.whole(), grid),
-            Range(*statistic.means()),
-        ]
-        lo, hi = stacked(candidates)
-        # A percentile can leave nothing but zero: the full range stands in for an empty one.
-        empty = lo == hi
-        lo = np.where(empty, lo[:, :1], lo)
-        hi = np.where(empty, hi[:, :1], hi)
-        rows = range(len(statistic.lo))
-        best = np.zeros(len(rows), np.int64)
-        for row in rows:
-            best[row] = _least(statistic, row, Range(lo[row], hi[row]), grid)
-        return Range(lo[rows, best], hi[rows, best])
+        full = Range(statistic.lo, statistic.hi)
+        percentile = Percentile().range(statistic.whole(), grid)
+        return chosen(
+            full,
+            [full, percentile, Range(*statistic.means())],
+            lambda row, candidates: _least(statistic, row, candidates, grid),
+        )
 
 
 def _least(statistic: GroupedHistogram, row: int, candidates: Range, grid: Grid) -> int:

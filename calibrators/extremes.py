@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from calibrators.grid import Floats
 
 
-def _nothing() -> Floats:
+def nothing() -> Floats:
+    """Return the values of no rows."""
     return np.zeros(0)
+
+
+def no_counts() -> NDArray[np.int64]:
+    """Return the counts of no rows."""
+    return np.zeros(0, np.int64)
 
 
 def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
@@ -40,6 +46,23 @@ def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
     return lo, hi, int(finite.size - finite.sum())
 
 
+def _seen(
+    rows: NDArray[np.float32],
+) -> tuple[Floats, Floats, NDArray[np.bool_], int]:
+    """Return the results of ``bounds``, and a mask of the rows with a finite value.
+
+    The extremes of the others, zeros, are no part of a mean.
+
+    Returns:
+        Minimum, maximum, mask, and the number of non-finite values.
+    """
+    lo, hi, nonfinite = bounds(rows)
+    seen = np.ones(len(rows), np.bool_)
+    if nonfinite:
+        seen &= np.isfinite(rows).any(axis=1)
+    return lo, hi, seen, nonfinite
+
+
 @dataclass
 class Extremes:
     """Exact minimum and maximum of a stream.
@@ -47,8 +70,8 @@ class Extremes:
     Merging is exact, whatever the order or the split.
     """
 
-    lo: Floats = field(default_factory=_nothing)
-    hi: Floats = field(default_factory=_nothing)
+    lo: Floats = field(default_factory=nothing)
+    hi: Floats = field(default_factory=nothing)
     nonfinite: int = 0
 
     def observe(self, rows: NDArray[np.float32]) -> None:
@@ -121,18 +144,12 @@ class MeanExtremes(Extremes):
     """
 
     sums: NDArray[np.object_] = field(default_factory=_no_sums)
-    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    batches: NDArray[np.int64] = field(default_factory=no_counts)
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in values of shape (rows, n)."""
-        if not rows.shape[1]:
-            return
-        lo, hi, nonfinite = bounds(rows)
-        # Rows with a finite value: the extremes of the others, zeros, are no part of a mean.
-        seen = np.ones(len(rows), np.bool_)
-        if nonfinite:
-            seen &= np.isfinite(rows).any(axis=1)
-        self._follow(lo, hi, seen, nonfinite)
+        if rows.shape[1]:
+            self._follow(*_seen(rows))
 
     def _follow(
         self, lo: Floats, hi: Floats, seen: NDArray[np.bool_], nonfinite: int
@@ -179,23 +196,19 @@ class MovingExtremes:
     """
 
     constant: float
-    lo: Floats = field(default_factory=_nothing)
-    hi: Floats = field(default_factory=_nothing)
+    lo: Floats = field(default_factory=nothing)
+    hi: Floats = field(default_factory=nothing)
     nonfinite: int = 0
     first: tuple[Floats, Floats] = field(
-        default_factory=lambda: (_nothing(), _nothing()),
+        default_factory=lambda: (nothing(), nothing()),
     )
     # number of batches with a finite value, shape (rows,)
-    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    batches: NDArray[np.int64] = field(default_factory=no_counts)
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in values of shape (rows, n)."""
         if rows.shape[1]:
-            lo, hi, nonfinite = bounds(rows)
-            seen = np.ones(len(rows), np.bool_)
-            if nonfinite:
-                seen &= np.isfinite(rows).any(axis=1)
-            self._follow(lo, hi, seen, nonfinite)
+            self._follow(*_seen(rows))
 
     def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
         """Take in the extremes of a batch, of shape (rows,)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -88,11 +88,25 @@ class Range:
         )
 
 
-def stacked(candidates: Sequence[Range]) -> tuple[Floats, Floats]:
-    """Return the ends of several ranges of the same rows, each of shape (rows, candidates)."""
+def chosen(
+    full: Range, candidates: Sequence[Range], best: Callable[[int, Range], int]
+) -> Range:
+    """Return the best of several ranges, for each row.
+
+    Args:
+        full: the full range, which stands in for one that a percentile left nothing but zero.
+        candidates: ranges of the same rows.
+        best: returns the index of the best one for a row, of the candidates of the row.
+    """
     lo = np.stack([candidate.lo for candidate in candidates], axis=1)
     hi = np.stack([candidate.hi for candidate in candidates], axis=1)
-    return lo, hi
+    empty = lo == hi
+    lo = np.where(empty, full.lo[:, None], lo)
+    hi = np.where(empty, full.hi[:, None], hi)
+    rows = range(len(lo))
+    indices = [best(row, Range(lo[row], hi[row])) for row in rows]
+    picked = np.array(indices, np.int64)
+    return Range(lo[rows, picked], hi[rows, picked])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.extremes import MeanExtremes
+from calibrators.extremes import MeanExtremes, no_counts
 from calibrators.histogram import BINS, LEAST_EXPONENT, Counts, Histogram, coarser
 
 #: Octaves with a histogram of their own; smaller samples belong to the last one.
@@ -32,7 +32,7 @@ class GroupedHistogram(MeanExtremes):
         samples: number of samples with a nonzero value, shape (GROUPS, rows).
     """
 
-    exponent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    exponent: NDArray[np.int64] = field(default_factory=no_counts)
     positive: list[Counts | None] = field(default_factory=lambda: [None] * GROUPS)
     negative: list[Counts | None] = field(default_factory=lambda: [None] * GROUPS)
     samples: NDArray[np.int64] = field(

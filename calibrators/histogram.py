@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.extremes import bounds
+from calibrators.extremes import bounds, no_counts, nothing
 from calibrators.grid import Floats
 
 #: Bins on each side of zero. The side of the largest magnitude uses BINS/2 to BINS of them.
@@ -50,9 +50,9 @@ class Histogram:
         nonfinite: number of NaN and infinite values, which are not counted.
     """
 
-    lo: Floats = field(default_factory=lambda: np.zeros(0))
-    hi: Floats = field(default_factory=lambda: np.zeros(0))
-    exponent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    lo: Floats = field(default_factory=nothing)
+    hi: Floats = field(default_factory=nothing)
+    exponent: NDArray[np.int64] = field(default_factory=no_counts)
     positive: Counts = field(default_factory=_counts)
     negative: Counts = field(default_factory=_counts)
     nonfinite: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrators.base import is_number, register, require
-from calibrators.grid import Floats, Grid, Range, stacked
+from calibrators.grid import Grid, Range, chosen
 from calibrators.histogram import Histogram
 from calibrators.histogram_row import HistogramRow
 from calibrators.percentile import Percentile
@@ -74,20 +74,13 @@ class LayerwisePercentile:
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
         """Return the interval of the percentile with the least error, for each row."""
-        candidates = [
-            _extended(Percentile(percentile).range(statistic, grid), statistic)
-            for percentile in self.percentiles
-        ]
-        lo, hi = stacked(candidates)
-        rows = range(len(statistic.lo))
-        best = np.zeros(len(rows), np.int64)
-        for row in rows:
-            best[row] = HistogramRow(statistic, row, grid).best(lo[row], hi[row])
-        return Range(lo[rows, best], hi[rows, best])
-
-
-def _extended(clipped: Range, statistic: Histogram) -> Range:
-    """Return the full range for rows where a percentile left nothing but zero."""
-    empty = clipped.lo == clipped.hi
-    lo: Floats = np.where(empty, statistic.lo, clipped.lo)
-    return Range(lo, np.where(empty, statistic.hi, clipped.hi))
+        return chosen(
+            Range(statistic.lo, statistic.hi),
+            [
+                Percentile(percentile).range(statistic, grid)
+                for percentile in self.percentiles
+            ],
+            lambda row, candidates: HistogramRow(statistic, row, grid).best(
+                candidates.lo, candidates.hi
+            ),
+        )

@@ -26,8 +26,8 @@ _PART = 1 << 22
 _HELD = f"*/held/{secrets.token_hex(8)}/"
 _arrays: WeakValueDictionary[str, NDArray[Any]] = WeakValueDictionary()
 _numbers = count()
-#: Types that can be held: numpy and onnxruntime lay them out like ``raw_data``.
-HOLDABLE = frozenset(
+#: Types that onnxruntime exchanges with numpy, and that both lay out like ``raw_data``.
+EXCHANGED = frozenset(
     {
         TensorProto.FLOAT,
         TensorProto.DOUBLE,
@@ -66,7 +66,7 @@ def hold(tensor: TensorProto, array: NDArray[Any]) -> None:
     The values last as long as the array, to which a tensor has no reference of its own.
 
     Args:
-        tensor: a tensor of a type in ``HOLDABLE``, without values.
+        tensor: a tensor of a type in ``EXCHANGED``, without values.
         array: the values in C order, of the tensor's type and shape. They must not change.
     """
     name = f"{_HELD}{next(_numbers)}"
@@ -141,15 +141,10 @@ def values(tensor: TensorProto) -> NDArray[Any]:
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
     # Packed types (several values to a byte) and empty tensors cannot be mapped.
     if length != math.prod(tensor.dims) * dtype.itemsize or not length:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return numpy_helper.to_array(
-                TensorProto(
-                    data_type=tensor.data_type,
-                    dims=tensor.dims,
-                    raw_data=file.read(length),
-                ),
-            )
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        load_values(copy)
+        return numpy_helper.to_array(copy)
     mapped = np.memmap(path, dtype, "r", offset, math.prod(tensor.dims))
     # np.asarray drops the subclass, which later operations would carry along.
     return np.asarray(mapped).reshape(tuple(tensor.dims))
@@ -158,7 +153,7 @@ def values(tensor: TensorProto) -> NDArray[Any]:
 def copy_values(tensor: TensorProto, file: IO[bytes]) -> int:
     """Copy the bytes of an external tensor to a file, and return their number."""
     if is_held(tensor):
-        return file.write(_raw(held_values(tensor)))
+        return file.write(raw_bytes(held_values(tensor)))
     path, offset, length = location(tensor)
     with path.open("rb") as source:
         source.seek(offset)
@@ -175,7 +170,7 @@ def copy_values(tensor: TensorProto, file: IO[bytes]) -> int:
 def load_values(tensor: TensorProto) -> None:
     """Load the values of an external tensor into the message."""
     if is_held(tensor):
-        tensor.raw_data = bytes(_raw(held_values(tensor)))
+        tensor.raw_data = bytes(raw_bytes(held_values(tensor)))
     else:
         path, offset, length = location(tensor)
         with path.open("rb") as file:
@@ -186,6 +181,6 @@ def load_values(tensor: TensorProto) -> None:
     tensor.ClearField("data_location")
 
 
-def _raw(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array in C order, uncopied."""
+def raw_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array in C order, uncopied if they lie so."""
     return array.reshape(-1).view(np.uint8).data

@@ -192,42 +192,12 @@ class Isolation:
         elif temporary is not None:
             temporary.unlink(missing_ok=True)
 
-    def infer_shapes(self, model: bytes, *, propagate: bool) -> bytes:
-        """Return a serialized model with the shapes that onnx infers.
-
-        Args:
-            model: the serialized model.
-            propagate: use data propagation, too.
+    def ask_onnx(self, doing: str, action: str, *arguments: Any) -> Any:
+        """Return the answer of onnx to an action of the worker.
 
         Raises:
             RuntimeCrash: the process died.
         """
-        inferred = self._ask_onnx("inferring shapes", "infer", model, propagate)
-        return cast("bytes", inferred)
-
-    def check_model(self, model: bytes | Path, *, full: bool) -> None:
-        """Run onnx's check on a serialized model or a file.
-
-        Args:
-            model: the serialized model, or its file.
-            full: infer shapes, too.
-
-        Raises:
-            RuntimeCrash: the process died.
-        """
-        source = model if isinstance(model, bytes) else str(model.absolute())
-        self._ask_onnx("checking the model", "check", source, full)
-
-    def convert_version(self, model: bytes, opset: int) -> bytes:
-        """Return a serialized model at another opset, by onnx's converter.
-
-        Raises:
-            RuntimeCrash: the process died.
-        """
-        converted = self._ask_onnx("converting the opset", "convert", model, opset)
-        return cast("bytes", converted)
-
-    def _ask_onnx(self, doing: str, action: str, *arguments: Any) -> Any:
         try:
             return self.process().ask(action, arguments)
         except _Died as death:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from calibrators.names import names_of
+from calibrators.onnx_runtime.external_tensors import raw_bytes
 from calibrators.onnx_runtime.worker import Session, Value, interface
 
 #: Default limit of the remembered outputs, in bytes; further samples are run again.
@@ -87,7 +88,7 @@ class RememberingSession:
                 return b""
             # Type and shape are hashed too: equal bytes can be different arrays.
             state.update(repr((name, value.dtype.str, value.shape)).encode())
-            state.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            state.update(raw_bytes(value))
         return state.digest()
 
 

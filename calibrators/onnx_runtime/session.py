@@ -50,6 +50,7 @@ from calibrators.onnx_runtime.tensors import (
     write_external,
 )
 from calibrators.onnx_runtime.worker import (
+    Session,
     Settings,
     native_session,
     seconds_of_runs,
@@ -378,6 +379,12 @@ def run_uncopied(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -
     if isinstance(session, _Session | _Unsaturated):
         return session.run_uncopied(names, feeds)
     return session.run(names, feeds)
+
+
+def feeds_of(session: Session, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a sample for the inputs of a session, which rejects unknown ones."""
+    names = [value.name for value in session.get_inputs()]
+    return {name: sample[name] for name in names if name in sample}
 
 
 def is_defined(session: Any) -> bool:

@@ -7,12 +7,13 @@ onnxruntime expand them during shape inference or loading, and no signal ends th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import nested_nodes
+from quark_onnx.graph.traversal import in_order
 
 #: A model may expand to so many nodes, or to so many times the number in its file.
 _NODES = 1_000_000
@@ -41,7 +42,14 @@ def check_calls(model: ModelProto) -> None:
     in_file = graph_calls.total() + sum(calls.total() for calls in called.values())
     limit = max(_NODES, _TIMES * in_file)
     sizes = dict[_Key, int]()
-    for key in _callees_first(functions, called):
+    for key in in_order(
+        functions,
+        lambda key: [callee for callee in called[key] if callee in functions],
+        lambda key: (
+            f"function {key[1]!r} calls itself, directly or through others; no"
+            " runtime ends that"
+        ),
+    ):
         sizes[key] = _expanded(called[key], sizes)
         if sizes[key] > limit:
             raise ModelError(
@@ -54,45 +62,6 @@ def check_calls(model: ModelProto) -> None:
             f"with its functions the model has {total:,} nodes; at most {limit:,} are"
             " written out",
         )
-
-
-def _callees_first(
-    functions: dict[_Key, FunctionProto],
-    called: dict[_Key, Counter[_Key]],
-) -> Iterator[_Key]:
-    """Yield functions after their callees, without recursion: chains may be deep.
-
-    Args:
-        called: for each function, how often it calls each operator or function.
-
-    Raises:
-        ModelError: a function calls itself, directly or through others.
-    """
-    # Ordered, so that the same function is named in an error in each run.
-    waiting = dict.fromkeys(functions)
-    open_ = set[_Key]()
-    for root in functions:
-        stack = [root]
-        while stack:
-            key = stack[-1]
-            callees = [callee for callee in called[key] if callee in waiting]
-            if key not in waiting:
-                # Another caller was followed first.
-                stack.pop()
-            elif not callees:
-                stack.pop()
-                open_.discard(key)
-                del waiting[key]
-                yield key
-            else:
-                open_.add(key)
-                # A function that is open lies on the present path: a call to it closes a cycle.
-                if not open_.isdisjoint(callees):
-                    raise ModelError(
-                        f"function {key[1]!r} calls itself, directly or through"
-                        " others; no runtime ends that",
-                    )
-                stack += callees
 
 
 def _calls(nodes: Iterable[NodeProto]) -> Counter[_Key]:

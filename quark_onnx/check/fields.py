@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from google.protobuf.message import Message
@@ -30,14 +29,14 @@ from calibrators.onnx_runtime.tensors import tensor_size
 from quark_onnx.check.calls import check_calls
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import (
+    LARGEST_VERSION,
     STANDARD_DOMAINS,
     described,
     normalized_domain,
+    schema_of,
     subgraphs,
 )
 
-#: onnx and onnxruntime store the version of an operator set in a signed 32-bit integer.
-_LARGEST_VERSION = 2**31 - 1
 #: Greatest number of elements in a signed 64-bit integer.
 _LARGEST_SIZE = 2**63 - 1
 #: Field of the values of a type other than raw_data, and entries per value (onnx.proto,
@@ -207,7 +206,7 @@ def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, in
     versions = dict[str, int]()
     for entry in imports:
         domain = normalized_domain(entry.domain)
-        if not 0 < entry.version <= _LARGEST_VERSION:
+        if not 0 < entry.version <= LARGEST_VERSION:
             raise ModelError(
                 f"{where} imports operator set {entry.domain!r} in the impossible"
                 f" version {entry.version}",
@@ -251,22 +250,13 @@ def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> Non
             _check_attribute(attribute, where)
         # A model without the standard operator set has no version; nodes of other domains need
         # none.
-        schema = _schema(node.op_type, node.domain, versions.get("", 1))
+        schema = None
+        if node.domain in STANDARD_DOMAINS:
+            schema = schema_of(node.op_type, versions.get("", 1))
         if schema is not None:
             _check_call(node, schema, where)
         for body in subgraphs(node):
             _check_graph(body, versions)
-
-
-@cache
-def _schema(op_type: str, domain: str, version: int) -> defs.OpSchema | None:
-    """Return the definition of a standard operator; None for others and unknown ones."""
-    if domain not in STANDARD_DOMAINS:
-        return None
-    try:
-        return defs.get_schema(op_type, version, "")
-    except defs.SchemaError:
-        return None
 
 
 def _check_attribute(attribute: AttributeProto, where: str) -> None:

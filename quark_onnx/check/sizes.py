@@ -28,14 +28,12 @@ from onnx import (
 )
 
 from calibrators import CalibrationError
-from calibrators.errors import RuntimeCrash
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.tensors import initializers, tensor_bytes
 from quark_onnx.check.inlined import InliningError, inlined
 from quark_onnx.check.ranks import check_ranks
 from quark_onnx.common.errors import ModelError
-from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -48,10 +46,12 @@ from quark_onnx.graph.node import (
 )
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.shapes import (
+    LARGE,
+    add_initializers,
     declared_values,
-    has_long_vector,
     has_shape,
     import_all,
+    inferred,
     is_tensor,
     open_negative_sizes,
     untyped,
@@ -64,8 +64,6 @@ logger = logging.getLogger(__name__)
 _PER_WEIGHT = 16
 #: Most bytes of constants that are computed here, since shapes may depend on them.
 _SMALL = 1 << 16
-#: Larger initializers (in bytes) determine no shape.
-_LARGE = 4096
 #: Rounds of shape inference with the small constants of earlier rounds, without and with onnx's
 #: data propagation. Propagation resolves a Reshape in each of a hundred layers at once, but
 #: allocates 50 bytes per element of a vector, so that it comes last.
@@ -104,11 +102,11 @@ def check_sizes(
         for _ in range(rounds):
             # Sizes are checked before ``_add_constants`` lets onnxruntime allocate any of the
             # tensors.
-            inferred = _inferred(light, propagate=propagate)
-            for graph in all_graphs(inferred.graph):
+            shaped = inferred(light, propagate=propagate) or light
+            for graph in all_graphs(shaped.graph):
                 _check_graph(graph, limit)
-            check_ranks(inferred.graph)
-            if not _add_constants(light, light.graph, inferred.graph):
+            check_ranks(shaped.graph)
+            if not _add_constants(light, light.graph, shaped.graph):
                 break
             # Shapes inside bodies may depend on the constants of this round.
             _hand_down(light.graph, {})
@@ -153,21 +151,11 @@ def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto
     graph = light.graph
     graph.name = "sizes"
     graph.node.extend(map(without_parameters, model.graph.node))
-    # An initializer that is an input as well is declared already.
-    fed = {value.name for value in model.graph.input}
     graph.input.extend(_shaped(value, shapes) for value in model.graph.input)
     # Declared shapes of outputs may be wrong.
     graph.output.extend(untyped([value.name for value in model.graph.output]))
-    for tensor in model.graph.initializer:
-        if tensor_bytes(tensor) <= _LARGE:
-            graph.initializer.append(tensor)
-        # The type and shape of a large weight are enough; its values would be copied in each
-        # round.
-        elif tensor.name not in fed:
-            value = helper.make_tensor_value_info(
-                tensor.name, tensor.data_type, tensor.dims
-            )
-            graph.input.append(value)
+    # The values of large weights would be copied in each round.
+    add_initializers(graph, model.graph.initializer)
     try:
         light = inlined(light)
     except InliningError as error:
@@ -192,7 +180,7 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
     # A tensor that the graph defines hides an outer one of the same name.
     visible = {name: tensor for name, tensor in around.items() if name not in defined}
     for tensor in graph.initializer:
-        if tensor_bytes(tensor) <= _LARGE:
+        if tensor_bytes(tensor) <= LARGE:
             visible[tensor.name] = tensor
     for body in bodies_of(graph.node):
         _hand_down(body, visible)
@@ -206,31 +194,6 @@ def _shaped(
         return value
     elem_type = value.type.tensor_type.elem_type
     return helper.make_tensor_value_info(value.name, elem_type, shapes[value.name])
-
-
-def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
-    """Return a model with inferred shapes; the model itself if the inference fails.
-
-    Args:
-        propagate: use onnx's data propagation, too, unless a vector is too long for it.
-    """
-    try:
-        inferred = infer_shapes(light)
-        values = (
-            *inferred.graph.input,
-            *inferred.graph.value_info,
-            *inferred.graph.output,
-        )
-        if propagate and not has_long_vector(values):
-            return infer_shapes(light, propagate=True)
-        return inferred
-    except RuntimeCrash:
-        # The isolated process has crashed: each further inference would crash it again.
-        raise
-    except Exception as error:
-        # onnx raises several unrelated types; shapes stay unknown.
-        logger.debug("sizes are not inferred: %s", error)
-    return light
 
 
 def _check_graph(graph: GraphProto, limit: int) -> None:

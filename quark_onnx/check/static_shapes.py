@@ -11,6 +11,7 @@ from onnx import ModelProto, ValueInfoProto, helper
 from calibrators.base import is_whole
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.config.checks import require
 from quark_onnx.graph.constants import describe_closed, overridable
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.shapes import (
@@ -238,11 +239,9 @@ def _bind(
         ConfigError: a size is not a whole number from 1, or contradicts the shape or
             ``named_sizes``.
     """
-    if not all(is_whole(size, 1) for size in sizes):
-        raise ConfigError(
-            f"shape of {name!r} is {list(sizes)}; it must be whole numbers of 1 or"
-            " more",
-        )
+    whole = all(is_whole(size, 1) for size in sizes)
+    wanted = "whole numbers of 1 or more"
+    require(whole, f"shape of {name!r}", list(sizes), wanted)
     if shape is None:
         return
     if len(shape) != len(sizes):

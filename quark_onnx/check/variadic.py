@@ -7,13 +7,19 @@ or QLinearConcat and crashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import ModelProto, NodeProto, OperatorSetIdProto
+from onnx import ModelProto, NodeProto
 
 from quark_onnx.common.errors import ModelError
-from quark_onnx.graph.node import normalized_domain, subgraphs
+from quark_onnx.graph.node import (
+    LARGEST_VERSION,
+    described,
+    nested_nodes,
+    normalized_domain,
+    schema_of,
+)
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 #: Index of the first variadic input of operators without an ONNX schema (onnxruntime's
@@ -22,8 +28,6 @@ _CONTRIBUTED = {
     ("com.microsoft", "QLinearConcat"): 2,
     ("com.microsoft", "IsAllFinite"): 0,
 }
-#: The largest version for onnx's look-up, which finds the newest schema up to it.
-_NEWEST = 2**31 - 1
 
 Operator = tuple[str, str]
 
@@ -38,39 +42,19 @@ def check_variadic(model: ModelProto) -> None:
         (normalized_domain(function.domain), function.name)
         for function in model.functions
     }
-    _check(model.graph.node, model.opset_import, functions)
-    for function in model.functions:
-        _check(function.node, function.opset_import, functions)
-
-
-def _check(
-    nodes: Iterable[NodeProto],
-    imports: Sequence[OperatorSetIdProto],
-    functions: set[Operator],
-) -> None:
-    """Check nodes, also in subgraphs.
-
-    Args:
-        functions: domain and name of the model's functions, which have no variadic parameters.
-    """
-    opsets = {normalized_domain(entry.domain): entry.version for entry in imports}
-    # A stack, as bodies may be nested deeply.
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        for graph in subgraphs(node):
-            todo += graph.node
-        # Most nodes have all names; a look-up of the schema costs more than this check.
-        if "" not in node.input and "" not in node.output:
-            continue
-        if (normalized_domain(node.domain), node.op_type) in functions:
-            continue  # inputs of a function are all optional
-        first_input, first_output = _first_variadic(node, opsets)
-        for what, names, first in (
-            ("input", node.input, first_input),
-            ("output", node.output, first_output),
-        ):
-            _require_names(node, what, names, first)
+    scopes = [(model.graph.node, model.opset_import)]
+    scopes += [(function.node, function.opset_import) for function in model.functions]
+    for nodes, imports in scopes:
+        opsets = {normalized_domain(entry.domain): entry.version for entry in imports}
+        for node in nested_nodes(nodes):
+            # Most nodes have all names; a look-up of the schema costs more than this check.
+            if "" not in node.input and "" not in node.output:
+                continue
+            # Inputs of a function are all optional.
+            if (normalized_domain(node.domain), node.op_type) not in functions:
+                first_input, first_output = _first_variadic(node, opsets)
+                _require_names(node, "input", node.input, first_input)
+                _require_names(node, "output", node.output, first_output)
 
 
 def _require_names(
@@ -93,9 +77,8 @@ def _require_names(
     if first is None or "" not in names[first:]:
         return
     position = first + list(names[first:]).index("")
-    name = node.name or next(filter(None, node.output), "")
     raise ModelError(
-        f"node {name!r} ({node.op_type}): the name of {what} {position} is empty. It is"
+        f"{described(node)}: the name of {what} {position} is empty. It is"
         f" one of the variadic {what}s, which cannot be omitted; remove it from the"
         " node, or name the tensor",
     )
@@ -113,10 +96,9 @@ def _first_variadic(
     domain = normalized_domain(node.domain)
     # A domain that is not imported is looked up in its newest version. Versions that no int32 holds
     # are an error of ``check_fields``, which runs later.
-    version = max(0, min(opsets.get(domain, _NEWEST), _NEWEST))
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain)
-    except onnx.defs.SchemaError:
+    version = opsets.get(domain, LARGEST_VERSION)
+    schema = schema_of(node.op_type, max(0, min(version, LARGEST_VERSION)), domain)
+    if schema is None:
         return _CONTRIBUTED.get((domain, node.op_type)), None
     return _last_if_variadic(schema.inputs), _last_if_variadic(schema.outputs)
 

@@ -19,6 +19,7 @@ from quark_onnx.check.inlined import inlined
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ConfigError, ModelError, crash_errors, raise_crash
 from quark_onnx.common.registry import CONVERSIONS
+from quark_onnx.config.checks import require
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
 from quark_onnx.files.io import load, staged
@@ -179,8 +180,8 @@ def _settings(
         name: _checked_shape(name, tuple(shape))
         for name, shape in (shapes or {}).items()
     }
-    if opset is not None and not is_number(opset, Integral):
-        raise ConfigError(f"opset is {opset!r}; it must be a whole number")
+    whole = opset is None or is_number(opset, Integral)
+    require(whole, "opset", opset, "a whole number")
     # A setting that no conversion reads is probably a mistake in the command.
     given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
     _check_used([name for name, is_given in given.items() if is_given], chosen)
@@ -194,10 +195,8 @@ def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
         ConfigError: there is no size, or a size is not a whole number above 0.
     """
     whole = all(is_number(size, Integral) and size > 0 for size in shape)
-    if not shape or not whole:
-        raise ConfigError(
-            f"the shape of {name!r} is {list(shape)}; it must be whole numbers from 1",
-        )
+    where = f"the shape of {name!r}"
+    require(bool(shape) and whole, where, list(shape), "whole numbers from 1")
     return tuple(int(size) for size in shape)
 
 

@@ -15,12 +15,13 @@ from onnx import TensorProto
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
-from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
+from quark_onnx.convert.pairs import parameters, write_zero_point
 from quark_onnx.dtypes import BODY_OPSET, Float4, Integer, Scaled
 from quark_onnx.functions import DOMAIN
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies
+from quark_onnx.graph.codes import code_type
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.passes import at_opset
 
@@ -204,8 +205,6 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
 
 def _scalar(graph: Graph, name: str, array: NDArray[Any]) -> str:
     """Return the scalar of a constant of one element, which is added once."""
-    [scalar] = graph.once(
-        ("scalar", name),
-        lambda: [graph.add_constant(f"{name}_scalar", array.reshape(()))],
+    return graph.shared_constant(
+        ("scalar", name), f"{name}_scalar", lambda: array.reshape(())
     )
-    return scalar

@@ -8,7 +8,6 @@ from onnx import TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
-from quark_onnx.fusions.base import attributes
 from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import copied
 from quark_onnx.graph.node import DEQUANTIZE
@@ -42,14 +41,13 @@ def _split_pairs(graph: Graph) -> int:
         readers = graph.consumers(result)
         # The first reader keeps the node, unless the node's result is an output.
         for reader in readers[not graph.is_output(result) :]:
-            copy = graph.fresh(f"{result}_of_{reader.name}")
-            graph.add(
+            copy = graph.compute(
                 node.op_type,
                 node.inputs,
-                [copy],
+                f"{result}_of_{reader.name}",
                 name=f"{node.name}_of_{reader.name}",
                 domain=node.domain,
-                **attributes(node),
+                **node.attributes,
             )
             graph.replace_input(reader, result, copy)
             added += 1

@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, TypeProto, ValueInfoProto, defs, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.wording import counted, tally
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
-from quark_onnx.files.half_precision import cast_interface
+from quark_onnx.files.half_precision import cast_interface, retype, typed
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.bodies import bodies, put_back
+from quark_onnx.graph.node import schema_of
 from quark_onnx.plan.existing import is_quantizing
 
 _TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}
@@ -71,8 +72,8 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
             f" convert that first (--to opset {half.name} --opset 22)",
         )
     narrow = _Narrow(half)
-    inputs = _float_values(graph.inputs)
-    outputs = _float_values(graph.outputs)
+    inputs = typed(graph.inputs, {_FLOAT})
+    outputs = typed(graph.outputs, {_FLOAT})
     # Before the conversion: an input that stays float32 keeps its default value.
     defaults = {
         name: graph.initializers[name] for name in inputs if name in graph.initializers
@@ -88,15 +89,6 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
         for tensor in model.graph.initializer:
             tensor.CopyFrom(defaults.get(tensor.name, tensor))
     return Graph.of(model, graph.store), narrow.notes()
-
-
-def _float_values(values: Iterable[ValueInfoProto]) -> dict[str, int]:
-    """Return the element type FLOAT by the name of each float32 tensor among declarations."""
-    return {
-        value.name: _FLOAT
-        for value in values
-        if value.type.tensor_type.elem_type == _FLOAT
-    }
 
 
 class _Narrow:
@@ -165,7 +157,7 @@ class _Narrow:
         for name in constants:
             graph.set_constant(name, self._array(graph, name))
         for value in (*graph.inputs, *graph.outputs):
-            self._type(value.type)
+            retype(value.type, {_FLOAT}, self.half.onnx)
         graph.drop_unused()
         self.count += len(constants.keys() & graph.initializers.keys() - set(borrowed))
 
@@ -314,16 +306,6 @@ class _Narrow:
             result = np.copysign(least, array).astype(self.half.numpy)
         return result
 
-    def _type(self, type_: TypeProto) -> None:
-        """Replace float32 by the 16-bit type in a declared type or its elements, in place."""
-        kind = type_.WhichOneof("value")
-        if kind == "tensor_type" and type_.tensor_type.elem_type == _FLOAT:
-            type_.tensor_type.elem_type = self.half.onnx
-        elif kind == "sequence_type":
-            self._type(type_.sequence_type.elem_type)
-        elif kind == "optional_type":
-            self._type(type_.optional_type.elem_type)
-
 
 def _refuse_sparse(graph: Graph) -> None:
     """Raise ModelError for a sparse constant of float32."""
@@ -341,32 +323,23 @@ def _floats(graph: Graph, names: Iterable[str]) -> set[str]:
 
 def _float_constant(graph: Graph, name: str, array: NDArray[Any]) -> str:
     """Return the float32 constant of a constant, which is added once."""
-    [float_name] = graph.once(
-        ("float32", name), lambda: [graph.add_constant(f"{name}_float", array)]
-    )
-    return float_name
+    return graph.shared_constant(("float32", name), f"{name}_float", lambda: array)
 
 
 def _cast(graph: Graph, name: str) -> str:
     """Return the float32 tensor of a tensor: one Cast, however many nodes read float32."""
-
-    def cast() -> list[str]:
-        result = graph.fresh(f"{name}_float")
-        graph.add("Cast", [name], [result], to=_FLOAT)
-        return [result]
-
-    [float_name] = graph.once(("cast", name), cast)
+    [float_name] = graph.once(
+        ("cast", name),
+        lambda: [graph.compute("Cast", [name], f"{name}_float", to=_FLOAT)],
+    )
     return float_name
 
 
 def _schema(graph: Graph, node: Node) -> Any:
     """Return the definition of an operator; None for float32 operators."""
-    if node.domain or is_quantizing(node) or not defs.has(node.op_type):
+    if node.domain or is_quantizing(node):
         return None
-    try:
-        return defs.get_schema(node.op_type, graph.opset, "")
-    except defs.SchemaError:
-        return None
+    return schema_of(node.op_type, graph.opset)
 
 
 def _formal(formals: Any, index: int) -> Any:

@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.codes import dequantized
+from quark_onnx.graph.codes import code_type, dequantized
 from quark_onnx.graph.constant_input import private
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.graph.node import DEQUANTIZE
 
 #: Ranges of the integer types of QuantizeLinear.
 ENDS = {
@@ -25,29 +25,6 @@ ENDS = {
         TensorProto.UINT16,
     )
 }
-
-
-def codes_of(node: Node) -> str:
-    """Return the codes of a node."""
-    if node.op_type in QUANTIZE:
-        return node.outputs[0]
-    return node.inputs[0]
-
-
-def code_type(graph: Graph, node: Node) -> int:
-    """Return the ``TensorProto.DataType`` of the codes; 0 if unknown.
-
-    Args:
-        graph: the graph.
-        node: a Q/DQ node of any domain.
-    """
-    # The zero point has the type of the codes by definition.
-    if node.input(2):
-        return graph.elem_type(node.input(2))
-    if node.op_type in QUANTIZE:
-        # ONNX, QuantizeLinear: uint8 without a zero point and an output_dtype.
-        return int(node.attribute("output_dtype", 0)) or int(TensorProto.UINT8)
-    return graph.elem_type(node.inputs[0])
 
 
 @dataclass(frozen=True)
@@ -118,10 +95,8 @@ def write_zero_point(graph: Graph, node: Node) -> None:
     sizes = [int(size or 0) for size in shape]
     zeros = np.zeros(sizes, helper.tensor_dtype_to_np_dtype(kind))
     # Zero points of one type and shape are shared.
-    [name] = graph.once(
-        ("zero point", str(kind), *map(str, sizes)),
-        lambda: [graph.add_constant("zero_point", zeros)],
-    )
+    key = ("zero point", str(kind), *map(str, sizes))
+    name = graph.shared_constant(key, "zero_point", lambda: zeros)
     graph.fill_input(node, 2, name)
 
 

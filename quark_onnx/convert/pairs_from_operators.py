@@ -17,7 +17,7 @@ from onnx import TensorProto
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import constant
-from quark_onnx.fusions.base import CONTRIB, attributes
+from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.moving import MOVING, moved_inputs
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import softmax_axis
@@ -119,7 +119,7 @@ def _linear(graph: Graph, node: Node) -> bool:
     # The condition of a Where is no operand with codes.
     inputs = [node.inputs[0]] if form.op_type == "Where" else []
     inputs += [_read(graph, node, form, index) for index in range(len(form.operands))]
-    settings = attributes(node)
+    settings = node.attributes
     for name in form.dropped:
         settings.pop(name, None)
     bias = _float_bias(graph, node, form)
@@ -225,9 +225,8 @@ def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
         name: name of the node, without the suffix ``_DQ``.
         **axis: the attribute ``axis`` of per-channel scales; none for a single scale.
     """
-    result = graph.fresh(f"{inputs[0]}_float")
-    graph.add("DequantizeLinear", inputs, [result], name=f"{name}_DQ", **axis)
-    return result
+    result = f"{inputs[0]}_float"
+    return graph.compute("DequantizeLinear", inputs, result, name=f"{name}_DQ", **axis)
 
 
 def _float_bias(graph: Graph, node: Node, form: Form) -> str:
@@ -242,8 +241,7 @@ def _float_bias(graph: Graph, node: Node, form: Form) -> str:
     bias = node.input(form.bias) if form.bias >= 0 else ""
     if not bias or graph.elem_type(bias) != TensorProto.INT32:
         return bias
-    scales = [graph.constant(node.input(scale)) for _, scale, _ in form.operands]
-    assert scales[0] is not None and scales[1] is not None
+    scales = [graph.known(node.input(scale)) for _, scale, _ in form.operands]
     # alpha of a QGemm multiplies the product, and so belongs to the scale of the bias.
     alpha = np.float32(node.attribute("alpha", 1.0))
     scale = alpha * scales[0].reshape(()) * scales[1]

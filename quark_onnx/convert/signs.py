@@ -15,12 +15,12 @@ from quark_onnx.common.wording import counted as with_noun
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
-    code_type,
     parameters,
     readers,
     write_zero_point,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import code_type
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
 _INT8 = int(TensorProto.INT8)
@@ -134,16 +134,12 @@ def _set_zero_point(graph: Graph, node: Node, kind: int, new: int) -> None:
 
 def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
     """Return the constant of shifted codes or zero points, shared like the original."""
-    array = graph.constant(name)
-    assert array is not None
     # In int32, as the shifted codes leave the range of the old type.
-    moved = array.astype(np.int32) + _shift(kind, new)
+    moved = graph.known(name).astype(np.int32) + _shift(kind, new)
     codes = moved.astype(helper.tensor_dtype_to_np_dtype(new))
-    [name_of_shifted] = graph.once(
-        ("moved", name),
-        lambda: [graph.add_constant(f"{name}_{ENDS[new].dtype}", codes)],
+    return graph.shared_constant(
+        ("moved", name), f"{name}_{ENDS[new].dtype}", lambda: codes
     )
-    return name_of_shifted
 
 
 def _shift(kind: int, new: int) -> int:

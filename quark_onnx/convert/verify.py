@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import cached_property, partial
 
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto
 
 from quark_onnx.common.errors import AccuracyError, ModelError, raise_crash
 from quark_onnx.common.wording import counted
 from quark_onnx.convert.base import Conversion
-from quark_onnx.files.half_precision import HALVES, cast_interface, upcast_to_float32
+from quark_onnx.files.half_precision import (
+    HALVES,
+    cast_interface,
+    typed,
+    upcast_to_float32,
+)
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.report import OutputError, measure
@@ -111,21 +115,13 @@ def _wide_interface(model: ModelProto) -> ModelProto:
 
     Without such inputs and outputs, the model is returned uncopied.
     """
-    inputs = _float16_values(model.graph.input)
-    outputs = _float16_values(model.graph.output)
+    half, single = int(TensorProto.FLOAT16), int(TensorProto.FLOAT)
+    inputs = dict.fromkeys(typed(model.graph.input, {half}), single)
+    outputs = dict.fromkeys(typed(model.graph.output, {half}), single)
     if inputs or outputs:
         # Samples are float32. bfloat16 has no kernels, see ``_rounded``.
-        return cast_interface(model, inputs, outputs, TensorProto.FLOAT16)
+        return cast_interface(model, inputs, outputs, half)
     return model
-
-
-def _float16_values(values: Iterable[ValueInfoProto]) -> dict[str, int]:
-    """Return the element type FLOAT by the name of each float16 tensor among declarations."""
-    return {
-        value.name: int(TensorProto.FLOAT)
-        for value in values
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT16
-    }
 
 
 def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputError]:

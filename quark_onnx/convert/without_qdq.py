@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
-    code_type,
     constant,
     parameters,
     readers,
     rounded,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import code_type
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, inner_nodes
 from quark_onnx.passes import fold_constants
 from quark_onnx.patterns.clip_bounds import clip_bounds

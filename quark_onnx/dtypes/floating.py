@@ -31,30 +31,16 @@ def half(name: str, onnx: int, largest: float, min_opset: int) -> Half:
     return row
 
 
-def float4(name: str, largest: int) -> Float4:
-    """Register a floating format of 4 bits, which needs opset 23."""
-    # onnxruntime has no kernel for FLOAT4E2M1, so that the codes are stored as UINT4 (see Float4).
-    storage = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.UINT4))
-    row = Float4(
-        name,
-        4,
-        23,
-        TensorProto.UINT4,
-        storage,
-        -largest,
-        largest,
-        emitted=False,
-        read=False,
-    )
-    DTYPES.add(name, row)
-    return row
-
-
 # Greatest finite values: 448 for E4M3 without infinities, 57344 for E5M2 (OCP OFP8), 6 for E2M1
 # (OCP MX).
 FP8E4M3 = minifloat("fp8e4m3", TensorProto.FLOAT8E4M3FN, 8, 448, 19)
 FP8E5M2 = minifloat("fp8e5m2", TensorProto.FLOAT8E5M2, 8, 57344, 19)
-FP4E2M1 = float4("fp4e2m1", 6)
+# onnxruntime has no kernel for FLOAT4E2M1, so that the codes are stored as UINT4 (see Float4).
+_STORED = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.UINT4))
+DTYPES.add(
+    "fp4e2m1",
+    Float4("fp4e2m1", 4, 23, TensorProto.UINT4, _STORED, -6, 6, False, False),
+)
 # Cast takes its target as an integer from opset 6 on.
 FLOAT16 = half("float16", TensorProto.FLOAT16, 65504.0, 6)
 #: The greatest finite value is 2^127 (2 - 2^-7). Cast supports bfloat16 from opset 13 on.

@@ -73,4 +73,4 @@ UINT16 = integer("uint16", TensorProto.UINT16, 16, False, 21)
 #: DequantizeLinear reads int32, QuantizeLinear does not write it: the format of biases.
 INT32 = integer("int32", TensorProto.INT32, 32, True, 10, emitted=False)
 # ONNX's DequantizeLinear reads no uint32; operators of vendors do.
-UINT32 = integer("uint32", TensorProto.UINT32, 32, False, 17, emitted=False, read=False)
+integer("uint32", TensorProto.UINT32, 32, False, 17, emitted=False, read=False)

@@ -8,7 +8,7 @@ stored in 16 bits again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,9 +181,7 @@ def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
         array: values in float16 or bfloat16.
     """
     narrow = graph.add_constant(f"{name}_narrow", array)
-    wide = graph.fresh(name)
-    graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
-    return wide
+    return graph.compute("Cast", [narrow], name, to=int(TensorProto.FLOAT))
 
 
 def upcast_to_float32(
@@ -203,30 +201,32 @@ def upcast_to_float32(
     result.CopyFrom(model)
     graph = result.graph
     # Only constants of the main graph are stored in 16 bits again; those of bodies stay wide.
-    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    constants = {
+        tensor.name: tensor.data_type
+        for tensor in graph.initializer
+        if tensor.data_type in HALVES
+    }
     original = OriginalDtypes(
-        _halves_among(_elem_types(graph.input)),
-        _halves_among(_elem_types(graph.output)),
-        _halves_among(constants),
+        typed(graph.input, HALVES), typed(graph.output, HALVES), constants
     )
     for subgraph in all_graphs(graph):
         _widen(subgraph, store)
     return result, original
 
 
-def _elem_types(values: Iterable[ValueInfoProto]) -> dict[str, int]:
-    """Return the declared types of tensors by name; 0 for other values."""
-    return {value.name: value.type.tensor_type.elem_type for value in values}
-
-
-def _halves_among(kinds: Mapping[str, int]) -> dict[str, int]:
-    return {name: kind for name, kind in kinds.items() if kind in HALVES}
+def typed(values: Iterable[ValueInfoProto], kinds: Collection[int]) -> dict[str, int]:
+    """Return the element type of the declared tensors of some types, by name."""
+    return {
+        value.name: value.type.tensor_type.elem_type
+        for value in values
+        if value.type.tensor_type.elem_type in kinds
+    }
 
 
 def _has_halves(graph: GraphProto) -> bool:
     """Return whether a tensor or a type in a graph, without bodies, has 16 bits."""
     kinds = {tensor.data_type for tensor in graph.initializer}
-    kinds.update(_elem_types(declared_values(graph)).values())
+    kinds.update(typed(declared_values(graph), HALVES).values())
     kinds.update(_named_type(attribute) for attribute in attributes_of(graph.node))
     return not HALVES.isdisjoint(kinds)
 
@@ -245,7 +245,7 @@ def _widen(graph: GraphProto, store: Store | None) -> None:
     for tensor in graph.initializer:
         _widen_tensor(tensor, store)
     for value in declared_values(graph):
-        _widen_type(value.type)
+        retype(value.type, HALVES, TensorProto.FLOAT)
     for attribute in attributes_of(graph.node):
         _widen_attribute(attribute)
 
@@ -279,15 +279,15 @@ def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
     tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
 
 
-def _widen_type(type_: TypeProto) -> None:
-    """Replace 16-bit floats by float32 in a declared type, in place."""
+def retype(type_: TypeProto, kinds: Collection[int], new: int) -> None:
+    """Replace some element types in a declared type or its elements, in place."""
     kind = type_.WhichOneof("value")
-    if kind == "tensor_type" and type_.tensor_type.elem_type in HALVES:
-        type_.tensor_type.elem_type = TensorProto.FLOAT
+    if kind == "tensor_type" and type_.tensor_type.elem_type in kinds:
+        type_.tensor_type.elem_type = new
     elif kind == "sequence_type":
-        _widen_type(type_.sequence_type.elem_type)
+        retype(type_.sequence_type.elem_type, kinds, new)
     elif kind == "optional_type":
-        _widen_type(type_.optional_type.elem_type)
+        retype(type_.optional_type.elem_type, kinds, new)
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import regular_size
-from calibrators.onnx_runtime.external_tensors import is_held, locate
+from calibrators.onnx_runtime.external_tensors import is_held, load_values, locate
 from calibrators.onnx_runtime.tensors import (
     estimate_bytes,
     loaded,
@@ -321,14 +321,11 @@ def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) ->
     Fewer bytes than ``length`` are loaded if the file ends before.
     """
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            tensor.raw_data = file.read(length)
+        locate(tensor, path, offset, length)
+        load_values(tensor)
     except OSError as error:
         where = f"tensor {tensor.name!r}: external data file {path}"
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
-    del tensor.external_data[:]
-    tensor.ClearField("data_location")
 
 
 def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from calibrators.onnx_runtime.external_tensors import HOLDABLE, hold, is_stored
+from calibrators.onnx_runtime.external_tensors import EXCHANGED, hold, is_stored
 from calibrators.onnx_runtime.tensors import tensor_bytes
 
 #: Smaller initializers (in bytes) stay in the message.
@@ -133,7 +133,7 @@ def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | Non
         The array that the tensor refers to, as long as it lasts. None if the type cannot be held,
         or the number of values does not fit the shape; the tensor is then unchanged.
     """
-    fits = tensor.data_type in HOLDABLE and tensor_bytes(tensor) == data.nbytes
+    fits = tensor.data_type in EXCHANGED and tensor_bytes(tensor) == data.nbytes
     if not fits or is_stored(tensor) or min(tensor.dims, default=1) < 1:
         return None
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)

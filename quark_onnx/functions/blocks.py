@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.functions.body import Body, Ref
+from quark_onnx.functions.body import END, Body, Ref
 from quark_onnx.kernels.blockfloat import LEAST_EXPONENT
 from quark_onnx.kernels.minifloat import HALF_AWAY, HALF_EVEN
 
 GREATEST = float(np.finfo(np.float32).max)
 
-_END = np.iinfo(np.int64).max
 _FLOOR = 2.0**53 + 2
 #: Greatest width of codes that a sum in float32 rounds: the sum stays in the constant's binade.
 _NARROW = 22
@@ -56,7 +55,7 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
     from_axis = body.op("Shape", x, start=Ref("axis"))
     length = body.op("Slice", from_axis, body.ints(0), body.ints(1))
     after = body.op(
-        "ReduceProd", body.op("Slice", from_axis, body.ints(1), body.ints(_END))
+        "ReduceProd", body.op("Slice", from_axis, body.ints(1), body.ints(END))
     )
     size = body.ints(block_size)
     # ceil(length / block size) blocks along the axis.

@@ -34,7 +34,7 @@ MIN_OPSET = 17
 MAX_OPSET = 28
 
 #: End of a Slice that takes all that follows.
-_END = np.iinfo(np.int64).max
+END = np.iinfo(np.int64).max
 
 Value = int | str
 Settings = Mapping[str, Value]
@@ -287,7 +287,7 @@ def along(body: Body, vector: str, x: str = "x") -> str:
     """Reshape a scalar or a vector along the attribute ``axis`` to broadcast against ``x``."""
     # Shape from ``axis`` on, without the axis itself: the sizes behind the axis.
     after = body.op(
-        "Slice", body.op("Shape", x, start=Ref("axis")), body.ints(1), body.ints(_END)
+        "Slice", body.op("Shape", x, start=Ref("axis")), body.ints(1), body.ints(END)
     )
     ones = body.op("Expand", body.ints(1), body.op("Shape", after))
     return body.op(

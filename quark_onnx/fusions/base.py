@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import BYTES
 from quark_onnx.graph.matching import only_reader
 
 #: Replaces a node between Q/DQ pairs by an operator on integer codes; returns False if impossible.
 Fusion = Callable[[Graph, Node], bool]
 
 CONTRIB = "com.microsoft"
-
-BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,11 @@ class Codes:
     scale: str
     zero_point: str
 
+    @classmethod
+    def read_by(cls, node: Node) -> Codes:
+        """Return the codes that a DequantizeLinear reads."""
+        return cls(node, node.input(0), node.input(1), node.input(2))
+
     @property
     def axis(self) -> int:
         """Axis of per-channel scales or of blocks."""
@@ -51,9 +55,7 @@ class Codes:
 def codes_of(graph: Graph, tensor: str) -> Codes | None:
     """Return the codes of a dequantized tensor; None for a float tensor."""
     node = graph.producer_of_type(tensor, {"DequantizeLinear"})
-    if node is None:
-        return None
-    return Codes(node, node.input(0), node.input(1), node.input(2))
+    return None if node is None else Codes.read_by(node)
 
 
 def stored_codes(graph: Graph, tensor: str) -> Codes | None:
@@ -71,9 +73,7 @@ def value(graph: Graph, tensor: str) -> NDArray[Any]:
     if cast is not None:
         # The Cast is one to float32 (``OriginalDtypes.store_constants``).
         return value(graph, cast.inputs[0]).astype(np.float32)
-    array = graph.constant(tensor)
-    assert array is not None, tensor
-    return array
+    return graph.known(tensor)
 
 
 def zero_points(graph: Graph, codes: Codes) -> NDArray[np.int64]:
@@ -152,9 +152,12 @@ def grid(graph: Graph, codes: Codes) -> list[str]:
     return [codes.scale, graph.add_constant(f"{codes.codes}_zero_point", zero)]
 
 
-def attributes(node: Node) -> dict[str, Any]:
-    """Return the attributes of a node."""
-    return {a.name: helper.get_attribute_value(a) for a in node.to_proto().attribute}
+def operand_inputs(graph: Graph, *operands: Codes) -> list[str]:
+    """Return codes, scale and zero point of operands, in a row."""
+    inputs = list[str]()
+    for operand in operands:
+        inputs += [operand.codes, *grid(graph, operand)]
+    return inputs
 
 
 def write(  # noqa: PLR0913  the parts of a node
@@ -162,7 +165,7 @@ def write(  # noqa: PLR0913  the parts of a node
     node: Node,
     op_type: str,
     inputs: list[str],
-    result: Codes | str,
+    result: Codes | Sequence[str],
     domain: str = CONTRIB,
     **set_to: Any,
 ) -> bool:
@@ -173,17 +176,21 @@ def write(  # noqa: PLR0913  the parts of a node
         node: the node to replace.
         op_type: type of the operator.
         inputs: names of the operator's inputs.
-        result: codes, or the name of a float result.
+        result: codes, or the name of a float result, or the names of several.
         domain: domain of the operator.
         **set_to: attributes of the operator.
     """
-    output = result.codes if isinstance(result, Codes) else result
+    removed = [node]
+    if isinstance(result, Codes):
+        removed.append(result.node)
+        result = result.codes
+    outputs = [result] if isinstance(result, str) else [*result]
     # Before the operator is added, as it takes over the name of the codes.
-    graph.remove([node, result.node] if isinstance(result, Codes) else [node])
+    graph.remove(removed)
     if domain:
         graph.import_domain(domain)
     # Named after ``add``, which would make the name of the removed node unique once more.
-    written = graph.add(op_type, inputs, [output], domain=domain, **set_to)
+    written = graph.add(op_type, inputs, outputs, domain=domain, **set_to)
     written.name = node.name
     return True
 

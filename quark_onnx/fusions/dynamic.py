@@ -18,17 +18,16 @@ from onnx import TensorProto
 
 from calibrators.layout import turned
 from quark_onnx.fusions.base import (
-    BYTES,
-    CONTRIB,
     Codes,
-    attributes,
     codes_of,
     replace,
     stored_codes,
     value,
+    write,
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import BYTES
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
 from quark_onnx.patterns.quantized_attention import (
     effective_attributes,
@@ -57,9 +56,8 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
     weight = w.codes
     if transposed:
         # Nodes that share a weight share its transpose.
-        [weight] = graph.once(
-            ("transposed", w.codes),
-            lambda: [graph.add_constant(f"{w.codes}_transposed", turned(stored))],
+        weight = graph.shared_constant(
+            ("transposed", w.codes), f"{w.codes}_transposed", lambda: turned(stored)
         )
     # 0 is the default of an omitted zero point.
     zero_point = [w.zero_point] if zero_points(graph, w).any() else []
@@ -102,9 +100,10 @@ def _conv_integer(graph: Graph, node: Node, *, at_once: bool) -> bool:
         by_channel = scale.reshape(-1, *[1] * (stored.ndim - 2))
     else:
         by_channel = scale
-    [factor] = graph.once(
+    factor = graph.shared_constant(
         ("by channel", w.scale, *map(str, by_channel.shape)),
-        lambda: [graph.add_constant(f"{w.scale}_by_channel", by_channel)],
+        f"{w.scale}_by_channel",
+        lambda: by_channel,
     )
     weight = graph.once(
         ("unsigned", w.codes, w.zero_point), lambda: _unsigned(graph, w)
@@ -146,17 +145,9 @@ def lstm_integer(graph: Graph, node: Node) -> bool:
         return False
     optional = [node.input(index) for index in range(3, 8)]
     inputs = [quantizing.inputs[0], w[0], r[0], *optional, *w[1:], *r[1:]]
-    settings = attributes(node)
+    settings = node.attributes
     settings.pop("layout", None)
-    outputs = list(node.outputs)
-    graph.remove([node])
-    graph.import_domain(CONTRIB)
-    written = graph.add(
-        "DynamicQuantizeLSTM", inputs, outputs, domain=CONTRIB, **settings
-    )
-    # Named after ``add``, which would make the name of the removed node unique once more.
-    written.name = node.name
-    return True
+    return write(graph, node, "DynamicQuantizeLSTM", inputs, node.outputs, **settings)
 
 
 def attention_integer(graph: Graph, node: Node) -> bool:
@@ -180,13 +171,8 @@ def attention_integer(graph: Graph, node: Node) -> bool:
     )
     inputs = [x.codes, w.codes, node.input(2), x.scale, w.scale, node.input(3)]
     inputs += [x.zero_point, weight_zero, node.input(4)]
-    outputs, settings = list(node.outputs), effective_attributes(node)
-    graph.remove([node])
-    graph.import_domain(CONTRIB)
-    written = graph.add("QAttention", inputs, outputs, domain=CONTRIB, **settings)
-    # Named after ``add``, which would make the name of the removed node unique once more.
-    written.name = node.name
-    return True
+    settings = effective_attributes(node)
+    return write(graph, node, "QAttention", inputs, node.outputs, **settings)
 
 
 def _gates(graph: Graph, tensor: str) -> list[str] | None:
@@ -310,10 +296,9 @@ def _write(  # noqa: PLR0913  the operands of a product
     graph.add("Mul", names[1:3], names[3:])
     result = names[3]
     if bias:
-        result = graph.fresh(f"{node.name}_biased")
         if op_type == "ConvInteger":
             bias = _along_channels(graph, bias, len(graph.sizes(node.inputs[1])))
-        graph.add("Add", [names[3], bias], [result])
+        result = graph.compute("Add", [names[3], bias], f"{node.name}_biased")
     replace(graph, node, result)
     return True
 
@@ -321,15 +306,11 @@ def _write(  # noqa: PLR0913  the operands of a product
 def _along_channels(graph: Graph, bias: str, rank: int) -> str:
     """Return the name of a constant bias in a shape that broadcasts along the channels."""
     array = value(graph, bias)
-    [name] = graph.once(
+    return graph.shared_constant(
         ("along channels", bias, str(rank)),
-        lambda: [
-            graph.add_constant(
-                f"{bias}_along_channels", array.reshape(-1, *[1] * (rank - 2))
-            )
-        ],
+        f"{bias}_along_channels",
+        lambda: array.reshape(-1, *[1] * (rank - 2)),
     )
-    return name
 
 
 def _scale_and_shift(graph: Graph, product: list[str], bias: str, result: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from quark_onnx.fusions.base import (
-    BYTES,
     CONTRIB,
     code_type,
     grid,
@@ -11,6 +10,7 @@ from quark_onnx.fusions.base import (
     stored_codes,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import BYTES
 from quark_onnx.patterns.coded_embedding import (
     MASK,
     PARAMETERS,

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.fusions.base import (
-    BYTES,
     CONTRIB,
     Codes,
     replace,
@@ -18,6 +17,7 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import BYTES
 
 _NIBBLES = frozenset({TensorProto.INT4, TensorProto.UINT4})
 
@@ -50,12 +50,11 @@ def _gather_blocks(graph: Graph, node: Node, table: Codes) -> bool:
     inputs = [table.codes, node.inputs[1], table.scale]
     if table.zero_point:
         inputs.append(table.zero_point)
-    result = graph.fresh(f"{node.name}_rows")
     graph.import_domain(CONTRIB)
-    graph.add(
+    result = graph.compute(
         "GatherBlockQuantized",
         inputs,
-        [result],
+        f"{node.name}_rows",
         name=node.name,
         domain=CONTRIB,
         gather_axis=0,
@@ -91,9 +90,7 @@ def _gather_bytes(graph: Graph, node: Node, table: Codes) -> bool:
             offsets = _of_rows(graph, node, table.zero_point, floats_of_zeros)
         else:
             offsets = graph.add_constant(f"{table.zero_point}_float", floats_of_zeros)
-        shifted = graph.fresh(f"{node.name}_shifted")
-        graph.add("Sub", [floats, offsets], [shifted])
-        floats = shifted
+        floats = graph.compute("Sub", [floats, offsets], f"{node.name}_shifted")
     graph.add("Mul", [floats, factor], [result])
     replace(graph, node, result)
     return True
@@ -105,10 +102,9 @@ def _of_rows(graph: Graph, node: Node, name: str, values: NDArray[Any]) -> str:
     Args:
         values: the parameters of all rows, one per row, which are stored once per table.
     """
-    [column] = graph.once(
-        ("by row", name),
-        lambda: [graph.add_constant(f"{name}_by_row", values[:, None])],
+    column = graph.shared_constant(
+        ("by row", name), f"{name}_by_row", lambda: values[:, None]
     )
-    gathered = graph.fresh(f"{node.name}_scales")
-    graph.add("Gather", [column, node.inputs[1]], [gathered], axis=0)
-    return gathered
+    return graph.compute(
+        "Gather", [column, node.inputs[1]], f"{node.name}_scales", axis=0
+    )

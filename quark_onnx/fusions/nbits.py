@@ -56,33 +56,27 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
     )
     attributes = {"K": k, "N": n, "bits": bits, "block_size": codes.block_size}
     bias = node.input(2)
-    result = graph.fresh(f"{node.name}_product")
     graph.import_domain(CONTRIB)
     if bias and graph.is_constant(bias) and value(graph, bias).size == n:
-        flat = graph.once(
-            ("flat", bias),
-            lambda: [graph.add_constant(f"{bias}_flat", value(graph, bias).reshape(n))],
+        flat = graph.shared_constant(
+            ("flat", bias), f"{bias}_flat", lambda: value(graph, bias).reshape(n)
         )
         # Zero points and the group index, which come before the bias, may be missing.
-        inputs = [*inputs, *[""] * (4 - len(inputs)), *flat]
+        inputs = [*inputs, *[""] * (4 - len(inputs)), flat]
         bias = ""
-    graph.add(
+    result = graph.compute(
         "MatMulNBits",
         [node.inputs[0], *inputs],
-        [result],
+        f"{node.name}_product",
         name=node.name,
         domain=CONTRIB,
         **attributes,
     )
     if bias:
-        product = result
-        result = graph.fresh(f"{node.name}_biased")
-        graph.add("Add", [product, bias], [result])
+        result = graph.compute("Add", [result, bias], f"{node.name}_biased")
     if missing:
-        product = result
-        result = graph.fresh(f"{node.name}_stacked")
         axes = graph.add_constant(f"{node.name}_axes", np.arange(missing))
-        graph.add("Unsqueeze", [product, axes], [result])
+        result = graph.compute("Unsqueeze", [result, axes], f"{node.name}_stacked")
     replace(graph, node, result)
     return True
 

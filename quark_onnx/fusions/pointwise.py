@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from quark_onnx.fusions.base import (
     Codes,
-    attributes,
     code_type,
     grid,
     one_scale,
+    operand_inputs,
     read_bytes,
     value,
     write,
@@ -43,17 +43,9 @@ def qlinear_elementwise(graph: Graph, node: Node) -> bool:
     if codes is None:
         return False
     *operands, y = codes
-    inputs = [*_operand_inputs(graph, operands), *grid(graph, y)]
+    inputs = [*operand_inputs(graph, *operands), *grid(graph, y)]
     name = f"QLinear{node.op_type}"
-    return write(graph, node, name, inputs, y, **attributes(node))
-
-
-def _operand_inputs(graph: Graph, operands: list[Codes]) -> list[str]:
-    """Return codes, scale and zero point of operands, in a row."""
-    inputs = list[str]()
-    for operand in operands:
-        inputs += [operand.codes, *grid(graph, operand)]
-    return inputs
+    return write(graph, node, name, inputs, y, **node.attributes)
 
 
 def qlinear_softmax(graph: Graph, node: Node) -> bool:
@@ -74,7 +66,7 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
         # For a scale of float32(1 / 255), 1 / scale is then above 255, not just below.
         np.nextafter(value(graph, scale), np.float32(0)),
     )
-    inputs = [x.codes, *grid(graph, x), smaller_scale, zero]
+    inputs = [*operand_inputs(graph, x), smaller_scale, zero]
     axis = softmax_axis(node, graph.opset)
     return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)
 
@@ -107,7 +99,7 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
 
     With both, onnxruntime divides the last sums by a count beyond the padding.
     """
-    settings = attributes(node)
+    settings = node.attributes
     if any(step != 1 for step in settings.pop("dilations", ())):
         return False
     if settings.get("ceil_mode") and settings.get("count_include_pad"):
@@ -116,7 +108,7 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     if codes is None:
         return False
     x, y = codes
-    inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
+    inputs = [*operand_inputs(graph, x), *grid(graph, y)]
     return write(graph, node, "QLinearAveragePool", inputs, y, **settings)
 
 
@@ -129,7 +121,7 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
         return False
     x, y = codes
     name = "QLinearGlobalAveragePool"
-    inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
+    inputs = [*operand_inputs(graph, x), *grid(graph, y)]
     if node.kind == "GlobalAveragePool" or node.attribute("keepdims", 1):
         return write(graph, node, name, inputs, y, channels_last=0)
     if graph.opset < _FLATTEN_OPSET:
@@ -147,10 +139,10 @@ def qlinear_concat(graph: Graph, node: Node) -> bool:
     if codes is None:
         return False
     *operands, y = codes
-    operand_inputs = _operand_inputs(graph, operands)
+    read = operand_inputs(graph, *operands)
     # QLinearConcat takes the parameters of the result first.
-    inputs = [*grid(graph, y), *operand_inputs]
-    return write(graph, node, "QLinearConcat", inputs, y, **attributes(node))
+    inputs = [*grid(graph, y), *read]
+    return write(graph, node, "QLinearConcat", inputs, y, **node.attributes)
 
 
 def qlinear_where(graph: Graph, node: Node) -> bool:
@@ -159,7 +151,7 @@ def qlinear_where(graph: Graph, node: Node) -> bool:
     if codes is None:
         return False
     *operands, y = codes
-    inputs = [node.inputs[0], *_operand_inputs(graph, operands), *grid(graph, y)]
+    inputs = [node.inputs[0], *operand_inputs(graph, *operands), *grid(graph, y)]
     return write(graph, node, "QLinearWhere", inputs, y)
 
 

@@ -23,11 +23,11 @@ from onnx import TensorProto
 
 from quark_onnx.fusions.base import (
     Codes,
-    attributes,
     code_type,
     codes_of,
     grid,
     one_scale,
+    operand_inputs,
     read_bytes,
     stored_codes,
     value,
@@ -53,15 +53,8 @@ def qlinear_conv(graph: Graph, node: Node) -> bool:
     bias = _bias(graph, node, x, w)
     if bias is None:
         return False
-    inputs = [
-        x.codes,
-        *grid(graph, x),
-        w.codes,
-        *grid(graph, w),
-        *grid(graph, y),
-        *bias,
-    ]
-    return write(graph, node, "QLinearConv", inputs, y, "", **attributes(node))
+    inputs = [*operand_inputs(graph, x, w), *grid(graph, y), *bias]
+    return write(graph, node, "QLinearConv", inputs, y, "", **node.attributes)
 
 
 def qlinear_matmul(graph: Graph, node: Node) -> bool:
@@ -70,7 +63,7 @@ def qlinear_matmul(graph: Graph, node: Node) -> bool:
     if product is None:
         return False
     a, b, y = product
-    inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)]
+    inputs = [*operand_inputs(graph, a, b), *grid(graph, y)]
     return write(graph, node, "QLinearMatMul", inputs, y, "")
 
 
@@ -107,8 +100,8 @@ def qgemm(graph: Graph, node: Node) -> bool:
     # alpha and beta would scale the codes of the bias, whose scale is the product of the others.
     if bias and not unscaled(node):
         return False
-    inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
-    settings = attributes(node)
+    inputs = [*operand_inputs(graph, a, b), *(bias or [""])]
+    settings = node.attributes
     settings.pop("beta", None)  # QGemm has no beta
     if y is None:
         return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,10 @@ from onnx import TensorProto
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 from quark_onnx.kernels.axes import along
+
+#: Types of 8-bit codes, and of 16-bit codes.
+BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+WORDS = frozenset({TensorProto.INT16, TensorProto.UINT16})
 
 
 def constant_behind(graph: Graph, tensor: str) -> str:
@@ -109,3 +113,44 @@ def spread(
     # Without the attribute, ceil(length / number of scales) is the least possible block.
     block = block or -(-length // part.shape[axis])
     return np.take(np.repeat(part, block, axis), range(length), axis)
+
+
+def codes_of(node: Node) -> str:
+    """Return the codes that a node writes or reads.
+
+    Args:
+        node: a Q/DQ node of any domain.
+    """
+    return node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
+
+
+def code_type(graph: Graph, node: Node) -> int:
+    """Return the ``TensorProto.DataType`` of the codes; 0 if unknown.
+
+    Args:
+        graph: the graph.
+        node: a Q/DQ node of any domain.
+    """
+    # The zero point has the type of the codes by definition.
+    if node.input(2):
+        return graph.elem_type(node.input(2))
+    if node.op_type in QUANTIZE:
+        return _untyped(node)
+    return graph.elem_type(node.inputs[0])
+
+
+def written_type(node: Node, constants: Mapping[str, TensorProto]) -> int:
+    """Return the ``TensorProto.DataType`` of the codes of a QuantizeLinear, by its constants.
+
+    Args:
+        node: the QuantizeLinear.
+        constants: constants that it can read, by name.
+    """
+    zero_point = constants.get(node.input(2))
+    return _untyped(node) if zero_point is None else zero_point.data_type
+
+
+def _untyped(node: Node) -> int:
+    """Return the type of the codes of a QuantizeLinear without a zero point."""
+    # ONNX, QuantizeLinear: uint8 without a zero point and an output_dtype.
+    return int(node.attribute("output_dtype", 0)) or int(TensorProto.UINT8)

@@ -24,9 +24,7 @@ class ConstantInput:
 
     def value(self, graph: Graph) -> Floats:
         """Return the constant as float64."""
-        array = graph.constant(self.node.input(self.index))
-        assert array is not None
-        return array.astype(np.float64)
+        return graph.known(self.node.input(self.index)).astype(np.float64)
 
     def sizes(self, graph: Graph) -> tuple[int | str | None, ...]:
         """Return the shape of the constant."""
@@ -44,12 +42,12 @@ class ConstantInput:
         """
         name = self.node.input(self.index)
 
-        def changed() -> list[str]:
-            array = by(self.value(graph)).astype(np.float32)
-            return [graph.add_constant(f"{name}_{key}", array)]
-
         # Nodes that share a weight go on sharing the changed one.
-        [result] = graph.once((name, key), changed)
+        result = graph.shared_constant(
+            (name, key),
+            f"{name}_{key}",
+            lambda: by(self.value(graph)).astype(np.float32),
+        )
         graph.set_input(self.node, self.index, result)
 
     def scale(self, graph: Graph, key: str, factor: Floats) -> None:

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto
 from onnx.defs import OpSchema
 
-from quark_onnx.graph.node import Node
+from quark_onnx.graph.node import LARGEST_VERSION, Node, schema_of
 
 _Formals = Sequence[OpSchema.FormalParameter]
 #: Types of shapes, positions and conditions. Integers of 8 and 16 bits may be codes or pixels.
@@ -125,12 +125,6 @@ def _schema(kind: str, opset: int) -> tuple[_Formals, _Formals]:
         opset: version of the standard operator set; of other domains the newest version counts.
     """
     domain, _, op_type = kind.rpartition("::")
-    try:
-        if domain:
-            # Versions of other domains have no relation to the standard opset.
-            schema = onnx.defs.get_schema(op_type, domain=domain)
-        else:
-            schema = onnx.defs.get_schema(op_type, opset)
-    except onnx.defs.SchemaError:
-        return (), ()
-    return schema.inputs, schema.outputs
+    # Versions of other domains have no relation to the standard opset.
+    schema = schema_of(op_type, LARGEST_VERSION if domain else opset, domain)
+    return ((), ()) if schema is None else (schema.inputs, schema.outputs)

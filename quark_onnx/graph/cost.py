@@ -45,11 +45,11 @@ def operations(graph: Graph, node: Node) -> int:
     """
     if node.kind in _MOVES or not node.outputs:
         return 0
-    results = _size(graph, node.outputs[0])
+    results = count_values(graph, node.outputs[0])
     if node.kind in _PRODUCTS:
         return 2 * _PRODUCTS[node.kind](graph, node, results)
     if node.kind.startswith("Reduce") or _GLOBAL_POOL.search(node.kind):
-        return _size(graph, node.inputs[0])
+        return count_values(graph, node.inputs[0])
     if "Pool" in node.kind:
         return results * int(prod(node.attribute("kernel_shape", [1])))
     return results
@@ -63,7 +63,7 @@ def _of_conv(graph: Graph, node: Node, results: int) -> int:
 def _of_transposed_conv(graph: Graph, node: Node, _results: int) -> int:
     # Weight (in, out / groups, *kernel): each input value is multiplied by all but the first
     # axis.
-    return _of_conv(graph, node, _size(graph, node.inputs[0]))
+    return _of_conv(graph, node, count_values(graph, node.inputs[0]))
 
 
 def _of_gemm(graph: Graph, node: Node, results: int) -> int:
@@ -86,7 +86,8 @@ _PRODUCTS: dict[str, Callable[[Graph, Node, int], int]] = {
 }
 
 
-def _size(graph: Graph, tensor: str) -> int:
+def count_values(graph: Graph, tensor: str) -> int:
+    """Return the number of values of a tensor; a size that is not known counts as 1."""
     return prod(_sizes(graph, tensor))
 
 

@@ -40,7 +40,7 @@ _COMPARING = frozenset(
     },
 )
 #: Operators that read the shape of a tensor, and no value.
-_SIZES = frozenset({"Shape", "Size", "SequenceLength"})
+SIZES = frozenset({"Shape", "Size", "SequenceLength"})
 #: Operators that read the shape or the type of an input, and no value of it; index of the input.
 _LIKE = {"CastLike": 1, "EyeLike": 0, "RandomNormalLike": 0, "RandomUniformLike": 0}
 
@@ -83,7 +83,7 @@ def decisions(operations: Operations) -> dict[Tensor, Decision]:
     sources = defaultdict[Tensor, list[Tensor]](list)
     results = defaultdict[Tensor, list[Tensor]](list)
     for operation in operations.sequence:
-        if operation.kind in _SIZES:
+        if operation.kind in SIZES:
             continue
         comparing = operation.kind in _COMPARING
         controls = operation.inputs if comparing else operation.controls

@@ -224,6 +224,20 @@ class Graph:
         """Return the nodes whose operators, of any domain, are given, in graph order."""
         return [node for node in self.nodes if node.op_type in op_types]
 
+    def sorted(self) -> list[Node]:
+        """Return the nodes in topological order, as close to the present order as possible.
+
+        Raises:
+            ModelError: the nodes form a cycle.
+        """
+        return in_order(
+            self.nodes,
+            self.leaders,
+            lambda node: (
+                f"the graph has a cycle through node {node.name!r} ({node.op_type})"
+            ),
+        )
+
     def results(self) -> list[str]:
         """Return the names of all tensors that nodes compute, in graph order."""
         return [result for node in self.nodes for result in node.results]
@@ -272,6 +286,12 @@ class Graph:
                 self._large = tensor
             self._arrays[tensor] = array
         return self._arrays[tensor]
+
+    def known(self, tensor: str) -> NDArray[Any]:
+        """Return the value of a tensor that is a constant: see ``constant``."""
+        array = self.constant(tensor)
+        assert array is not None, tensor
+        return array
 
     def optional_constant(self, tensor: str, default: Any) -> NDArray[Any] | None:
         """Return the value of a constant: a default if omitted, None if not constant.
@@ -369,6 +389,21 @@ class Graph:
         self._names.update(outputs)
         return node
 
+    def compute(
+        self, op_type: str, inputs: Sequence[str], result: str, **settings: Any
+    ) -> str:
+        """Append a node with one result under a fresh name, and return the name.
+
+        Args:
+            op_type: type of the operator.
+            inputs: names of the inputs, "" for an omitted one.
+            result: preferred name of the result.
+            **settings: name of the node, domain and attributes, as for ``add``.
+        """
+        result = self.fresh(result)
+        self.add(op_type, inputs, [result], **settings)
+        return result
+
     def add_constant(self, name: str, array: NDArray[Any]) -> str:
         """Add an initializer under a fresh name, and return the name."""
         return self.set_constant(self.fresh(name), array)
@@ -400,6 +435,19 @@ class Graph:
         if key not in self._made:
             self._made[key] = make()
         return list(self._made[key])
+
+    def shared_constant(
+        self, key: tuple[str, ...], name: str, make: Callable[[], NDArray[Any]]
+    ) -> str:
+        """Return the name of a derived constant, created once per key and then shared.
+
+        Args:
+            key: as for ``once``.
+            name: preferred name.
+            make: returns the value; called for a new key alone.
+        """
+        [constant] = self.once(key, lambda: [self.add_constant(name, make())])
+        return constant
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:
         """Add an input under a fresh name, and return the name.
@@ -726,7 +774,7 @@ class Graph:
     def _sort(self) -> None:
         """Sort the nodes topologically, as close to the present order as possible."""
         if not self._is_sorted():
-            self.nodes = in_order(self.nodes, self.leaders)
+            self.nodes = self.sorted()
 
     def _is_sorted(self) -> bool:
         """Return whether every node follows the nodes that compute its inputs.

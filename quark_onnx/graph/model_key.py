@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import (
     is_held,
     is_on_disk,
     load_values,
+    raw_bytes,
     values,
 )
 from calibrators.onnx_runtime.tensors import initializers
@@ -42,8 +42,7 @@ def model_key(model: ModelProto) -> str:
         digest.update(data)
     for tensor in filter(is_on_disk, initializers(graph)):
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} ".encode())
-        array = np.ascontiguousarray(values(tensor))
-        digest.update(array.reshape(-1).view(np.uint8).data)
+        digest.update(raw_bytes(values(tensor)))
     return digest.hexdigest()
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from quark_onnx.functions import float4
+from quark_onnx.graph.codes import code_type
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 
@@ -68,7 +69,7 @@ def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
     """
     if graph.opset < OUTPUT_DTYPE_OPSET:
         return False
-    if codes_type(graph, dequantize) != TensorProto.INT8:
+    if code_type(graph, dequantize) != TensorProto.INT8:
         return False
     if graph.is_output(tensor):
         return True
@@ -91,7 +92,7 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
         node = graph.producer(tensor)
     if node is None or not moved or node.op_type not in _DEQUANTIZE:
         return None
-    if not _has_one_scale(graph, node) or codes_type(graph, node) in _NOT_WRITTEN:
+    if not _has_one_scale(graph, node) or code_type(graph, node) in _NOT_WRITTEN:
         return None
     return node
 
@@ -110,11 +111,6 @@ def _has_one_scale(graph: Graph, dequantize: Node) -> bool:
         scale = cast.inputs[0]
     shape = graph.shape(scale)
     return graph.producer(scale) is None and shape is not None and {1}.issuperset(shape)
-
-
-def codes_type(graph: Graph, dequantize: Node) -> int:
-    """Return the type of the codes; 0 if unknown."""
-    return graph.elem_type(dequantize.input(2) or dequantize.inputs[0])
 
 
 def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
@@ -140,14 +136,12 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     )
     quantize = next(quantizing, None)
     if quantize is None:
-        codes = graph.fresh(f"{tensor}_moved_quantized")
         op_type = dequantize.op_type.replace("Dequantize", "Quantize")
-        name = f"{tensor}_{op_type}"
-        graph.add(
+        codes = graph.compute(
             op_type,
             [moved, *parameters],
-            [codes],
-            name=name,
+            f"{tensor}_moved_quantized",
+            name=f"{tensor}_{op_type}",
             domain=dequantize.domain,
             **attributes,
         )
@@ -158,12 +152,11 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
         for reader in graph.consumers(codes):
             if reader.op_type == dequantize.op_type and reader.inputs[1:] == parameters:
                 graph.replace_uses(reader.outputs[0], tensor)
-    name = f"{tensor}_{dequantize.op_type}"
     graph.add(
         dequantize.op_type,
         [codes, *parameters],
         [tensor],
-        name=name,
+        name=f"{tensor}_{dequantize.op_type}",
         domain=dequantize.domain,
         **attributes,
     )
@@ -182,7 +175,7 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
     if dequantize.input(2):
         return dequantize.inputs[1:3]
     dtype = helper.tensor_dtype_to_np_dtype(
-        codes_type(graph, dequantize) or TensorProto.UINT8,
+        code_type(graph, dequantize) or TensorProto.UINT8,
     )
     rank = len(graph.sizes(dequantize.inputs[1]))
     # ONNX requires the shape of the scale, () or (1,).

@@ -28,7 +28,8 @@ def infer_shapes(model: ModelProto, *, propagate: bool = False) -> ModelProto:
     isolation = current()
     if isolation is None:
         return onnx.shape_inference.infer_shapes(model, data_prop=propagate)
-    inferred = isolation.infer_shapes(model.SerializeToString(), propagate=propagate)
+    stored = model.SerializeToString()
+    inferred = isolation.ask_onnx("inferring shapes", "infer", stored, propagate)
     return ModelProto.FromString(inferred)
 
 
@@ -43,13 +44,12 @@ def run_onnx_check(model: ModelProto | Path, *, full: bool) -> None:
         RuntimeCrash: onnx crashed, in the isolated process.
     """
     isolation = current()
+    source = str(model.absolute()) if isinstance(model, Path) else loaded(model)
     if isolation is None:
-        source = str(model) if isinstance(model, Path) else loaded(model)
         onnx.checker.check_model(source, full_check=full)
-    elif isinstance(model, Path):
-        isolation.check_model(model, full=full)
     else:
-        isolation.check_model(loaded(model).SerializeToString(), full=full)
+        stored = source if isinstance(source, str) else source.SerializeToString()
+        isolation.ask_onnx("checking the model", "check", stored, full)
 
 
 def convert_version(model: ModelProto, opset: int) -> ModelProto:
@@ -61,5 +61,6 @@ def convert_version(model: ModelProto, opset: int) -> ModelProto:
     isolation = current()
     if isolation is None:
         return version_converter.convert_version(model, opset)
-    converted = isolation.convert_version(model.SerializeToString(), opset)
+    stored = model.SerializeToString()
+    converted = isolation.ask_onnx("converting the opset", "convert", stored, opset)
     return ModelProto.FromString(converted)

@@ -10,13 +10,17 @@ from collections.abc import (
     MutableSequence,
     Sequence,
 )
+from functools import cache
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, helper
+from onnx import AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, defs, helper
 
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
+#: Largest version that onnx and onnxruntime hold, in a signed 32-bit integer: as the version of a
+#: look-up, it finds the newest schema.
+LARGEST_VERSION = 2**31 - 1
 #: First opset at which a Softmax normalizes along a single axis.
 _SINGLE_AXIS_OPSET = 13
 #: Operators of ONNX and of vendors that quantize with a given scale, and that dequantize.
@@ -121,6 +125,14 @@ class Node:
                 return value
         return default
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Values of the attributes by name; a text is the bytes that the file holds."""
+        return {
+            attribute.name: helper.get_attribute_value(attribute)
+            for attribute in self._proto.attribute
+        }
+
     def lacking(self, names: Iterable[str]) -> list[str]:
         """Return the names of attributes that the node does not have."""
         present = {attribute.name for attribute in self._proto.attribute}
@@ -214,6 +226,15 @@ class Node:
         return f"{self.kind} {self.name!r}"
 
 
+@cache
+def schema_of(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
+    """Return the newest definition of an operator up to a version; None without one."""
+    try:
+        return defs.get_schema(op_type, version, domain)
+    except defs.SchemaError:
+        return None
+
+
 def softmax_axis(node: Node, opset: int) -> int:
     """Return the axis of a Softmax.
 
@@ -302,7 +323,7 @@ def read_by(nodes: Iterable[NodeProto]) -> set[str]:
 
 def described(node: NodeProto) -> str:
     """Return a node's name and operator for messages; an unnamed node has its first result."""
-    return f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"
+    return f"node {node.name or next(filter(None, node.output), '')!r} ({node.op_type})"
 
 
 def sparse_values(graph: GraphProto) -> Iterator[str]:

@@ -31,7 +31,7 @@ Tensor = tuple[Path, str]
 
 #: Most values of the shape, padding or region of interest of a tensor.
 FEW = 16
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 #: First opset at which a Scan no longer has the sequence lengths as its first input.
 _SCAN_OPSET = 9
 
@@ -118,7 +118,7 @@ class Operations:
             if node.has_subgraph:
                 self._add_bodies(graph, node, reads, path)
             # The joins of ``_add_bodies`` stand for If, Loop and Scan.
-            if node.kind not in _CONTROL_FLOW:
+            if node.kind not in CONTROL_FLOW:
                 self._add_node(graph, node, reads, path)
 
     def _describe(self, graph: Graph, name: str, tensor: Tensor) -> None:

@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import NodeProto, helper
+from onnx import NodeProto
+
+from quark_onnx.graph.node import Node
 
 #: Operators whose windows may extend beyond the input.
 POOLS = ("MaxPool", "AveragePool")
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """An axis of a pool's input.
 
     Attributes:
@@ -32,6 +34,12 @@ class _Axis:
     after: int
     reach: int
     stride: int
+
+    @property
+    def same(self) -> int:
+        """Return the total padding for a window at every stride."""
+        # ceil(size / stride) windows: stride * (windows - 1) + reach covers the padded input.
+        return (-(-self.size // self.stride) - 1) * self.stride + self.reach - self.size
 
     @property
     def room(self) -> int:
@@ -51,7 +59,7 @@ class _Axis:
 
     @property
     def overhang(self) -> int:
-        """Return how far the last window extends beyond the padded input.
+        """Return how far the last window extends beyond the padded input with ``ceil_mode``.
 
         No window begins in the padding after the input.
         """
@@ -62,70 +70,45 @@ class _Axis:
         return max(0, last - self.room)
 
 
-def overhang(size: int, before: int, after: int, reach: int, stride: int) -> int:
-    """Return how far the last window extends beyond the padded input with ``ceil_mode``.
+def rounded_up(axes: Sequence[Axis]) -> list[int]:
+    """Return the pads with the effect of ``ceil_mode``: all beginnings, then all ends.
 
-    No window begins in the padding after the input.
-
-    Args:
-        size: size of an axis of the input.
-        before: padding before it.
-        after: padding after it.
-        reach: distance from the first to the last tap of a window, plus 1.
-        stride: distance between windows.
-
-    >>> overhang(8, 0, 0, reach=3, stride=2), overhang(8, 0, 1, reach=2, stride=2)
-    (1, 0)
+    >>> rounded_up([Axis(8, 0, 0, reach=3, stride=2), Axis(8, 0, 1, reach=2, stride=2)])
+    [0, 0, 1, 1]
     """
-    return _Axis(size, before, after, reach, stride).overhang
+    ends = [axis.after + axis.overhang for axis in axes]
+    return [*(axis.before for axis in axes), *ends]
 
 
 def without_those_in_padding(
-    node: NodeProto,
-    shape: Sequence[int | str | None],
+    proto: NodeProto, shape: Sequence[int | str | None]
 ) -> bool:
     """Replace ``ceil_mode`` of a pool by pads if a window would begin in the padding.
 
     onnx counts such windows, and runtimes do not.
 
     Args:
-        node: the pool, changed in place.
+        proto: the pool, changed in place.
         shape: shape of its input.
 
     Returns:
         Whether the pool was changed.
     """
-    attributes = {
-        attribute.name: helper.get_attribute_value(attribute)
-        for attribute in node.attribute
-    }
-    same = attributes.get("auto_pad", b"NOTSET").startswith(b"SAME")
+    node = Node(proto)
+    same = node.attribute("auto_pad", "NOTSET").startswith("SAME")
     # With SAME, the number of windows is ceil(size / stride), whatever ceil_mode says.
-    if not attributes.get("ceil_mode") or same:
+    if not node.attribute("ceil_mode") or same:
         return False
-    axes = _axes(attributes, shape)
+    axes = axes_of(node.attributes, shape)
     if not any(axis.ends_in_padding for axis in axes):
         return False
-    # Layout of ``pads``: all beginnings, then all ends.
-    starts = list[int]()
-    ends = list[int]()
-    for axis in axes:
-        starts.append(axis.before)
-        ends.append(axis.after + axis.overhang)
-    replaced = {"pads": [*starts, *ends], "ceil_mode": 0}
-    kept = [
-        attribute
-        for attribute in node.attribute
-        if attribute.name not in (*replaced, "auto_pad")
-    ]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    for name, value in replaced.items():
-        node.attribute.append(helper.make_attribute(name, value))
+    node.drop_attribute("auto_pad")
+    node.set_attribute("pads", rounded_up(axes))
+    node.set_attribute("ceil_mode", 0)
     return True
 
 
-def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]:
+def axes_of(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[Axis]:
     """Return the axes of a pool; empty if a size is not known or the attributes are wrong.
 
     Args:
@@ -143,9 +126,9 @@ def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]
         return []
     if len(pads) != 2 * rank or 0 in strides:
         return []
-    axes = list[_Axis]()
+    axes = list[Axis]()
     for index, size in enumerate(sizes):
         reach = (taps[index] - 1) * dilations[index] + 1
         after = pads[rank + index]
-        axes.append(_Axis(size, pads[index], after, reach, strides[index]))
+        axes.append(Axis(size, pads[index], after, reach, strides[index]))
     return axes

@@ -19,8 +19,6 @@ def segment(
     nodes: Sequence[Node],
     given: Mapping[str, NDArray[Any]],
     results: Sequence[str],
-    *,
-    sized: bool = False,
 ) -> ModelProto:
     """Return the model between given tensors of a graph and results.
 
@@ -29,7 +27,6 @@ def segment(
         nodes: the nodes that compute the results.
         given: inputs of the model, with a value each, which gives type and rank.
         results: outputs of the model; onnxruntime infers their types.
-        sized: declare sizes of inputs, too, where graph and value agree.
     """
     model = graph.shell()
     proto = model.graph
@@ -37,7 +34,7 @@ def segment(
     proto.node.extend(node.to_proto() for node in nodes)
     for name in dict.fromkeys(name for node in nodes for name in node.reads):
         if name in given:
-            proto.input.append(_declared(graph, name, given[name], sized=sized))
+            proto.input.append(_declared(graph, name, given[name]))
         elif name in graph.initializers:
             proto.initializer.append(graph.initializers[name])
             # An initializer that is also an input is only a default.
@@ -47,30 +44,15 @@ def segment(
     return model
 
 
-def _declared(
-    graph: Graph,
-    name: str,
-    value: NDArray[Any],
-    *,
-    sized: bool,
-) -> ValueInfoProto:
-    """Return the declaration of an input of a segment.
+def _declared(graph: Graph, name: str, value: NDArray[Any]) -> ValueInfoProto:
+    """Return the declaration of an input of a segment: its type and its rank.
 
     Args:
-        graph: the graph, whose declared type and sizes are used.
+        graph: the graph, whose declared type is used.
         value: value for the tensor, which gives the rank.
-        sized: declare named dimensions, and sizes that are those of the value; otherwise the rank
-            alone.
     """
     kind = graph.elem_type(name)
     # Inference has not reached the tensor; the given value has the type.
     if kind == TensorProto.UNDEFINED:
         kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
-    sizes: list[int | str | None] = [None] * np.ndim(value)
-    shape = graph.sizes(name)
-    if sized and len(shape) == len(sizes):
-        for axis, (dim, size) in enumerate(zip(shape, value.shape, strict=True)):
-            # A size that differs from the value stays open: the segment may run on other batches.
-            if dim == size or isinstance(dim, str):
-                sizes[axis] = dim
-    return helper.make_tensor_value_info(name, kind, sizes)
+    return helper.make_tensor_value_info(name, kind, [None] * np.ndim(value))

@@ -19,7 +19,7 @@ from enum import IntEnum
 
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
-from quark_onnx.graph.decisions import Decision, decisions
+from quark_onnx.graph.decisions import SIZES, Decision, decisions
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, Node
 from quark_onnx.graph.operations import Operation, Operations, Path, Tensor, step
@@ -36,7 +36,6 @@ class Origin(IntEnum):
     SIGNAL = 3
 
 
-_SIZES = frozenset({"Shape", "Size", "SequenceLength"})
 #: Operators for which even a constant of a few values is a learned table.
 _LOOKING_UP = frozenset({"Gather", "GatherElements", "GatherND"})
 #: Operators whose result sizes depend on values.
@@ -233,7 +232,7 @@ def _origin(
     Args:
         origins: origins so far; a tensor without one counts as constant.
     """
-    if operation.kind in _SIZES:
+    if operation.kind in SIZES:
         return Origin.SIZES
     # Random values and dequantized codes are signals even if all inputs are constants.
     if operation.kind in RANDOM or operation.kind in DEQUANTIZE:
@@ -265,7 +264,7 @@ def _read_as_shapes(
     read = defaultdict[Tensor, list[Tensor]](list)
     for operation in operations.sequence:
         # A size depends on the shape of its input alone, not on the values.
-        inputs = () if operation.kind in _SIZES else operation.inputs
+        inputs = () if operation.kind in SIZES else operation.inputs
         for tensor in operation.outputs:
             read[tensor] += inputs
 

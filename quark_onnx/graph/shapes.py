@@ -89,18 +89,7 @@ def infer_values(
         skeleton: the model without its initializers, which is consumed.
         initializers: the missing initializers.
     """
-    declared = {value.name for value in skeleton.graph.input}
-    for tensor in initializers:
-        if tensor_bytes(tensor) <= LARGE:
-            skeleton.graph.initializer.append(tensor)
-        # Inference needs only type and shape of a weight, as an input declares them.
-        elif tensor.name not in declared:
-            value = helper.make_tensor_value_info(
-                tensor.name,
-                tensor.data_type,
-                tensor.dims,
-            )
-            skeleton.graph.input.append(value)
+    add_initializers(skeleton.graph, initializers)
     # onnx has no shape rules for operators of these domains.
     for node in skeleton.graph.node:
         if node.domain in _DOMAINS and node.op_type in _TWINS:
@@ -108,12 +97,38 @@ def infer_values(
             node.op_type = _TWINS[node.op_type]
     import_all(skeleton)
     open_negative_sizes(skeleton.graph)
-    values = _inferred(skeleton)
+    values = _inferred_values(skeleton)
     while _has_too_many_windows(skeleton, values):
         # Shapes that follow from the pool are outdated.
         del skeleton.graph.value_info[:]
-        values = _inferred(skeleton)
+        values = _inferred_values(skeleton)
     return values
+
+
+def add_initializers(
+    graph: GraphProto, initializers: Iterable[TensorProto]
+) -> list[TensorProto]:
+    """Add small initializers to a graph, and declare large ones as inputs, in place.
+
+    Inference needs only type and shape of a weight, as an input declares them.
+
+    Returns:
+        The large initializers.
+    """
+    declared = {value.name for value in graph.input}
+    large = list[TensorProto]()
+    for tensor in initializers:
+        if tensor_bytes(tensor) <= LARGE:
+            graph.initializer.append(tensor)
+            continue
+        large.append(tensor)
+        # An initializer that is an input as well is declared already.
+        if tensor.name not in declared:
+            value = helper.make_tensor_value_info(
+                tensor.name, tensor.data_type, tensor.dims
+            )
+            graph.input.append(value)
+    return large
 
 
 def without_parameters(node: NodeProto) -> NodeProto:
@@ -154,28 +169,39 @@ def import_all(model: ModelProto) -> None:
         model.opset_import.append(helper.make_opsetid(domain, version))
 
 
-def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
+def _inferred_values(model: ModelProto) -> dict[str, ValueInfoProto]:
     """Return inferred declarations by name; none if the inference fails."""
-    values = dict[str, ValueInfoProto]()
+    result = inferred(model, propagate=True)
+    if result is None:
+        return {}
+    values = (*result.graph.value_info, *result.graph.output)
+    return {value.name: value for value in values}
+
+
+def inferred(model: ModelProto, *, propagate: bool) -> ModelProto | None:
+    """Return a copy of a model with inferred shapes; None if the inference fails.
+
+    Args:
+        model: the model, which is not changed.
+        propagate: use onnx's data propagation, too, unless a vector is too long for it.
+    """
+    result: ModelProto | None = None
     # Plain inference first: its result tells whether data propagation is safe, and stays if that
     # fails.
-    for propagate in (False, True):
-        if propagate and has_long_vector((*model.graph.input, *values.values())):
+    for with_values in (False, True) if propagate else (False,):
+        if with_values and has_long_vector(declared_values((result or model).graph)):
             break
         try:
-            inferred = infer_shapes(model, propagate=propagate)
+            result = infer_shapes(model, propagate=with_values)
         except RuntimeCrash:
             # The isolated process has crashed: each further inference would crash it again.
             raise
         except Exception as error:
             # onnx raises several unrelated types, and custom operators may raise anything.
-            logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
-        else:
-            values = {
-                value.name: value
-                for value in (*inferred.graph.value_info, *inferred.graph.output)
-            }
-    return values
+            logger.debug(
+                "shape inference (data_prop=%s) failed: %s", with_values, error
+            )
+    return result
 
 
 def open_negative_sizes(graph: GraphProto) -> None:

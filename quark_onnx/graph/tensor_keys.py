@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from calibrators.onnx_runtime.external_tensors import raw_bytes
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
@@ -53,7 +54,7 @@ def _constant_key(graph: Graph, name: str) -> str:
     header = f"{array.dtype} {array.shape}".encode()
     if array.dtype == np.object_:
         return _digest(header, repr(array.tolist()).encode())
-    return _digest(header, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return _digest(header, raw_bytes(array))
 
 
 def _digest(*parts: bytes | memoryview) -> str:

@@ -8,7 +8,6 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from quark_onnx.common.errors import ModelError
-from quark_onnx.graph.node import Node
 
 T = TypeVar("T", bound=Hashable)
 
@@ -54,24 +53,26 @@ def reach(
 
 
 def in_order(
-    nodes: Iterable[Node],
-    leaders: Callable[[Node], Iterable[Node]],
-) -> list[Node]:
-    """Return the nodes in topological order, as close to the present order as possible.
+    nodes: Iterable[T],
+    leaders: Callable[[T], Iterable[T]],
+    cycle: Callable[[T], str] = "there is a cycle through {}".format,
+) -> list[T]:
+    """Return nodes in topological order, as close to the present order as possible.
 
     Args:
         nodes: all nodes, in their present order.
-        leaders: returns the nodes that compute the inputs of a node.
+        leaders: returns the nodes that come before a node.
+        cycle: returns the message of the error, for a node of a cycle.
 
     Raises:
         ModelError: the nodes form a cycle.
     """
-    done: set[Node] = set()
-    order: list[Node] = []
+    done: set[T] = set()
+    order: list[T] = []
     for root in nodes:
         # Depth first without recursion: a chain of nodes may be longer than Python's stack.
         stack = [(root, False)]
-        path = set[Node]()
+        path = set[T]()
         while stack:
             node, ready = stack.pop()
             if node in done:
@@ -82,9 +83,7 @@ def in_order(
                 order.append(node)
                 continue
             if node in path:
-                raise ModelError(
-                    f"the graph has a cycle through node {node.name!r} ({node.op_type})",
-                )
+                raise ModelError(cycle(node))
             path.add(node)
             # The node comes up again, ready, after its leaders.
             stack.append((node, True))

@@ -12,8 +12,9 @@ from typing import Any
 
 from onnx import TensorProto
 
+from quark_onnx.graph.codes import code_type
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.moved import OUTPUT_DTYPE_OPSET, codes_type
+from quark_onnx.graph.moved import OUTPUT_DTYPE_OPSET
 from quark_onnx.graph.node import DEQUANTIZE, Node
 
 #: Axes of a product that is fused by way of two Reshape nodes, and of a bias that prevents it.
@@ -27,7 +28,7 @@ def unfuse_biases(graph: Graph) -> int:
     count = 0
     for product in graph.nodes_of(("MatMul",)):
         dequantize = graph.producer_of_type(product.input(0), DEQUANTIZE)
-        if dequantize is None or codes_type(graph, dequantize) != TensorProto.INT8:
+        if dequantize is None or code_type(graph, dequantize) != TensorProto.INT8:
             continue
         # Matrices become a Gemm without a Reshape, and a wider bias would change the shape.
         if len(graph.shape(product.output(0)) or ()) < _FEWEST_AXES:
@@ -62,30 +63,23 @@ def _wide(graph: Graph, name: str) -> str:
     codes = _wide_constant(graph, dequantize.input(0))
     if not codes:
         return ""
-    result = graph.fresh(f"{name}_wide")
     attributes: dict[str, Any] = {}
     # A scale per value lies along the only axis, which is the last one now.
     if len(graph.shape(dequantize.input(1)) or ()) == 1:
         attributes["axis"] = _FEWEST_AXES - 1
-    graph.add(
+    return graph.compute(
         dequantize.op_type,
         [codes, *dequantize.inputs[1:]],
-        [result],
+        f"{name}_wide",
         domain=dequantize.domain,
         **attributes,
     )
-    return result
 
 
 def _wide_constant(graph: Graph, name: str) -> str:
     """Return the name of a constant's values with three axes; empty for other than one axis."""
     if len(graph.initializers[name].dims) != 1:
         return ""
-
-    def widened() -> list[str]:
-        values = graph.constant(name)
-        assert values is not None
-        return [graph.add_constant(f"{name}_wide", values.reshape(1, 1, -1))]
-
-    [result] = graph.once(("wide", name), widened)
-    return result
+    return graph.shared_constant(
+        ("wide", name), f"{name}_wide", lambda: graph.known(name).reshape(1, 1, -1)
+    )

@@ -98,8 +98,8 @@ def bfp(
     finite = np.isfinite(blocks)
     clean = np.where(finite, blocks, 0.0)
     step = _power(_exponent(clean) - bits + 1)
-    codes = np.clip(to_integer(clean / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
-    return _restored(np.where(finite, codes * step, blocks), shape, axis)
+    values = _in_steps(clean, step, 1 - 2**bits, 2**bits - 1, rounding_mode)
+    return _restored(np.where(finite, values, blocks), shape, axis)
 
 
 def bfp_prime(  # noqa: PLR0913  the attributes of the operator
@@ -150,9 +150,9 @@ def bfp_prime(  # noqa: PLR0913  the attributes of the operator
     block = _exponent(clean)[..., None]
     shift = np.minimum(block - _exponent(parts), 2**sub_block_shift_bits - 1)
     step = _power(block - shift - bits + 1)
-    codes = np.clip(to_integer(parts / step, rounding_mode), 1 - 2**bits, 2**bits - 1)
-    values = (codes * step).reshape(clean.shape)
-    return _restored(np.where(broken, np.nan, values), shape, axis)
+    values = _in_steps(parts, step, 1 - 2**bits, 2**bits - 1, rounding_mode)
+    values = np.where(broken, np.nan, values.reshape(clean.shape))
+    return _restored(values, shape, axis)
 
 
 def mx(  # noqa: PLR0913  the attributes of the operator
@@ -321,13 +321,19 @@ def _in_elements(
 ) -> Floats:
     """Quantize and dequantize finite blocks under scales of given exponents."""
     if element is None:
-        step = _power(exponent - FRACTION)
-        codes: Floats = np.clip(to_integer(blocks / step, rounding), -128, 127)
-        return codes * step
+        return _in_steps(blocks, _power(exponent - FRACTION), -128, 127, rounding)
     scale = _power(exponent)
     # Values too small for float32 are too small for the format.
     with np.errstate(under="ignore"):
         return round_to(blocks / scale, element).astype(np.float64) * scale
+
+
+def _in_steps(
+    values: Floats, step: Floats, least: int, greatest: int, rounding: int
+) -> Floats:
+    """Round values to multiples of steps within bounds."""
+    codes: Floats = np.clip(to_integer(values / step, rounding), least, greatest)
+    return codes * step
 
 
 def _mantissa_bits(bit_width: int) -> int:

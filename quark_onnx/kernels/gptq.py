@@ -8,6 +8,7 @@ every array. Names follow the paper: W, Q, H, Hinv, Err.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,17 +63,16 @@ class Compensation:
         """
         nearest = levels.nearest(weight)
         order = self._order[:, None, :]
-        W = np.take_along_axis(weight, np.broadcast_to(order, weight.shape), 2)
-        fields = [
-            np.take_along_axis(field, np.broadcast_to(order, field.shape), 2)
-            for field in _fields(levels)
-        ]
+
+        def ordered(array: NDArray[Any]) -> NDArray[Any]:
+            return np.take_along_axis(array, np.broadcast_to(order, array.shape), 2)
+
+        W, columns = ordered(weight), levels.mapped(ordered)
         Q = np.empty(W.shape, np.float32)
 
         def sweep(part: slice) -> None:
-            scale, least, greatest = (field[:, part] for field in fields)
-            part_levels = Levels(scale, levels.levels, least, greatest)
-            Q[:, part] = _sweep(W[:, part], self._Hinv, part_levels)
+            position = (slice(None), part)
+            Q[:, part] = _sweep(W[:, part], self._Hinv, columns.part(position))
 
         for _ in side_by_side(sweep, slabs(W.shape[1], _ROWS)):
             pass
@@ -116,10 +116,6 @@ def error_of(weight: Doubles, rounded: Floats, H: Doubles) -> Doubles:
     return np.maximum(error, 0.0)
 
 
-def _fields(levels: Levels) -> tuple[Floats, Floats, Floats]:
-    return levels.scale, levels.least, levels.greatest
-
-
 def _sweep(W: Doubles, Hinv: Doubles, levels: Levels) -> Floats:
     """Round the columns in order, by Algorithm 1 of the paper; ``W`` is overwritten."""
     count = W.shape[2]
@@ -128,9 +124,8 @@ def _sweep(W: Doubles, Hinv: Doubles, levels: Levels) -> Floats:
         stop = min(count, start + _BATCH)
         Err = np.empty((*W.shape[:2], stop - start))
         for j in range(start, stop):
-            scale, least, greatest = (field[:, :, j] for field in _fields(levels))
-            column_levels = Levels(scale, levels.levels, least, greatest)
-            Q[:, :, j] = column_levels.nearest(W[:, :, j])
+            column = (..., j)
+            Q[column] = levels.part(column).nearest(W[column])
             error = (W[:, :, j] - Q[:, :, j]) / Hinv[:, None, j, j]
             Err[:, :, j - start] = error
             # An error spreads to the rest of its batch at once, and to later columns by a single

@@ -31,6 +31,10 @@ _STEPS = 1 << 28
 _MOST_COSETS = 7
 
 
+#: The matrix of order 2.
+_PAIR = np.array([[1.0, 1.0], [1.0, -1.0]])
+
+
 @dataclass(frozen=True, eq=False)
 class Rotation:
     """An orthogonal matrix: ``diag(signs) (factors[0] x factors[1] x ...)``, Kronecker products.
@@ -195,7 +199,7 @@ def _parts(size: int) -> tuple[tuple[int, ...], int] | None:
 def _signs(order: int) -> Floats | None:
     """Return a matrix of signs with orthogonal rows; None for an unknown order."""
     if order in (1, 2):
-        return np.array([[1.0, 1.0], [1.0, -1.0]])[:order, :order]
+        return _PAIR[:order, :order]
     # 4 divides every order above 2.
     if order < 1 or order % 4:
         return None
@@ -208,7 +212,7 @@ def _signs(order: int) -> Floats | None:
     half = _signs(order // 2)
     if half is None:
         return None
-    return np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), half)
+    return np.kron(_PAIR, half)
 
 
 def _is_prime(number: int) -> bool:
@@ -248,7 +252,7 @@ def _paley_second(order: int) -> Floats | None:
     symmetric = np.zeros((q + 1, q + 1))
     symmetric[0, 1:] = symmetric[1:, 0] = 1.0
     symmetric[1:, 1:] = _residues(q)
-    off = np.array([[1.0, 1.0], [1.0, -1.0]])
+    off = _PAIR
     on = np.array([[1.0, -1.0], [-1.0, -1.0]])
     return np.kron(symmetric, off) + np.kron(np.eye(q + 1), on)
 

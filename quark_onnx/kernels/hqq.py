@@ -91,7 +91,7 @@ def half_quadratic(
     >>> half_quadratic(np.float32([[-2, -1, 0, 1]]), bits=2)
     QParams(scale=array([1.], dtype=float32), zero_point=array([2]), axis=0, block_size=0)
     """
-    start = round_to_nearest(blocks, bits, symmetric=False)[1]
+    start = round_to_nearest(blocks, bits, symmetric=False)
     zero = start.zero_point.astype(np.float32)
     settings = settings or HalfQuadratic()
     scale, zero = _solve(blocks, start.scale, zero, bits, settings)

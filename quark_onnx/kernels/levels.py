@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +43,17 @@ class Levels:
         """Return the same codes under scales times a factor per output, (groups, outputs)."""
         return replace(self, scale=self.scale * factor[..., None].astype(np.float32))
 
-    def part(self, position: tuple[slice, slice]) -> Levels:
-        """Return the levels of a part of groups and outputs."""
+    def part(self, position: tuple[Any, ...]) -> Levels:
+        """Return the levels of a part of the weight, by an index of its groups and outputs."""
+        return self.mapped(lambda field: field[position])
+
+    def mapped(self, change: Callable[[Floats], Floats]) -> Levels:
+        """Return the levels of a weight that a change rearranges."""
         return replace(
             self,
-            scale=self.scale[position],
-            least=self.least[position],
-            greatest=self.greatest[position],
+            scale=change(self.scale),
+            least=change(self.least),
+            greatest=change(self.greatest),
         )
 
     def nearest(self, weight: NDArray[np.float64]) -> Floats:

@@ -64,27 +64,12 @@ FP16 = MiniFloat("FP16", 5, 10, 15, 65504.0, 15)
 BF16 = MiniFloat("BF16", 8, 7, 127, 255 * 2.0**120, 127)
 
 
-def _half_away(v: Floats) -> Floats:
-    # Magnitudes are rounded, so that ties move away from zero on both sides of it.
-    rounded: Floats = np.copysign(np.floor(np.abs(v) + 0.5), v)
-    return rounded
-
-
-def _half_up(v: Floats) -> Floats:
-    rounded: Floats = np.floor(v + 0.5)
-    return rounded
-
-
-def _half_even(v: Floats) -> Floats:
-    rounded: Floats = np.rint(v)
-    return rounded
-
-
 #: Rounding functions by the value of the vendor's attribute ``rounding_mode``.
 _ROUNDINGS: dict[int, Callable[[Floats], Floats]] = {
-    HALF_AWAY: _half_away,
-    HALF_UP: _half_up,
-    HALF_EVEN: _half_even,
+    # Magnitudes are rounded, so that ties move away from zero on both sides of it.
+    HALF_AWAY: lambda v: np.copysign(np.floor(np.abs(v) + 0.5), v),
+    HALF_UP: lambda v: np.floor(v + 0.5),
+    HALF_EVEN: np.rint,
 }
 
 

@@ -156,10 +156,8 @@ def from_codes(
     )
 
 
-def round_to_nearest(
-    blocks: Float32, bits: int, *, symmetric: bool
-) -> tuple[NDArray[np.uint8], QParams]:
-    """Return the codes of blocks and the better of two scales for each (see the module).
+def round_to_nearest(blocks: Float32, bits: int, *, symmetric: bool) -> QParams:
+    """Return the better of two scales for each block (see the module).
 
     Args:
         blocks: finite values of shape (blocks, block_size).
@@ -167,12 +165,13 @@ def round_to_nearest(
         symmetric: the zero points are 2^(bits-1).
 
     Returns:
-        Codes of the same shape, and parameters with one entry per block.
+        Parameters with one entry per block.
 
-    >>> codes, params = round_to_nearest(np.float32([[0, 1, 4], [-2, 0, 1]]), 2, symmetric=True)
-    >>> codes
-    array([[2, 2, 0],
-           [0, 2, 3]], dtype=uint8)
+    >>> blocks = np.float32([[0, 1, 4], [-2, 0, 1]])
+    >>> params = round_to_nearest(blocks, 2, symmetric=True)
+    >>> codes_of(blocks, params, 3)
+    array([[2., 2., 0.],
+           [0., 2., 3.]], dtype=float32)
     >>> params.scale
     array([-2.,  1.], dtype=float32)
     """
@@ -202,8 +201,7 @@ def round_to_nearest(
     better = usual_error < low_error
     scale = np.where(better, usual.scale, low.scale)
     zero = np.where(better, usual.zero_point, low.zero_point)
-    codes = np.where(better[:, None], usual_codes, low_codes).astype(np.uint8)
-    return codes, QParams(scale, zero, 0)
+    return QParams(scale, zero, 0)
 
 
 def codes_of(blocks: Float32, params: QParams, qmax: int) -> Float32:

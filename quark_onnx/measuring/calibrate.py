@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto
@@ -96,11 +96,15 @@ def calibrate(  # noqa: PLR0913
         partial_statistics = partial.known(watched)
         # One missing tensor needs a run over the first samples anyway.
         if len(partial_statistics) == len(watched):
-            later = _LaterSamples(
-                partial.calibration.samples, samples, progress, receive
-            )
-            statistics = later.collect(
-                extended or graph, watched, partial_statistics, executor
+            statistics = _continued(
+                extended or graph,
+                watched,
+                partial_statistics,
+                partial.calibration.samples,
+                samples,
+                executor=executor,
+                progress=progress or (lambda done: None),
+                receive=receive,
             )
             return _ranges(graph, plan, (), iter(statistics))
     if keyed is not None:
@@ -134,86 +138,65 @@ def calibrate(  # noqa: PLR0913
     return _ranges(graph, plan, body_plans, iter(statistics), known)
 
 
-class _LaterSamples:
-    """The samples after the first ones; the statistics of the first ones are known."""
+def _continued(  # noqa: PLR0913
+    graph: Graph,
+    watched: Sequence[Observation],
+    known: Mapping[Observation, Statistic],
+    first: int,
+    samples: Iterable[Sample],
+    *,
+    executor: Executor | None,
+    progress: Progress,
+    receive: Receive | None,
+) -> list[Statistic]:
+    """Return the statistics of all samples, where those of the first ones are known.
 
-    def __init__(
-        self,
-        first: int,
-        samples: Iterable[Sample],
-        progress: Progress | None,
-        receive: Receive | None,
-    ) -> None:
-        """Remember the samples; none is read yet.
+    Args:
+        watched: the tensors to measure.
+        known: the statistics over the first samples, of every watched tensor; not changed.
+        first: number of leading samples with known statistics.
+        samples: all samples, the known ones first; read once.
+        executor: runs the model; None for the default.
+        progress: called with the number of samples read.
+        receive: called with the position among all samples and the outputs of each further
+            sample; None to ignore the outputs.
 
-        Args:
-            first: number of leading samples with known statistics.
-            samples: all samples, the known ones first; read once.
-            progress: called with the number of samples read; None to report nothing.
-            receive: called with the position among all samples and the outputs of each further
-                sample; None to ignore the outputs.
-        """
-        self._first = first
-        self._samples = iter(samples)
-        self._progress = progress
-        self._receive = receive
+    Returns:
+        The statistics, in the order of ``watched``.
 
-    def collect(
-        self,
-        graph: Graph,
-        watched: Sequence[Observation],
-        known: Mapping[Observation, Statistic],
-        executor: Executor | None,
-    ) -> list[Statistic]:
-        """Return the statistics of all samples.
-
-        Args:
-            watched: the tensors to measure.
-            known: the statistics over the first samples, of every watched tensor; not changed.
-            executor: runs the model; None for the default.
-
-        Returns:
-            The statistics, in the order of ``watched``.
-
-        Raises:
-            DataError: a sample does not fit the inputs or cannot be run.
-        """
-        totals = list[Statistic]()
-        for observation in watched:  # tensors of equal values share a known statistic
-            total = observation.calibrator.statistic()
-            # Merged into an empty statistic: the known one belongs to the calibration, and must not
-            # change.
-            total.merge(known[observation])
-            totals.append(total)
-        with data_errors():
-            for done in range(1, self._first + 1):
-                # The first samples are read only so that they are counted and held out.
-                next(self._samples, None)
-                self._update(done)
-            # Without further samples no session is opened.
-            following = next(self._samples, None)
-            if following is None:
-                return totals
-            statistics = collect(
-                graph.to_model,
-                watched,
-                chain([following], self._samples),
-                executor=executor,
-                # Positions continue after the first samples.
-                progress=lambda done: self._update(self._first + done),
-                receive=self._received if self._receive is not None else None,
-            )
-        for total, statistic in zip(totals, statistics, strict=True):
-            total.merge(statistic)
-        return totals
-
-    def _update(self, done: int) -> None:
-        if self._progress is not None:
-            self._progress(done)
-
-    def _received(self, position: int, outputs: Mapping[str, Any]) -> None:
-        if self._receive is not None:
-            self._receive(self._first + position, outputs)
+    Raises:
+        DataError: a sample does not fit the inputs or cannot be run.
+    """
+    totals = list[Statistic]()
+    for observation in watched:  # tensors of equal values share a known statistic
+        total = observation.calibrator.statistic()
+        # Merged into an empty statistic: the known one belongs to the calibration, and must not
+        # change.
+        total.merge(known[observation])
+        totals.append(total)
+    later = iter(samples)
+    with data_errors():
+        for done in range(1, first + 1):
+            # The first samples are read only so that they are counted and held out.
+            next(later, None)
+            progress(done)
+        # Without further samples no session is opened.
+        following = next(later, None)
+        if following is None:
+            return totals
+        statistics = collect(
+            graph.to_model,
+            watched,
+            chain([following], later),
+            executor=executor,
+            # Positions continue after the first samples.
+            progress=lambda done: progress(first + done),
+            receive=receive
+            and (lambda position, outputs: receive(first + position, outputs)),
+        )
+    for total, statistic in zip(totals, statistics, strict=True):
+        total.merge(statistic)
+    return totals
 
 
 def _read_through(samples: Iterable[Sample]) -> list[Statistic]:

@@ -24,8 +24,9 @@ from calibrators import Calibrator, Grid
 from calibrators.base import range_of
 from calibrators.json_file import Entry, parse_json, read_document
 from calibrators.shown import short
-from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QConfig, TensorOverride
+from quark_onnx.config.checks import require_known
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibration import TITLE, Calibration, write_ranges
 
@@ -116,8 +117,7 @@ def save_ranges(
     Raises:
         ConfigError: the format is unknown, or the file cannot be written.
     """
-    if kind not in FORMATS:
-        raise ConfigError(f"unknown format of ranges {kind!r}{nearest(kind, FORMATS)}")
+    require_known(kind, FORMATS, "unknown format of ranges")
     if kind == "quark":
         calibration.save(path)
         return

@@ -260,11 +260,9 @@ def _form(value: Any) -> str:
     """Return the form of the result; None means QDQ, as in onnxruntime."""
     # Enumerations of onnxruntime and of this package are compared by name.
     written = "QDQ" if value is None else name_of(value)
-    if written not in QuantFormat.__members__:
-        raise CallError(
-            f"quant_format is {value!r}; it must be QuantFormat.QDQ or"
-            f" QuantFormat.QOperator{nearest(written, QuantFormat.__members__)}",
-        )
+    known = QuantFormat.__members__
+    wanted = f"QuantFormat.QDQ or QuantFormat.QOperator{nearest(written, known)}"
+    require(written in known, "quant_format", value, wanted, CallError)
     return "qdq" if written == "QDQ" else "operators"
 
 

@@ -9,9 +9,8 @@ from onnx import TensorProto
 
 from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
 from calibrators.base import is_number, is_whole
-from quark_onnx.common.errors import nearest
 from quark_onnx.config import TensorOverride
-from quark_onnx.config.checks import require
+from quark_onnx.config.checks import require, require_known
 from quark_onnx.dtypes import INT8
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.request import (
@@ -59,10 +58,7 @@ def calibrator_for(method: object, options: Mapping[str, Any]) -> Calibrator:
         CallError: the method is unknown, or a setting is wrong.
     """
     name = name_of(method)
-    if name not in _CALIBRATORS:
-        raise CallError(
-            f"calibrate_method {name!r} is not known{nearest(name, _CALIBRATORS)}",
-        )
+    require_known(name, _CALIBRATORS, "unknown calibrate_method", CallError)
     calibrator, of_method = _CALIBRATORS[name]
     # onnxruntime ignores options of other methods silently.
     for option in _OF_CALIBRATION:
@@ -90,6 +86,25 @@ def calibrator_for(method: object, options: Mapping[str, Any]) -> Calibrator:
 
 def nothing(request: Request, value: object) -> None:
     """Accept an option that is read elsewhere or always true."""
+
+
+def change(option: str, name: str) -> Handler:
+    """Return the handler of a flag that sets a field of the configuration."""
+
+    def handle(request: Request, value: object) -> None:
+        request.changes[name] = flag(value, f"extra option {option}")
+
+    return handle
+
+
+def override_all(option: str, **settings: Any) -> Handler:
+    """Return the handler of a flag that overrides settings of all tensors."""
+
+    def handle(request: Request, value: object) -> None:
+        if flag(value, f"extra option {option}"):
+            request.tensors.append(TensorOverride("*", **settings))
+
+    return handle
 
 
 def activation_symmetric(request: Request, value: object) -> None:
@@ -133,11 +148,6 @@ def restricted(request: Request, value: object) -> None:
             )
 
 
-def quantize_bias(request: Request, value: object) -> None:
-    """Choose between 32-bit biases and float biases."""
-    request.changes["bias"] = flag(value, "extra option QuantizeBias")
-
-
 def const_b_only(request: Request, value: object) -> None:
     """Keep products of two activations in float."""
     only = flag(value, "extra option MatMulConstBOnly")
@@ -162,28 +172,10 @@ def float_results(request: Request, value: Iterable[str] | None) -> None:
     request.changes["float_results"] = tuple(value or ())
 
 
-def pair_for_weights(request: Request, value: object) -> None:
-    """Store float weights with a Q/DQ pair."""
-    if flag(value, "extra option AddQDQPairToWeight"):
-        request.tensors.append(TensorOverride("*", stored=False))
-
-
-def dedicated(request: Request, value: object) -> None:
-    """Give every consumer a dedicated Q/DQ pair."""
-    if flag(value, "extra option DedicatedQDQPair"):
-        request.tensors.append(TensorOverride("*", dedicated=True))
-
-
 def keep_clipping(request: Request, value: object) -> None:
     """Keep Relu and Clip."""
     keep = flag(value, "extra option QDQKeepRemovableActivations")
     request.changes["clipping"] = not keep
-
-
-def keep_weight_scales(request: Request, value: object) -> None:
-    """Keep the weights' scales, even if a bias would need a greater scale."""
-    if flag(value, "extra option QDQDisableWeightAdjustForInt32Bias"):
-        request.tensors.append(TensorOverride("*", raised=False))
 
 
 def least_range(request: Request, value: float) -> None:
@@ -208,16 +200,6 @@ def move_floats(request: Request, value: object) -> None:
         request.changes["follow_inputs"] = tuple(
             kind for kind in following if kind != "Where"
         )
-
-
-def bodies(request: Request, value: object) -> None:
-    """Quantize the bodies of If, Loop and Scan."""
-    request.changes["bodies"] = flag(value, "extra option EnableSubgraph")
-
-
-def contributed(request: Request, value: object) -> None:
-    """Write Q/DQ pairs in the com.microsoft domain."""
-    request.changes["contrib"] = flag(value, "extra option UseQDQContribOps")
 
 
 def blocks(request: Request, value: int) -> None:
@@ -314,13 +296,10 @@ def fixed_sigmoid(request: Request, value: object) -> None:
             )
 
 
-def channel_axes(request: Request, value: object) -> None:
+def channel_axes(request: Request, value: Mapping[str, int]) -> None:
     """Set the channel axis of weights by operator."""
-    if not isinstance(value, Mapping):
-        raise CallError(
-            f"extra option QDQOpTypePerChannelSupportToAxis is {value!r}; it must be a"
-            " dictionary",
-        )
+    where = "extra option QDQOpTypePerChannelSupportToAxis"
+    require(isinstance(value, Mapping), where, value, "a dictionary", CallError)
     # An axis has no meaning for one scale.
     if not request.weight.per_channel:
         return

@@ -12,9 +12,8 @@ from typing import Any
 from onnx import TensorProto
 
 from quark_onnx.check.inlined import inlined
-from quark_onnx.common.errors import nearest
 from quark_onnx.config import QuantizationSpec, TensorOverride
-from quark_onnx.config.checks import require
+from quark_onnx.config.checks import require, require_known
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node
 from quark_onnx.onnxruntime_spelling.names import CallError as CallError
@@ -139,8 +138,5 @@ def format_of(value: object) -> str:
     if type(value) is int and value in TensorProto.DataType.values():
         spelled = {kind.tensor_type: kind.name for kind in QuantType}
         name = spelled.get(value, TensorProto.DataType.Name(value))
-    if name not in _FORMATS:
-        raise CallError(
-            f"quantization type {name!r} is not supported{nearest(name, _FORMATS)}",
-        )
+    require_known(name, _FORMATS, "unsupported quantization type", CallError)
     return _FORMATS[name]

@@ -23,7 +23,7 @@ class Option:
 
     defaults: tuple[Any, ...]
     effect: str
-    handle: Handler
+    handle: Handler = obeyed.nothing
 
 
 OPTIONS: dict[str, Option] = {
@@ -44,7 +44,7 @@ OPTIONS: dict[str, Option] = {
         obeyed.restricted,
     ),
     "WeightSymmetric": Option((None,), "`weight.symmetric`", obeyed.weight_symmetric),
-    "EnableSubgraph": Option((), "`bodies`", obeyed.bodies),
+    "EnableSubgraph": Option((), "`bodies`", obeyed.change("EnableSubgraph", "bodies")),
     "ForceQuantizeNoInputCheck": Option(
         (),
         "`movers`, and `follow_inputs` without Where",
@@ -58,7 +58,7 @@ OPTIONS: dict[str, Option] = {
     "AddQDQPairToWeight": Option(
         (False,),
         '`TensorOverride("*", stored=False)`',
-        obeyed.pair_for_weights,
+        obeyed.override_all("AddQDQPairToWeight", stored=False),
     ),
     "OpTypesToExcludeOutputQuantization": Option(
         (None, []),
@@ -68,21 +68,23 @@ OPTIONS: dict[str, Option] = {
     "DedicatedQDQPair": Option(
         (False,),
         '`TensorOverride("*", dedicated=True)`',
-        obeyed.dedicated,
+        obeyed.override_all("DedicatedQDQPair", dedicated=True),
     ),
     "QDQOpTypePerChannelSupportToAxis": Option(
         (None, {}),
         "`TensorOverride(weights, axis=...)`",
         obeyed.channel_axes,
     ),
-    "QuantizeBias": Option((), "`bias`", obeyed.quantize_bias),
-    "UseQDQContribOps": Option((), "`contrib`", obeyed.contributed),
+    "QuantizeBias": Option((), "`bias`", obeyed.change("QuantizeBias", "bias")),
+    "UseQDQContribOps": Option(
+        (), "`contrib`", obeyed.change("UseQDQContribOps", "contrib")
+    ),
     "QDQKeepRemovableActivations": Option((), "`clipping=False`", obeyed.keep_clipping),
     "QDQDisableWeightAdjustForInt32Bias": Option(
         (False,),
         '`TensorOverride("*", raised=False)`; a bias that then exceeds int32 stays'
         " float instead of overflowing",
-        obeyed.keep_weight_scales,
+        obeyed.override_all("QDQDisableWeightAdjustForInt32Bias", raised=False),
     ),
     "BlockSize": Option((0, None), "`weight.block_size`", obeyed.blocks),
     "MinimumRealRange": Option(
@@ -106,13 +108,11 @@ OPTIONS: dict[str, Option] = {
         obeyed.calibration_symmetric,
     ),
     # Read by ``calibrator_for``, before the table is applied.
-    "CalibMovingAverage": Option((), "`MinMax(moving_average=...)`", obeyed.nothing),
-    "CalibMovingAverageConstant": Option((), "`MinMax(constant=...)`", obeyed.nothing),
-    "CalibPercentile": Option((), "`Percentile(percentile=...)`", obeyed.nothing),
+    "CalibMovingAverage": Option((), "`MinMax(moving_average=...)`"),
+    "CalibMovingAverageConstant": Option((), "`MinMax(constant=...)`"),
+    "CalibPercentile": Option((), "`Percentile(percentile=...)`"),
     "CalibMaxIntermediateOutputs": Option(
-        (),
-        "always so: one sample is alive at a time",
-        obeyed.nothing,
+        (), "always so: one sample is alive at a time"
     ),
     "CalibStridedMinMax": Option(
         (None, 0),
@@ -121,17 +121,11 @@ OPTIONS: dict[str, Option] = {
     ),
     "SmoothQuant": Option((False,), "`optimizers=(SmoothQuant(...),)`", obeyed.smooth),
     # Read by the handler of SmoothQuant.
-    "SmoothQuantAlpha": Option((), "`SmoothQuant(alpha=...)`", obeyed.nothing),
+    "SmoothQuantAlpha": Option((), "`SmoothQuant(alpha=...)`"),
     "SmoothQuantFolding": Option(
-        (),
-        "factors are folded where they can be, and inserted elsewhere",
-        obeyed.nothing,
+        (), "factors are folded where they can be, and inserted elsewhere"
     ),
-    "DisableShapeInference": Option(
-        (),
-        "shape inference is never fatal",
-        obeyed.nothing,
-    ),
+    "DisableShapeInference": Option((), "shape inference is never fatal"),
 }
 
 

@@ -7,7 +7,6 @@ from quark_onnx.optimizers.base import (
     Adaptive,
     FloatOptimizer,
     LayerOptimizer,
-    Rewrites,
     Samples,
 )
 from quark_onnx.optimizers.bias_correction import BiasCorrection
@@ -35,7 +34,6 @@ __all__ = [
     "FloatOptimizer",
     "LayerOptimizer",
     "QuaRot",
-    "Rewrites",
     "Samples",
     "SmoothQuant",
     "with_equalization",

@@ -18,16 +18,21 @@ from calibrators import MinMax
 from calibrators.onnx_runtime.control_flow import Observation
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
+from quark_onnx.graph.matching import only_use
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.base import Samples, register, require_number, watch
-from quark_onnx.patterns.conv_and_gemm import Layer, reads_activation
-
-_UNPADDED = ("NOTSET", "VALID")
+from quark_onnx.optimizers.base import (
+    FloatOptimizer,
+    Samples,
+    register,
+    require_number,
+    watch,
+)
+from quark_onnx.patterns.conv_and_gemm import Layer, is_padded, reads_activation
 
 
 @register
 @dataclass(frozen=True)
-class BiasAbsorption:
+class BiasAbsorption(FloatOptimizer):
     """Moves the constant part of positive activations into the biases of the next layers.
 
     On the calibration data the model computes the same. Useful after CLE, which leaves large biases
@@ -39,11 +44,7 @@ class BiasAbsorption:
     """
 
     name: ClassVar[str] = "bias_absorption"
-    stage: ClassVar[str] = "float"
-    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
-    reads_data: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     margin: float = 0.1
 
@@ -122,7 +123,7 @@ def _pair(graph: Graph, node: Node) -> tuple[Layer, list[Layer]] | None:
     # The bias of a MatMul is an Add of its own, behind which the Relu is.
     if first is None or node.kind == "MatMul" or first.bias(graph) is None:
         return None
-    relu = _only_relu(graph, node.outputs[0])
+    relu = only_use(graph, node.outputs[0], "Relu")
     # Every reader of the Relu must get back what is taken away; outside readers cannot.
     if relu is None or not private(graph, relu.outputs[0]):
         return None
@@ -135,25 +136,11 @@ def _pair(graph: Graph, node: Node) -> tuple[Layer, list[Layer]] | None:
     return (first, readers) if readers else None
 
 
-def _only_relu(graph: Graph, tensor: str) -> Node | None:
-    """Return the Relu that alone reads a tensor, or None."""
-    readers = graph.consumers(tensor)
-    if not private(graph, tensor) or [node.kind for node in readers] != ["Relu"]:
-        return None
-    return readers[0]
-
-
 def _takes(graph: Graph, layer: Layer, tensor: str) -> bool:
     """Return whether a layer reads a tensor without zero padding, and can have a bias."""
     node = layer.node
     if node.kind not in ("Conv", "Gemm") or not reads_activation(node, tensor):
         return False
-    if node.kind == "Conv" and _is_padded(node):
+    if node.kind == "Conv" and is_padded(node):
         return False
     return layer.bias(graph) is not None
-
-
-def _is_padded(conv: Node) -> bool:
-    if any(conv.attribute("pads", ())):
-        return True
-    return conv.attribute("auto_pad", "NOTSET") not in _UNPADDED

@@ -8,7 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant
-from quark_onnx.optimizers.base import register, require_flag, require_number
+from quark_onnx.optimizers.base import (
+    LayerOptimizer,
+    register,
+    require_flag,
+    require_number,
+)
 from quark_onnx.optimizers.descent import check, descend, device_of
 from quark_onnx.optimizers.problem import Floats, Problem, Rows, Solution, loss_of
 
@@ -20,7 +25,7 @@ _FACTORS = (0.6, 0.7, 0.8, 0.9, 1.1)
 
 @register
 @dataclass(frozen=True)
-class AdaQuant:
+class AdaQuant(LayerOptimizer):
     """Learns weights and biases by gradient descent through the rounding.
 
     After each fifth of the iterations every output is evaluated on the held-out rows; the best
@@ -36,10 +41,7 @@ class AdaQuant:
     """
 
     name: ClassVar[str] = "adaquant"
-    stage: ClassVar[str] = "layer"
-    reads_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = True
-    reads_mean: ClassVar[bool] = False
 
     iterations: int = 500
     rows: int = 128

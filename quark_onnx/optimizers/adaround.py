@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from quark_onnx.kernels.rounding import Descent, Part, adaround
-from quark_onnx.optimizers.base import register, require_number
+from quark_onnx.optimizers.base import LayerOptimizer, register, require_number
 from quark_onnx.optimizers.descent import check, descend, device_of
 from quark_onnx.optimizers.problem import Problem, Solution
 
 
 @register
 @dataclass(frozen=True)
-class AdaRound:
+class AdaRound(LayerOptimizer):
     """Learns for each weight whether to round up or down.
 
     Attributes:
@@ -28,10 +28,6 @@ class AdaRound:
     """
 
     name: ClassVar[str] = "adaround"
-    stage: ClassVar[str] = "layer"
-    reads_data: ClassVar[bool] = True
-    moves_bias: ClassVar[bool] = False
-    reads_mean: ClassVar[bool] = False
 
     iterations: int = 500
     rows: int = 128

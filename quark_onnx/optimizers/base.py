@@ -66,27 +66,27 @@ class FloatOptimizer(Protocol):
     Attributes:
         name: name in configurations.
         stage: "float".
-        needs_data: does nothing without samples.
-        reads_data: reads samples if there are any.
-        exact: claims that the model computes the same afterwards.
         judged: serves accuracy alone, so that the caller drops it without a gain.
     """
 
     name: ClassVar[str]
-    stage: ClassVar[str]
-    judged: ClassVar[bool]
+    stage: ClassVar[str] = "float"
+    judged: ClassVar[bool] = True
 
     @property
     def needs_data(self) -> bool:
         """Whether the optimizer does nothing without samples."""
+        return False
 
     @property
     def reads_data(self) -> bool:
         """Whether the optimizer can use samples."""
+        return self.needs_data
 
     @property
     def exact(self) -> bool:
         """Whether the optimizer claims an unchanged function."""
+        return True
 
     def __call__(self, graph: Graph, samples: Samples, rounding: Rounding) -> int:
         """Rewrite a graph, and return the number of rewrites, as ``Rewrites`` with notes.
@@ -128,13 +128,14 @@ class LayerOptimizer(Protocol):
     """
 
     name: ClassVar[str]
-    stage: ClassVar[str]
-    reads_data: ClassVar[bool]
-    moves_bias: ClassVar[bool]
+    stage: ClassVar[str] = "layer"
+    reads_data: ClassVar[bool] = True
+    moves_bias: ClassVar[bool] = False
 
     @property
     def reads_mean(self) -> bool:
         """Whether the optimizer reads the mean input of the float model."""
+        return False
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         """Return a proposal, starting from the present solution."""

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.common.errors import ConfigError
-from quark_onnx.optimizers.base import register, require_number
+from quark_onnx.config.checks import require
+from quark_onnx.optimizers.base import LayerOptimizer, register, require_number
 from quark_onnx.optimizers.problem import Problem, Solution
 
 #: Newton steps towards the mean after an activation, and the least slope to divide by.
@@ -24,7 +24,7 @@ _ROWS = 8192
 
 @register
 @dataclass(frozen=True)
-class BiasCorrection:
+class BiasCorrection(LayerOptimizer):
     """Subtracts the mean errors of the outputs from the bias.
 
     Attributes:
@@ -36,18 +36,18 @@ class BiasCorrection:
     """
 
     name: ClassVar[str] = "bias_correction"
-    stage: ClassVar[str] = "layer"
-    reads_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = True
 
     method: str = "empirical"
     least_gain: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.method not in ("empirical", "analytic"):
-            raise ConfigError(
-                f"method of bias_correction is {self.method!r}; it must be empirical or analytic",
-            )
+        require(
+            self.method in ("empirical", "analytic"),
+            "method of bias_correction",
+            self.method,
+            "empirical or analytic",
+        )
         require_number(self, "least_gain", least=0.0)
 
     @property

@@ -16,10 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.config.checks import require
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.balance import Balance, balance
 from quark_onnx.optimizers.base import (
+    FloatOptimizer,
     Rewrites,
     Samples,
     register,
@@ -57,7 +59,7 @@ _GREATEST_FACTOR = 1e4
 
 @register
 @dataclass(frozen=True)
-class CLE:
+class CLE(FloatOptimizer):
     """Cross-layer equalization of the float model.
 
     The function stays the same, unless ``relu6`` is "replace".
@@ -85,9 +87,6 @@ class CLE:
     """
 
     name: ClassVar[str] = "cle"
-    stage: ClassVar[str] = "float"
-    judged: ClassVar[bool] = True
-    needs_data: ClassVar[bool] = False
 
     sweeps: int = 0
     relu6: str = "auto"
@@ -100,11 +99,8 @@ class CLE:
     def __post_init__(self) -> None:
         for setting, choices in _CHOICES.items():
             value = getattr(self, setting)
-            if value not in choices:
-                raise ConfigError(
-                    f"{setting} of cle is {value!r}; it must be one of"
-                    f" {', '.join(choices)}",
-                )
+            wanted = f"one of {', '.join(choices)}"
+            require(value in choices, f"{setting} of cle", value, wanted)
         require_whole(self, "sweeps", least=0)
         require_flag(self, "activations")
         require_number(self, "least_gain", least=0.0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.common.errors import ConfigError
+from quark_onnx.config.checks import require_one_of
 from quark_onnx.kernels.device import DEVICES, Device, device_for
 from quark_onnx.kernels.rounding import Part, in_parts
 from quark_onnx.kernels.threads import one_thread
@@ -23,11 +24,7 @@ def check(optimizer: Any) -> None:
     """Raise ConfigError unless the common settings are valid."""
     require_whole(optimizer, "iterations", "rows")
     require_number(optimizer, "rate", least=0)
-    if optimizer.device not in DEVICES:
-        raise ConfigError(
-            f"device of {optimizer.name} is {optimizer.device!r}; it must be one of:"
-            f" {', '.join(DEVICES)}",
-        )
+    require_one_of(f"device of {optimizer.name}", optimizer.device, DEVICES)
     # A missing GPU is an error of the configuration, and found before any calibration.
     device_of(optimizer)
 

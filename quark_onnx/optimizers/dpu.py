@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.base import Samples, register, require_flag
+from quark_onnx.optimizers.base import FloatOptimizer, Samples, register, require_flag
 
 #: Denominator of the engine's fixed-point slopes.
 _SLOPE = 256
@@ -21,7 +21,7 @@ _HALF = 0.5
 
 @register
 @dataclass(frozen=True)
-class DPU:
+class DPU(FloatOptimizer):
     """Replaces slopes and gates by the engine's, which changes the float model.
 
     Attributes:
@@ -30,10 +30,7 @@ class DPU:
     """
 
     name: ClassVar[str] = "dpu"
-    stage: ClassVar[str] = "float"
     judged: ClassVar[bool] = False
-    needs_data: ClassVar[bool] = False
-    reads_data: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
     slopes: bool = True

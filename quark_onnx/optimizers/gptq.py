@@ -10,9 +10,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.common.errors import ConfigError
+from quark_onnx.config.checks import require
 from quark_onnx.kernels.gptq import Compensation
-from quark_onnx.optimizers.base import register, require_flag, require_number
+from quark_onnx.optimizers.base import (
+    LayerOptimizer,
+    register,
+    require_flag,
+    require_number,
+)
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
 #: Candidate damping of the regression, as shares of the mean of the diagonal; the best one on the
@@ -26,7 +31,7 @@ _FACTORS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 
 @register
 @dataclass(frozen=True)
-class GPTQ:
+class GPTQ(LayerOptimizer):
     """Rounds weights with error compensation on the calibration data.
 
     Attributes:
@@ -40,10 +45,6 @@ class GPTQ:
     """
 
     name: ClassVar[str] = "gptq"
-    stage: ClassVar[str] = "layer"
-    reads_data: ClassVar[bool] = True
-    moves_bias: ClassVar[bool] = False
-    reads_mean: ClassVar[bool] = False
 
     damping: float | str = 0.01
     act_order: bool = True
@@ -52,11 +53,8 @@ class GPTQ:
 
     def __post_init__(self) -> None:
         if isinstance(self.damping, str):
-            if self.damping != "auto":
-                raise ConfigError(
-                    f"damping of gptq is {self.damping!r}; it must be a number from 0"
-                    " to 1, or 'auto'",
-                )
+            wanted = "a number from 0 to 1, or 'auto'"
+            require(self.damping == "auto", "damping of gptq", self.damping, wanted)
         else:
             require_number(self, "damping", least=0, most=1)
         require_flag(self, "act_order", "asymmetric", "scales")

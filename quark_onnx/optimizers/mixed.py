@@ -10,6 +10,7 @@ from calibrators import Best, MinMSE
 from calibrators.base import is_number
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import Override, QConfig, QuantizationSpec, name_tuple
+from quark_onnx.config.checks import require, require_one_of
 from quark_onnx.config.spec import spec_of
 from quark_onnx.dtypes import INT8, INT16, UINT8, UINT16, Integer
 from quark_onnx.optimizers.base import register, require_number, require_whole
@@ -77,27 +78,25 @@ class AutoMixedPrecision:
     def __post_init__(self) -> None:
         require_number(self, "target")
         require_whole(self, "samples")
-        # A tuple, as the value may be unhashable.
-        if self.to not in tuple(_WORDS):
-            raise ConfigError(
-                f"to of {self.name} is {self.to!r}; it must be one of:"
-                f" {', '.join(_WORDS)}",
-            )
-        if not is_number(self.share) or not 0 < self.share <= 1:
-            raise ConfigError(
-                f"share of {self.name} is {self.share!r}; it must be above 0 and at"
-                " most 1",
-            )
+        require_one_of(f"to of {self.name}", self.to, _WORDS)
+        require(
+            is_number(self.share) and 0 < self.share <= 1,
+            f"share of {self.name}",
+            self.share,
+            "above 0 and at most 1",
+        )
         for name in ("activation", "weight"):
             spec = getattr(self, name)
             if isinstance(spec, dict):
                 # The dataclass is frozen, and files give all settings of a spec as a mapping.
                 spec = spec_of(spec, None, f"{name} of {self.name}")
                 object.__setattr__(self, name, spec)
-            if not isinstance(spec, QuantizationSpec | None):
-                raise ConfigError(
-                    f"{name} of {self.name} is {spec!r}; it must be a QuantizationSpec or None",
-                )
+            require(
+                isinstance(spec, QuantizationSpec | None),
+                f"{name} of {self.name}",
+                spec,
+                "a QuantizationSpec or None",
+            )
         self._check_goal()
         for name in ("nodes", "op_types", "exclude"):
             names = name_tuple(getattr(self, name), f"{name} of {self.name}")
@@ -106,16 +105,15 @@ class AutoMixedPrecision:
 
     def _check_goal(self) -> None:
         """Raise ConfigError where a metric or a distance cannot be called, or both are given."""
-        if self.metric is not None and not callable(self.metric):
-            raise ConfigError(
-                f"metric of {self.name} is {self.metric!r}; it must take a model and"
-                " return a number",
-            )
-        if self.distance is not None and not callable(self.distance):
-            raise ConfigError(
-                f"distance of {self.name} is {self.distance!r}; it must take the"
-                " outputs of two models and return a number",
-            )
+        for name, wanted in (
+            ("metric", "take a model and return a number"),
+            ("distance", "take the outputs of two models and return a number"),
+        ):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise ConfigError(
+                    f"{name} of {self.name} is {function!r}; it must {wanted}"
+                )
         if self.metric is not None and self.distance is not None:
             raise ConfigError(
                 f"{self.name} has a metric and a distance; choose one of them",

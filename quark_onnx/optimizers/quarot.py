@@ -18,11 +18,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.errors import ConfigError
+from calibrators.base import is_whole
+from quark_onnx.config.checks import require
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.hadamard import Rotation, balanced, random_hadamard
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.base import Rewrites, Samples, register
+from quark_onnx.optimizers.base import (
+    FloatOptimizer,
+    Rewrites,
+    Samples,
+    register,
+    require_flag,
+)
 from quark_onnx.patterns.attention_values import heads
 from quark_onnx.patterns.linear import readers_of, sources
 from quark_onnx.patterns.norms import norms
@@ -38,7 +45,7 @@ _FLOAT = (
 
 @register
 @dataclass(frozen=True)
-class QuaRot:
+class QuaRot(FloatOptimizer):
     """Rotates residual streams and attention heads, to spread outliers over channels.
 
     Attributes:
@@ -47,26 +54,14 @@ class QuaRot:
     """
 
     name: ClassVar[str] = "quarot"
-    stage: ClassVar[str] = "float"
-    judged: ClassVar[bool] = True
-    needs_data: ClassVar[bool] = False
-    reads_data: ClassVar[bool] = False
-    exact: ClassVar[bool] = True
 
     online: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.online, bool):
-            raise ConfigError(
-                f"online of quarot is {self.online!r}; it must be true or false",
-            )
-        # ``type`` instead of isinstance: True is an int, too.
-        if type(self.seed) is not int or self.seed < 0:
-            raise ConfigError(
-                f"seed of quarot is {self.seed!r}; it must be a whole number, 0 or"
-                " more",
-            )
+        require_flag(self, "online")
+        is_seed = is_whole(self.seed, 0)
+        require(is_seed, "seed of quarot", self.seed, "a whole number, 0 or more")
 
     def __call__(
         self,

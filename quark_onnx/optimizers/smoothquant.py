@@ -9,7 +9,7 @@ folded into the constants that compute the tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,11 +19,18 @@ from calibrators.extremes import Extremes
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
-from quark_onnx.common.errors import ConfigError
+from quark_onnx.config.checks import require
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, watch
+from quark_onnx.optimizers.base import (
+    FloatOptimizer,
+    Rewrites,
+    Samples,
+    register,
+    require_flag,
+    watch,
+)
 from quark_onnx.patterns.foldable_scales import Fold, absorb
 from quark_onnx.patterns.linear import Floats, Linear, readers_of, sources
 
@@ -37,7 +44,7 @@ _FLOAT = "it makes channels alike before they are rounded"
 
 @register
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(FloatOptimizer):
     """Moves outliers from activations into the weights of MatMul and Gemm.
 
     The float model computes the same.
@@ -49,27 +56,16 @@ class SmoothQuant:
     """
 
     name: ClassVar[str] = "smoothquant"
-    stage: ClassVar[str] = "float"
-    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
-    reads_data: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
 
     alpha: float | str = "auto"
     insert: bool = False
 
     def __post_init__(self) -> None:
-        number = (
-            # Booleans are no numbers here.
-            is_number(self.alpha)
-            and isinstance(self.alpha, int | float)
-            and 0 <= self.alpha <= 1
-        )
-        if not number and self.alpha != "auto":
-            raise ConfigError(
-                f"alpha of smoothquant is {self.alpha!r}; it must be a number from 0 to"
-                " 1, or 'auto'",
-            )
+        alpha: Any = self.alpha
+        is_share = is_number(alpha) and 0 <= alpha <= 1
+        wanted = "a number from 0 to 1, or 'auto'"
+        require(is_share or alpha == "auto", "alpha of smoothquant", alpha, wanted)
         require_flag(self, "insert")
 
     def __call__(

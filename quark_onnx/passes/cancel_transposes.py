@@ -17,7 +17,6 @@ import numpy as np
 
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.matching import setting
-from quark_onnx.graph.traversal import in_order
 from quark_onnx.passes.base import register
 
 #: ``transpose(base, perm)`` has the axis ``perm[i]`` of the base as axis i.
@@ -90,7 +89,7 @@ def _movable(graph: Graph) -> tuple[dict[Node, _Move], dict[str, Perm]]:
     """Return the nodes that can read bases, in topological order, and the perms of tensors."""
     moves = dict[Node, _Move]()
     perms = dict[str, Perm]()
-    for node in in_order(graph.nodes, graph.leaders):
+    for node in graph.sorted():
         move = _move(graph, node, perms)
         if move is None:
             continue
@@ -161,17 +160,13 @@ def _broadcasting(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move 
 
 def _base_of(graph: Graph, name: str, perm: Perm) -> str:
     """Return a constant, transposed to broadcast against bases instead of tensors."""
-    array = graph.constant(name)
-    assert array is not None
+    array = graph.known(name)
     if array.size == 1 and array.ndim < 2:
         return name
     shape = (1,) * (len(perm) - array.ndim) + array.shape
     base = array.reshape(shape).transpose(np.argsort(perm))
-    [result] = graph.once(
-        ("base", name, *map(str, perm)),
-        lambda: [graph.add_constant(f"{name}_base", base)],
-    )
-    return result
+    key = ("base", name, *map(str, perm))
+    return graph.shared_constant(key, f"{name}_base", lambda: base)
 
 
 def _concat(graph: Graph, node: Node, perms: Mapping[str, Perm]) -> _Move | None:

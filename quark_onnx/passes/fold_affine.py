@@ -19,7 +19,12 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.graph.matching import alone_reads, only_reader
 from quark_onnx.passes.base import register
-from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer, reads_activation
+from quark_onnx.patterns.conv_and_gemm import (
+    SPATIAL,
+    Layer,
+    is_padded,
+    reads_activation,
+)
 
 Doubles = NDArray[np.float64]
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
@@ -190,7 +195,7 @@ def _add_response_to_bias(graph: Graph, layer: Layer, shift: Doubles) -> bool:
         shift: values of the input channels, (inputs,).
     """
     # The shift is missing in the padding of zeros, which no bias can express at the border.
-    if layer.node.kind != "Conv" or _has_padding(layer.node):
+    if layer.node.kind != "Conv" or is_padded(layer.node):
         return False
     # The values of an image vary as much as their mean. Other quantities, such as kelvins, vary
     # little: products with the mean would magnify the rounding of the weight.
@@ -204,13 +209,6 @@ def _add_response_to_bias(graph: Graph, layer: Layer, shift: Doubles) -> bool:
     response = (weight * inputs).sum(axis=tuple(range(2, weight.ndim)))
     layer.set_bias(graph, bias + response.reshape(-1), "folded")
     return True
-
-
-def _has_padding(node: Node) -> bool:
-    padding = node.attribute("auto_pad", "NOTSET")
-    if padding == "NOTSET":
-        return any(node.attribute("pads", []))
-    return bool(padding != "VALID")
 
 
 def _ends_normalization(graph: Graph, node: Node) -> bool:

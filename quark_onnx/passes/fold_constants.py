@@ -9,9 +9,11 @@ from collections.abc import Container, Iterable
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from calibrators.onnx_runtime.external_tensors import EXCHANGED
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.graph import Graph, Node, store_constants
+from quark_onnx.graph.cost import count_values
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.shapes import untyped
 from quark_onnx.passes.base import register
@@ -22,23 +24,6 @@ logger = logging.getLogger(__name__)
 #: Tile or ConstantOfShape; a Cast of half-precision weights only widens elements.
 _LARGE = 1 << 20
 _NOT_FOLDED = RANDOM | {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-#: Types that numpy and onnxruntime exchange; tensors of other types are not folded.
-_EXCHANGED = frozenset(
-    {
-        TensorProto.FLOAT,
-        TensorProto.DOUBLE,
-        TensorProto.FLOAT16,
-        TensorProto.BOOL,
-        TensorProto.INT8,
-        TensorProto.INT16,
-        TensorProto.INT32,
-        TensorProto.INT64,
-        TensorProto.UINT8,
-        TensorProto.UINT16,
-        TensorProto.UINT32,
-        TensorProto.UINT64,
-    },
-)
 
 
 @register
@@ -105,14 +90,13 @@ def _may_fold(graph: Graph, node: Node, folded: Container[str], budget: int) -> 
     # Too large results would be discarded after their computation.
     if any(_is_larger(graph, name, budget) for name in node.outputs):
         return False
-    return all(graph.elem_type(name) in _EXCHANGED for name in node.results)
+    return all(graph.elem_type(name) in EXCHANGED for name in node.results)
 
 
 def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     """Return whether a result is known to be too large, before its computation."""
-    shape = graph.sizes(name)
-    # Open sizes are left out, so that the product is a lower bound.
-    size = math.prod(size for size in shape if isinstance(size, int))
+    # Open sizes count as 1, so that the product is a lower bound.
+    size = count_values(graph, name)
     width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
     return size * width > _LARGE and size > budget
 

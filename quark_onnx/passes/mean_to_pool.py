@@ -36,7 +36,8 @@ def _replace(graph: Graph, node: Node) -> bool:
         graph.add("GlobalAveragePool", [source], [result], name=node.name)
         return True
     # Without keepdims the mean is (N, C), as after a Flatten.
-    pooled = graph.fresh(f"{result}_pooled")
-    graph.add("GlobalAveragePool", [source], [pooled], name=node.name)
+    pooled = graph.compute(
+        "GlobalAveragePool", [source], f"{result}_pooled", name=node.name
+    )
     graph.add("Flatten", [pooled], [result], name=f"{node.name}_flat", axis=1)
     return True

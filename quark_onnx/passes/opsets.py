@@ -9,13 +9,11 @@ from onnx import (
     GraphProto,
     ModelProto,
     OperatorSetIdProto,
-    TensorProto,
     defs,
     helper,
 )
 
 from calibrators.errors import RuntimeCrash
-from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.native import convert_version
@@ -23,13 +21,13 @@ from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     inner_nodes,
     nested_nodes,
+    schema_of,
     standard_opset,
 )
+from quark_onnx.graph.shapes import add_initializers
 
 logger = logging.getLogger(__name__)
 
-#: Larger initializers (in bytes) bypass the converter, which serializes the model several times.
-_LARGE = 4096
 #: Domain of operators without an ONNX definition during a conversion.
 _HIDDEN = "quark_onnx.hidden"
 
@@ -72,7 +70,8 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     light = ModelProto()
     light.CopyFrom(model)
     # The copy has the small constants alone, which adapters may read (axes, shapes).
-    large = _without_large(light, model)
+    del light.graph.initializer[:]
+    large = add_initializers(light.graph, model.graph.initializer)
     hidden = _hide_runtime_operators(light)
     try:
         converted = convert_version(light, opset)
@@ -104,24 +103,6 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     return graph.to_model()
 
 
-def _without_large(light: ModelProto, model: ModelProto) -> list[TensorProto]:
-    """Turn large initializers of a copy into inputs, and return the initializers."""
-    declared = {value.name for value in light.graph.input}
-    large = list[TensorProto]()
-    del light.graph.initializer[:]
-    for tensor in model.graph.initializer:
-        if tensor_bytes(tensor) <= _LARGE:
-            light.graph.initializer.append(tensor)
-            continue
-        large.append(tensor)
-        if tensor.name not in declared:
-            value = helper.make_tensor_value_info(
-                tensor.name, tensor.data_type, tensor.dims
-            )
-            light.graph.input.append(value)
-    return large
-
-
 def _hide_runtime_operators(model: ModelProto) -> bool:
     """Move operators without an ONNX definition to a domain that the converter ignores.
 
@@ -132,7 +113,7 @@ def _hide_runtime_operators(model: ModelProto) -> bool:
     version = standard_opset(model.opset_import)
     hidden = False
     for node in nested_nodes(model.graph.node) if version else ():
-        if node.domain in STANDARD_DOMAINS and not _is_defined(node.op_type, version):
+        if node.domain in STANDARD_DOMAINS and schema_of(node.op_type, version) is None:
             node.domain = _HIDDEN
             hidden = True
     if hidden:
@@ -145,14 +126,6 @@ def _show_runtime_operators(graph: GraphProto) -> None:
     for node in nested_nodes(graph.node):
         if node.domain == _HIDDEN:
             node.domain = ""
-
-
-def _is_defined(op_type: str, version: int) -> bool:
-    try:
-        defs.get_schema(op_type, version, "")
-    except defs.SchemaError:
-        return False
-    return True
 
 
 def _raised(
@@ -170,11 +143,8 @@ def _alike(node: Node, *versions: int) -> bool:
 
     Attributes that the node omits may differ, too.
     """
-    try:
-        old, new = (
-            defs.get_schema(node.op_type, version, "") for version in sorted(versions)
-        )
-    except defs.SchemaError:
+    old, new = (schema_of(node.op_type, version) for version in sorted(versions))
+    if old is None or new is None:
         return False
     # An attribute that only the newer version knows would be invalid, or lost.
     added = new.attributes.keys() - old.attributes.keys()

@@ -30,11 +30,10 @@ def _split(graph: Graph, node: Node) -> bool:
     kernel = _kernel(*sizes)
     if kernel is None:
         return False
-    partial = graph.fresh(f"{node.inputs[0]}_means")
-    graph.add(
+    partial = graph.compute(
         "AveragePool",
         [node.inputs[0]],
-        [partial],
+        f"{node.inputs[0]}_means",
         name=f"{node.name}_parts",
         kernel_shape=list(kernel),
         strides=list(kernel),

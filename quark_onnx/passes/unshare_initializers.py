@@ -41,6 +41,6 @@ def _copied(graph: Graph, tensor: str, reader: Node) -> str:
     codes = producer.inputs[0]
     # Scale and zero point may stay shared; the weight or bias itself may not.
     inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]
-    result = graph.fresh(f"{tensor}_{reader.name}")
-    graph.add(producer.op_type, inputs, [result], domain=producer.domain, **attributes)
-    return result
+    result = f"{tensor}_{reader.name}"
+    domain = producer.domain
+    return graph.compute(producer.op_type, inputs, result, domain=domain, **attributes)

@@ -12,16 +12,15 @@ takes all four (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.pool_windows import overhang
+from quark_onnx.graph.pool_windows import Axis, axes_of, rounded_up
 from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register
+from quark_onnx.patterns.conv_and_gemm import SPATIAL
 
 _WINDOWED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
-_WEIGHTED = frozenset({"Conv", "ConvTranspose"})
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
@@ -37,7 +36,7 @@ def _write(graph: Graph, node: Node) -> bool:
         return False
     rank = len(kernel)
     defaults: dict[str, Any] = {"kernel_shape": list(kernel), "strides": [1] * rank}
-    if node.kind in _WEIGHTED:
+    if node.kind in SPATIAL:
         defaults |= {"dilations": [1] * rank, "group": 1}
     # Attributes that the node has stay; only missing ones are written.
     wanted = {name: defaults[name] for name in node.lacking(defaults)}
@@ -55,37 +54,11 @@ def _write(graph: Graph, node: Node) -> bool:
 
 
 def _kernel(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    if node.kind not in _WEIGHTED:
+    if node.kind not in SPATIAL:
         # A pool must have a kernel_shape; a layer may leave it to the weight.
         return tuple(node.attribute("kernel_shape", ())) or None
     shape = graph.sizes(node.input(1))
     return known_sizes(shape[2:]) or None
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Positions of windows along an axis of the input.
-
-    Attributes:
-        size: length of the axis.
-        reach: distance from the first to the last tap of a window, plus 1.
-        stride: distance between windows.
-    """
-
-    size: int
-    reach: int
-    stride: int
-
-    def same(self) -> int:
-        """Return the total padding for a window at every stride."""
-        # ceil(size / stride) windows: stride * (windows - 1) + reach covers the padded input.
-        return (-(-self.size // self.stride) - 1) * self.stride + self.reach - self.size
-
-    def covers(self, added: int) -> int:
-        """Return the number of output positions that a ConvTranspose's windows cover."""
-        # ONNX, ConvTranspose: stride * (size - 1) + reach + output_padding, before pads are cut
-        # off.
-        return (self.size - 1) * self.stride + self.reach + added
 
 
 def _pads(
@@ -99,10 +72,10 @@ def _pads(
     replaced = [] if mode == "NOTSET" else ["auto_pad"]
     output = list(node.attribute("output_shape", ()))
     rounds_up = _rounds_up(node)
+    pads = [0] * 2 * len(kernel)
     # An output_shape decides the pads of a ConvTranspose, whatever auto_pad says.
     if mode in _SAME or (output and not rounds_up):
-        axes = _axes(graph, node, kernel)
-        totals = None if axes is None else _same_totals(node, axes, output)
+        totals = _same_totals(node, _axes(graph, node, kernel, pads), output)
         if totals is None:
             return None, ()
         if rounds_up:
@@ -111,14 +84,13 @@ def _pads(
         if output:
             replaced.append("output_shape")
         return _halves(totals, mode), replaced
-    pads = [0] * 2 * len(kernel)
     if mode != "VALID":
         pads = list(node.attribute("pads", pads))
     if rounds_up:
-        axes = _axes(graph, node, kernel)
-        if axes is None:
+        axes = _axes(graph, node, kernel, pads)
+        if not axes:
             return None, ()
-        rounded = _rounded_up(pads, axes)
+        rounded = rounded_up(axes)
         # The windows of ceil_mode extend beyond the end. A pad that fills a window is invalid.
         ends = rounded[len(kernel) :]
         if all(end < taps for end, taps in zip(ends, kernel, strict=False)):
@@ -145,19 +117,9 @@ def _halves(totals: list[int], mode: str) -> list[int]:
     return [*larger, *smaller]
 
 
-def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
-    """Return the pads with the effect of ceil_mode."""
-    rank = len(axes)
-    after = list[int]()
-    # ``pads`` holds all starts, then all ends.
-    for axis, start, end in zip(axes, pads, pads[rank:], strict=False):
-        after.append(end + overhang(axis.size, start, end, axis.reach, axis.stride))
-    return [*pads[:rank], *after]
-
-
-def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int] | None:
-    """Return the total padding per axis; None if an output shape is not reachable."""
-    if len(output) not in (0, len(axes)):
+def _same_totals(node: Node, axes: list[Axis], output: list[int]) -> list[int] | None:
+    """Return the total padding per axis; None if it is unknown, or cannot give an output shape."""
+    if not axes or len(output) not in (0, len(axes)):
         return None
     if node.kind == "ConvTranspose":
         totals = _transposed_totals(node, axes, output)
@@ -165,35 +127,29 @@ def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int] 
         if output and min(totals) < 0:
             return None
     else:
-        totals = [axis.same() for axis in axes]
+        totals = [axis.same for axis in axes]
     # Windows that leave out values at the end (stride > reach) need no padding.
     return [max(0, total) for total in totals]
 
 
-def _transposed_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
+def _transposed_totals(node: Node, axes: list[Axis], output: list[int]) -> list[int]:
     """Return the values to cut off from the result of a ConvTranspose, per axis.
 
     The result has the sizes of ``output``, by default those of the input times the strides.
     """
     added = node.attribute("output_padding", [0] * len(axes))
     sizes = output or [axis.size * axis.stride for axis in axes]
-    return [
-        axis.covers(padding) - size
-        for axis, padding, size in zip(axes, added, sizes, strict=True)
-    ]
+    totals = list[int]()
+    for axis, padding, size in zip(axes, added, sizes, strict=True):
+        # ONNX, ConvTranspose: the result is as long before pads are cut off.
+        length = (axis.size - 1) * axis.stride + axis.reach + padding
+        totals.append(length - size)
+    return totals
 
 
-def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | None:
-    """Return the spatial axes of a node's input; None if a size is unknown."""
-    rank = len(kernel)
-    shape = graph.sizes(node.input(0))
-    sizes = known_sizes(shape[2:])
-    if sizes is None or len(sizes) != rank:
-        return None
-    strides = node.attribute("strides", [1] * rank)
-    dilations = node.attribute("dilations", [1] * rank)
-    rows = zip(sizes, kernel, strides, dilations, strict=True)
-    return [
-        _Axis(size, (taps - 1) * dilation + 1, stride)
-        for size, taps, stride, dilation in rows
-    ]
+def _axes(
+    graph: Graph, node: Node, kernel: tuple[int, ...], pads: list[int]
+) -> list[Axis]:
+    """Return the spatial axes of a node's input; none if a size is unknown."""
+    attributes = {**node.attributes, "kernel_shape": kernel, "pads": pads}
+    return axes_of(attributes, graph.sizes(node.input(0)))

@@ -10,11 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import onnx
 from onnx import helper
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, schema_of
 from quark_onnx.passes.base import register
 
 _NAMES = frozenset(
@@ -57,9 +56,8 @@ def _write(graph: Graph, node: Node) -> bool:
 @cache
 def _defaults(op_type: str, opset: int) -> dict[str, Any]:
     """Return the defaults of an operator's attributes among the names above."""
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
+    schema = schema_of(op_type, opset)
+    if schema is None:
         return {}
     defaults = dict[str, Any]()
     # Sorted, as the order of a set differs between runs.

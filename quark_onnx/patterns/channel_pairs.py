@@ -407,9 +407,10 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
         # factor.
         (high / factor).astype(np.float32).reshape(shape),
     )
-    positive = graph.fresh(f"{result}_positive")
     graph.remove([node])
-    graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
+    positive = graph.compute(
+        "Relu", [source], f"{result}_positive", name=f"{node.name}_Relu"
+    )
     graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
 
 
@@ -441,13 +442,12 @@ def _scale(
         f"{node.outputs[0]}_factors",
         factor.astype(np.float32).reshape(shape),
     )
-    scaled = graph.fresh(f"{node.outputs[0]}_scaled")
     kind = "Conv" if by_layer else "Mul"
     attributes: dict[str, Any] = {"group": factor.size} if by_layer else {}
-    graph.add(
+    scaled = graph.compute(
         kind,
         [source, factors],
-        [scaled],
+        f"{node.outputs[0]}_scaled",
         name=f"{node.name}_{kind}",
         **attributes,
     )

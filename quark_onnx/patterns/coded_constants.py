@@ -17,9 +17,9 @@ from onnx import TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.graph import Graph, Node, store_constants
+from quark_onnx.graph.codes import BYTES
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
-_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 #: Largest share of a step by which an offset may miss a whole number of steps.
 _TOLERANCE = 1e-3
 #: Zero points of bytes are smaller.
@@ -100,8 +100,8 @@ class CodedConstant:
             steps.insert(0, ("Sub", self.zero))
         if self.offset is not None:
             steps.append(("Add", self.offset))
-        value = graph.fresh(f"{name}_float")
-        graph.add("Cast", [codes], [value], to=int(TensorProto.FLOAT))
+        to = int(TensorProto.FLOAT)
+        value = graph.compute("Cast", [codes], f"{name}_float", to=to)
         for index, (kind, operand) in enumerate(steps, 1):
             is_last = index == len(steps)
             result = name if is_last else graph.fresh(f"{name}_{kind.lower()}")
@@ -210,7 +210,7 @@ def _stored(graph: Graph, node: Node) -> CodedConstant | None:
         graph.initializers.get(node.inputs[0]),
         graph.constant(node.inputs[1]),
     )
-    if codes is None or scale is None or codes.data_type not in _BYTES:
+    if codes is None or scale is None or codes.data_type not in BYTES:
         return None
     if node.attribute("block_size", 0) or scale.ndim > 1:
         return None
@@ -267,7 +267,7 @@ def _product(
     if cast is None or not graph.is_constant(cast.inputs[0]):
         return None
     tensor = graph.initializers[cast.inputs[0]]
-    if tensor.data_type not in _BYTES or graph.elem_type(source) != TensorProto.FLOAT:
+    if tensor.data_type not in BYTES or graph.elem_type(source) != TensorProto.FLOAT:
         return None
     return CodedConstant(tensor, scale, zero)
 

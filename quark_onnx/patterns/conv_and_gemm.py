@@ -71,16 +71,12 @@ class Layer:
 
     def weight(self, graph: Graph) -> NDArray[np.float64]:
         """Return the weight as float64 (groups, outputs / groups, inputs / groups, ...)."""
-        stored = graph.constant(self.node.input(1))
-        assert stored is not None
-        return self.arranged(stored.astype(np.float64))
+        return self.arranged(graph.known(self.node.input(1)).astype(np.float64))
 
     def shape(self, graph: Graph) -> tuple[int, ...]:
         """Return the shape of ``weight`` cheaply."""
         # Views only: no conversion to float64.
-        stored = graph.constant(self.node.input(1))
-        assert stored is not None
-        return self.arranged(stored).shape
+        return self.arranged(graph.known(self.node.input(1))).shape
 
     def outputs(self, graph: Graph) -> int:
         """Return the number of output channels."""
@@ -191,3 +187,11 @@ def output_axis(gemm: Node) -> int:
 def unscaled(node: Node) -> bool:
     """Return whether a Gemm has no factors alpha and beta."""
     return bool(node.attribute("alpha", 1.0) == 1.0 == node.attribute("beta", 1.0))
+
+
+def is_padded(node: Node) -> bool:
+    """Return whether a Conv or ConvTranspose reads padding."""
+    padding = node.attribute("auto_pad", "NOTSET")
+    if padding == "NOTSET":
+        return any(node.attribute("pads", []))
+    return bool(padding != "VALID")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnx import helper
-
 from quark_onnx.graph import Node
 
 ATTENTION = "com.microsoft::Attention"
@@ -29,5 +27,5 @@ def has_quantized_form(node: Node) -> bool:
 
 def effective_attributes(node: Node) -> dict[str, Any]:
     """Return the attributes, except attributes of 0 that QAttention does not have."""
-    given = {a.name: helper.get_attribute_value(a) for a in node.to_proto().attribute}
-    return {n: value for n, value in given.items() if n in ATTRIBUTES or value}
+    given = node.attributes.items()
+    return {name: value for name, value in given if name in ATTRIBUTES or value}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import prod
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.cost import count_values
 from quark_onnx.graph.matching import only_reader
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
@@ -43,7 +44,7 @@ def unfused_runtime(graph: Graph, tensors: Sequence[str]) -> float:
         graph: the float graph, with inferred shapes.
         tensors: names of the tensors.
     """
-    return sum(_elements(graph, name) * _VALUE for name in tensors)
+    return sum(count_values(graph, name) * _VALUE for name in tensors)
 
 
 def raised_runtime(graph: Graph, node: Node) -> float:
@@ -59,7 +60,7 @@ def raised_runtime(graph: Graph, node: Node) -> float:
     layer = absorbing_layer(graph, node)
     runtime = _slower_arithmetic(graph, layer or node)
     if node.kind == "Gather" and graph.is_constant(node.inputs[0]):
-        runtime += _elements(graph, node.inputs[0]) * _TABLE_VALUE
+        runtime += count_values(graph, node.inputs[0]) * _TABLE_VALUE
     elif layer is None:
         inputs = [name for name in node.operands if not graph.is_constant(name)]
         runtime += unfused_runtime(graph, inputs)
@@ -86,7 +87,7 @@ def _multiply_adds(graph: Graph, node: Node) -> float:
     # Of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose.
     sizes = [size for size in weight if isinstance(size, int)]
     # Each result sums over all elements of the weight that belong to its output channel.
-    results = _elements(graph, node.outputs[0])
+    results = count_values(graph, node.outputs[0])
     return results * prod(sizes) / max(_channels(graph, node, sizes), 1)
 
 
@@ -133,8 +134,3 @@ def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
         # (K, N), or (N, K) with transB.
         return sizes[0] if node.attribute("transB", 0) else sizes[-1]
     return sizes[0]
-
-
-def _elements(graph: Graph, name: str) -> int:
-    """Return the number of values of a tensor; a size that is not known counts as 1."""
-    return prod(size for size in graph.sizes(name) if isinstance(size, int))

@@ -14,9 +14,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Node, scopes_of
+from quark_onnx.graph.codes import BYTES
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
-
-_BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 
 def find_slow_depthwise(model: ModelProto) -> list[str]:
@@ -79,14 +78,14 @@ def _weight_of(
     if len(activation.input) < 3 or len(weight.input) < 3:
         return "", ""
     zero_point = constants.get(activation.input[2])
-    if zero_point is None or zero_point.data_type not in _BYTES:
+    if zero_point is None or zero_point.data_type not in BYTES:
         return "", ""
     return weight.input[0], weight.input[2]
 
 
 def _has_fast_shape(node: NodeProto, weight: TensorProto | None) -> bool:
     """Return whether the depthwise kernel takes a convolution: 8-bit weights, one per channel."""
-    if weight is None or weight.data_type not in _BYTES:
+    if weight is None or weight.data_type not in BYTES:
         return False
     conv = Node(node)
     # the depthwise kernel computes a single output channel per group (qlinearconv.cc)

@@ -192,11 +192,8 @@ class PlanBuilder(Plan):
             return entry
         if not spec.per_channel:
             return entry
-        if axes.in_kernels is not None:
-            array = self.graph.constant(tensor)
-            assert array is not None
-            if not axes.loses(array):
-                return entry
+        if axes.in_kernels is not None and not axes.loses(self.graph.known(tensor)):
+            return entry
         layout = axes.layout(shape)
         return replace(
             entry, axis=layout.axis, layout=None if layout.is_plain else layout
@@ -231,7 +228,6 @@ class PlanBuilder(Plan):
         x: str,
         w: str,
         *,
-        axis: int = 0,
         repeat: int = 1,
         product: Node | None = None,
     ) -> None:
@@ -246,7 +242,6 @@ class PlanBuilder(Plan):
             tensor: name of the bias.
             x: name of the activation.
             w: name of the weight.
-            axis: axis of the bias over the channels of the weight.
             repeat: number of repetitions of the weight's channel scales.
             product: the node that multiplies ``x`` and ``w``; None for ``node`` itself.
         """
@@ -277,7 +272,7 @@ class PlanBuilder(Plan):
             # takes the codes of a bias for those of the product that they are added to.
             alone = self.graph.consumers(tensor) == [node]
             use = Use(tensor) if alone else Use(tensor, node.name)
-            self.entries.setdefault(use, BiasOf(activation, weight, axis, repeat))
+            self.entries.setdefault(use, BiasOf(activation, weight, repeat))
         elif not spec.dtype.scaled and self.quantized(x, product or node):
             self._put(
                 node,

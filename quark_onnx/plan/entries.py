@@ -220,7 +220,6 @@ class BiasOf:
         x: the activation.
         w: the weight.
         dtype: int32 or int16.
-        axis: axis of the bias that runs over the channels of the weight.
         repeat: number of repetitions of the weight's channel scales, where these are fewer than
             the outputs (grouped ConvTranspose).
         stored: store integers. A float bias must fit the integers all the same: onnxruntime
@@ -229,7 +228,6 @@ class BiasOf:
 
     x: Use
     w: Use
-    axis: int = 0
     repeat: int = 1
     stored: bool = True
     dtype: Integer = INT32
@@ -237,7 +235,7 @@ class BiasOf:
     @property
     def alone(self) -> Quantize:
         """The number format with an independent scale."""
-        return Quantize(QuantizationSpec(self.dtype), self.axis)
+        return Quantize(QuantizationSpec(self.dtype), 0)
 
     def __str__(self) -> str:
         if self.dtype == INT32:

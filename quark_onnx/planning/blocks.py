@@ -113,7 +113,7 @@ def _lower_contiguous(graph: Graph, node: Node) -> None:
         graph: the graph; changed in place.
         node: a DequantizeLinear whose blocks are contiguous.
     """
-    codes = Codes(node, node.input(0), node.input(1), node.input(2))
+    codes = Codes.read_by(node)
     shape = value(graph, codes.codes).shape
     axis = codes.axis % len(shape)
     # A weight that several nodes dequantize is rewritten once.
@@ -134,9 +134,8 @@ def _lower_contiguous(graph: Graph, node: Node) -> None:
         graph.replace_input(graph.consumers(output)[0], output, result)
         return
     stem = f"shape_{'_'.join(map(str, shape))}"
-    [by] = graph.once(
-        ("shape", *map(str, shape)),
-        lambda: [graph.add_constant(stem, np.array(shape, np.int64))],
+    by = graph.shared_constant(
+        ("shape", *map(str, shape)), stem, lambda: np.array(shape, np.int64)
     )
     graph.add("Reshape", [result, by], [output])
 
@@ -152,7 +151,7 @@ def _lower(graph: Graph, node: Node) -> None:
         graph: the graph; changed in place.
         node: a blocked DequantizeLinear of the com.microsoft domain.
     """
-    codes = Codes(node, node.input(0), node.input(1), node.input(2))
+    codes = Codes.read_by(node)
     shape, rank = value(graph, codes.codes).shape, value(graph, codes.codes).ndim
     axis, size = codes.axis % rank, codes.block_size
     # The blocked axis comes last, where values of a block are contiguous.

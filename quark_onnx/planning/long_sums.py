@@ -9,11 +9,13 @@ codes, whereas float additions only cost the conversion of what enters and leave
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterator
 
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.cost import count_values
 from quark_onnx.graph.node import kinds_of
+from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.passthrough import PARTING, REARRANGING
 
@@ -105,8 +107,10 @@ def _pays(graph: Graph, source: str, additions: list[Node]) -> bool:
     added = {node.outputs[0] for node in additions}
     sums = [tensor for tensor in added if _is_converted(graph, tensor)]
     # One dequantization of the source, one quantization of each sum.
-    converted = sum(_values(graph, tensor) for tensor in [source, *sums])
-    return converted < _CONVERSIONS * sum(_values(graph, tensor) for tensor in added)
+    converted = sum(count_values(graph, tensor) for tensor in [source, *sums])
+    return converted < _CONVERSIONS * sum(
+        count_values(graph, tensor) for tensor in added
+    )
 
 
 def _is_converted(graph: Graph, tensor: str) -> bool:
@@ -114,11 +118,6 @@ def _is_converted(graph: Graph, tensor: str) -> bool:
     if graph.is_output(tensor):
         return True
     return not kinds_of(graph.consumers(tensor)) <= _ADDING
-
-
-def _values(graph: Graph, tensor: str) -> int:
-    """Return the number of values of a tensor; a size that is not known counts as 1."""
-    return prod(size for size in graph.sizes(tensor) if isinstance(size, int))
 
 
 def _keep(
@@ -136,15 +135,12 @@ def _keep(
         source: name of the summed tensor.
         additions: all additions of its parts.
     """
-    graph = plan.graph
-    todo = list(additions)
-    kept = dict.fromkeys(todo)
+
+    def cuts(node: Node) -> Iterator[Node]:
+        for leader in plan.graph.leaders(node):
+            if any(sources.get(name) == source for name in leader.outputs):
+                yield leader
+
     # Upstream from the additions, as far as the operands are parts of the source.
-    while todo:
-        for leader in graph.leaders(todo.pop()):
-            is_cut = any(sources.get(name) == source for name in leader.outputs)
-            if is_cut and leader not in kept:
-                kept[leader] = None
-                todo.append(leader)
-    for node in kept:
+    for node in reach(additions, cuts):
         plan.keep_node(node, reason)

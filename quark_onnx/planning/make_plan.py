@@ -247,8 +247,7 @@ def _tied(graph: Graph, table: str, tensor: str) -> bool:
     shape = graph.shape(table)
     if shape is None or graph.shape(tensor) != shape[::-1]:
         return False
-    rows, columns = graph.constant(table), graph.constant(tensor)
-    assert rows is not None and columns is not None
+    rows, columns = graph.known(table), graph.known(tensor)
     # One row first: tables have tens of thousands.
     return bool(
         np.array_equal(rows[0], columns[:, 0]) and np.array_equal(rows, columns.T),

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from onnx import TensorProto
+from collections.abc import Collection, Iterator
 
 from calibrators.readers.open import Allowed
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import kinds_of
+from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import Entry, Plan, Quantize
+from quark_onnx.planning.nothing_to_quantize import FLOATS
 from quark_onnx.rules import WEIGHTED
 
-_FLOATS = frozenset(
-    {
-        TensorProto.FLOAT,
-        TensorProto.FLOAT16,
-        TensorProto.DOUBLE,
-        TensorProto.BFLOAT16,
-        TensorProto.UNDEFINED,
-    },
-)
 #: Operators that map minus infinity to zero.
 _ABSORBING = frozenset(
     {
@@ -86,14 +77,15 @@ def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
     Args:
         stop: kinds of operators at which the search ends; empty to search to the outputs.
     """
-    depending, todo = {tensor}, [tensor]
-    while todo:
-        for node in graph.consumers(todo.pop()):
-            # Values of other types, such as the shape or a comparison, are never infinite.
-            after = () if node.kind in stop else node.outputs
-            new = {
-                name for name in after if name and graph.elem_type(name) in _FLOATS
-            } - depending
-            depending |= new
-            todo += new
-    return depending
+
+    def after(name: str) -> Iterator[str]:
+        for node in graph.consumers(name):
+            if node.kind not in stop:
+                # Other types, such as the shape or a comparison, are never infinite.
+                yield from (
+                    result
+                    for result in node.results
+                    if graph.elem_type(result) in FLOATS
+                )
+
+    return set(reach([tensor], after))

@@ -12,7 +12,7 @@ from quark_onnx.graph.bodies import bodies
 from quark_onnx.rules.passthrough import REARRANGING
 
 #: Element types that may be quantized; 0 is an unknown one.
-_FLOATS = frozenset(
+FLOATS = frozenset(
     {
         TensorProto.UNDEFINED,
         TensorProto.FLOAT,
@@ -63,5 +63,5 @@ def _computes(graph: Graph, node: Node) -> bool:
     if node.kind not in RULES or node.kind in REARRANGING:
         return False
     return any(
-        graph.elem_type(name) in _FLOATS for name in (*node.operands, *node.results)
+        graph.elem_type(name) in FLOATS for name in (*node.operands, *node.results)
     )

@@ -12,9 +12,11 @@ from onnx import ModelProto, TensorProto, TypeProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
+from calibrators.onnx_runtime.external_tensors import EXCHANGED
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
+from quark_onnx.graph.operations import CONTROL_FLOW
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import (
     EXCLUDED,
@@ -29,21 +31,8 @@ from quark_onnx.plan import (
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.states import inner_states
 
-_CONTROL = frozenset({"If", "Loop", "Scan"})
 #: Scan had a batch axis before this opset.
 _SCAN_OPSET = 9
-#: Types that onnxruntime and numpy exchange.
-_EXCHANGED = frozenset(
-    {
-        TensorProto.FLOAT,
-        TensorProto.DOUBLE,
-        TensorProto.FLOAT16,
-        TensorProto.BOOL,
-        TensorProto.STRING,
-    }
-    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
-    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64},
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ def plan_bodies(
     plans = list[SubgraphPlan]()
     for body in bodies(graph):
         # Bodies of other operators, such as SequenceMap, are not run step by step.
-        if body.node.kind not in _CONTROL or specs[body.node].keep == EXCLUDED:
+        if body.node.kind not in CONTROL_FLOW or specs[body.node].keep == EXCLUDED:
             continue
         played = _playable(graph, body.node)
         # New names must not hide those of the outer graph, as ONNX forbids.
@@ -258,7 +247,7 @@ def _is_exchanged(kind: TypeProto) -> bool:
     if value != "tensor_type":
         # Sequences, maps and optionals arrive as lists, dictionaries or None.
         return value is not None
-    return kind.tensor_type.elem_type in _EXCHANGED
+    return kind.tensor_type.elem_type in EXCHANGED | {TensorProto.STRING}
 
 
 def _control(node: Node, scopes: dict[str, Scope]) -> Control:

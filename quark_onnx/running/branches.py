@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto
 
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import feeds_of, open_session
 from quark_onnx.graph import Node, reach
 from quark_onnx.graph.random_operators import RANDOM
-from quark_onnx.graph.shapes import declared_values, has_shape
+from quark_onnx.graph.shapes import declared_values, has_shape, untyped
 
 #: Operators that read the shape of a tensor, and not its values.
 _OF_SHAPES = frozenset({"Shape", "Size"})
@@ -47,11 +47,7 @@ class Branches:
             return
         taken = dict(feeds)  # a condition may be an input
         if self._computed:
-            inputs = {
-                value.name: feeds[value.name]
-                for value in self._session.get_inputs()
-                if value.name in feeds
-            }
+            inputs = feeds_of(self._session, feeds)
             values = self._session.run(self._computed, inputs)
             taken |= dict(zip(self._computed, values, strict=True))
         for name, condition in self._conditions.items():
@@ -81,8 +77,7 @@ class Branches:
         model.CopyFrom(self._model)
         # onnxruntime removes the nodes that no output needs.
         del model.graph.output[:]
-        for condition in self._computed:
-            model.graph.output.append(ValueInfoProto(name=condition))
+        model.graph.output.extend(untyped(self._computed))
         return open_session(model, what="the conditions of the float model")
 
 

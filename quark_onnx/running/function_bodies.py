@@ -5,16 +5,15 @@ With the bodies, onnxruntime runs every model with such operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.functions import DOMAIN, DOMAINS, definitions
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.bodies import bodies, put_back
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, subgraphs
+from quark_onnx.graph.bodies import in_bodies
+from quark_onnx.graph.codes import BYTES
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, nested_nodes, subgraphs
 
 #: Former domain of AMD's operators, and current names of the operators supported here
 #: (amd-quark 0.13 registers both).
@@ -27,8 +26,6 @@ RENAMED = {
     "BFPFixNeuron": "BFPQuantizeDequantize",
     "MXFixNeuron": "MXQuantizeDequantize",
 }
-#: Types that QuantizeLinear and DequantizeLinear support from their first opset on.
-_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 _PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
 
 
@@ -78,7 +75,7 @@ def with_bodies(model: ModelProto) -> ModelProto:
     known = {*DOMAINS, OLD_DOMAIN}
     operators = {
         (node.domain, node.op_type)
-        for node in _all_nodes(model.graph.node)
+        for node in nested_nodes(model.graph.node)
         if node.domain in known
     }
     # Bodies of the model itself are trusted.
@@ -96,44 +93,30 @@ def with_bodies(model: ModelProto) -> ModelProto:
     return graph.to_model()
 
 
-def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes, including subgraphs' nodes."""
-    for node in nodes:
-        yield node
-        for body in subgraphs(node):
-            yield from _all_nodes(body.node)
-
-
-def _modernize(graph: Graph) -> bool:
+def _modernize(graph: Graph) -> int:
     """Rename AMD's operators to current or ONNX names, subgraphs included.
 
     Returns:
-        Whether an operator was renamed.
+        The number of changed operators.
     """
-    changed = False
+    count = 0
     # A list, because bypassed nodes are removed.
     for node in list(graph.nodes):
         if node.domain == OLD_DOMAIN and node.op_type in RENAMED:
             node.rename(RENAMED[node.op_type], DOMAIN)
-            changed = True
+            count += 1
         if node.domain != DOMAIN:
             continue
         # The sets have the Extended operators, too.
         if node.op_type in QUANTIZE | DEQUANTIZE:
             _standardize(graph, node)
-            changed = True
+            count += 1
         # No operator of the domain lacks inputs; a damaged file may have one.
         elif node.inputs and graph.shape(node.inputs[0]) == ():
             # a block of one number, without an axis in the function bodies
             graph.bypass(node)
-            changed = True
-    for body in list(bodies(graph)):
-        inner = Graph(body.model)
-        inner.reserve(graph.names)
-        if _modernize(inner):
-            put_back(graph, body, inner)
-            changed = True
-    return changed
+            count += 1
+    return count + in_bodies(graph, _modernize)
 
 
 def _standardize(graph: Graph, node: Node) -> None:
@@ -147,7 +130,7 @@ def _standardize(graph: Graph, node: Node) -> None:
     if (
         _PAIRS_OPSET <= graph.opset < BODY_OPSET
         and single
-        and graph.elem_type(node.input(2)) in _BYTES
+        and graph.elem_type(node.input(2)) in BYTES
     ):
         node.rename(node.op_type.removeprefix("Extended"), "")
         if graph.opset < _PER_AXIS_OPSET:

@@ -197,8 +197,8 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     Returns:
         Parameters with one scale and zero point per block, as ``entry.placed`` arranges them.
     """
-    array = graph.constant(use.tensor)
-    assert array is not None and entry.axis is not None
+    array = graph.known(use.tensor)
+    assert entry.axis is not None
     spec, table = entry.spec, entry.rows(array)
 
     # Blocks are rows of (n, block size), each with one scale and zero point.
@@ -206,7 +206,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
         blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
         if spec.solver == "hqq":
             return half_quadratic(blocks, dtype.bits)
-        return round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)[1]
+        return round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)
 
     with ThreadPoolExecutor(available_cores()) as pool:  # numpy releases the GIL
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
@@ -385,12 +385,11 @@ def _bias_params(
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
     if w.axis is not None:
         # ConvTranspose with groups: a scale of the weight may serve a channel of every group.
-        outputs = graph.initializers[use.tensor].dims[entry.axis]
+        outputs = graph.initializers[use.tensor].dims[0]
         if scale.size * entry.repeat == outputs:
             scale = np.tile(scale, entry.repeat)
-    return QParams(
-        scale, np.zeros(scale.shape, np.int64), None if w.axis is None else entry.axis
-    )
+    axis = None if w.axis is None else 0
+    return QParams(scale, np.zeros(scale.shape, np.int64), axis)
 
 
 def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams:
@@ -400,9 +399,7 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
         use: the use of the bias, a constant.
         params: the scales of the products, one or one per output.
     """
-    bias = graph.constant(use.tensor)
-    assert bias is not None
-    magnitude = np.abs(bias.astype(np.float64))
+    magnitude = np.abs(graph.known(use.tensor).astype(np.float64))
     # (outputs,) with a scale per channel, or a single number.
     greatest = magnitude if params.axis is not None else magnitude.max(initial=0.0)
     octaves = octaves_for(greatest / params.scale.astype(np.float64), dtype.qmax)

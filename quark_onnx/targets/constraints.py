@@ -85,46 +85,16 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True)
-class Equal:
-    """Equality of positions.
+class Near:
+    """Bounded difference of positions, at most ``most``; finer positions become coarser.
 
-    The coarsest scale is taken, which clips nothing more than before.
+    0 ties positions to the coarsest scale, which clips nothing more than before.
     """
 
     rule: str
     node: str
     keys: tuple[Key, ...]
-
-    def broken(self, at: Positions) -> str:
-        """Return the figures of a violation; empty if the constraint holds."""
-        positions = [at[key] for key in self.keys]
-        if len(set(positions)) > 1:
-            return f"positions {', '.join(map(str, positions))}"
-        return ""
-
-    def settle(self, at: Positions) -> bool:
-        """Satisfy the constraint by the cheapest move."""
-        # The least position is the coarsest scale.
-        return _set(at, self.keys, min(at[key] for key in self.keys))
-
-    # Equal keys already move to the coarsest scale, so that the cheapest move is a coarser one.
-    lower = settle
-
-    def lift(self, floors: Positions) -> bool:
-        """Raise lower bounds."""
-        return _set(floors, self.keys, max(floors[key] for key in self.keys))
-
-    rise = lift
-
-
-@dataclass(frozen=True)
-class Near:
-    """Bounded difference of positions, at most ``most``; finer positions become coarser."""
-
-    rule: str
-    node: str
-    keys: tuple[Key, ...]
-    most: int
+    most: int = 0
 
     def broken(self, at: Positions) -> str:
         """Return the figures of a violation; empty if the constraint holds."""
@@ -318,7 +288,7 @@ class Constraints:
         groups: dict[Key, tuple[Key, ...]] = {}
         # Groups that share a key merge: a pool between two Concats ties the inputs of both.
         for constraint in self.found:
-            if not isinstance(constraint, Equal):
+            if not isinstance(constraint, Near) or constraint.most:
                 continue
             joined: dict[Key, None] = {}
             for key in constraint.keys:

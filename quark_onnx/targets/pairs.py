@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import code_type, codes_of
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.targets.constraints import Positions
 from quark_onnx.targets.wiring import chain, is_fused
@@ -72,20 +73,14 @@ class Pairs:
         for node in (*self.quantizing, *self.dequantizing):
             position = self.grid(node).position
             if position is not None:
-                self.positions[_codes(node)] = position
+                self.positions[codes_of(node)] = position
 
     def grid(self, node: Node) -> Grid:
         """Return the grid of a Q or DQ node."""
         scale = self.graph.constant(node.input(1))
-        # Without a zero point QuantizeLinear writes uint8, unless the codes are typed otherwise.
-        if not node.input(2):
-            kind = self.graph.elem_type(_codes(node)) or TensorProto.UINT8
-            return Grid(scale, np.zeros(1, np.int64), kind)
-        return Grid(
-            scale,
-            self.graph.constant(node.input(2)),
-            self.graph.elem_type(node.input(2)),
-        )
+        zero_point = self.graph.optional_constant(node.input(2), np.zeros(1, np.int64))
+        kind = code_type(self.graph, node) or int(TensorProto.UINT8)
+        return Grid(scale, zero_point, kind)
 
     # -- the interface of constraints_of
     # ------------------------------------------------------------------------------------
@@ -137,8 +132,3 @@ class Pairs:
 
     def _known(self, codes: str) -> str | None:
         return codes if codes in self.positions else None
-
-
-def _codes(node: Node) -> str:
-    """Return the tensor of codes that a Q node writes or a DQ node reads."""
-    return node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]

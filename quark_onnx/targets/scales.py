@@ -9,14 +9,13 @@ from onnx import TensorProto
 
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Node
+from quark_onnx.graph.codes import BYTES, WORDS
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets.finding import Finding
 from quark_onnx.targets.pairs import Grid, Pairs
 from quark_onnx.targets.wiring import FUSED, constraints_of
 
-_CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
-_WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 #: Operators that are fused with a following activation.
 _WITH_ACTIVATION = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"},
@@ -72,7 +71,7 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
             "S2", node.name, f"a zero point of {grid.zero_point.reshape(-1)[0]}"
         )
     is_bias = node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32
-    if grid.elem_type not in _CODES and not is_bias:
+    if grid.elem_type not in BYTES and not is_bias:
         yield Finding(
             "S6",
             node.name,
@@ -89,7 +88,7 @@ def alignment_findings(pairs: Pairs) -> Iterator[Finding]:
     written = {node.outputs[0]: pairs.grid(node) for node in pairs.quantizing}
     for node in pairs.graph.nodes_of({"Concat"}):
         result = written.get(pairs.codes_of(node))
-        if result is None or result.scale is None or result.elem_type not in _WIDE:
+        if result is None or result.scale is None or result.elem_type not in WORDS:
             continue
         for leader in pairs.graph.leaders(node):
             grid = written.get(leader.input(0))

@@ -17,7 +17,6 @@ from quark_onnx.targets.constraints import (
     NAMES,
     Constraint,
     Constraints,
-    Equal,
     Key,
     Near,
     Shift,
@@ -142,9 +141,9 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
     if kind == "Concat":
         # An input without a position, such as a float constant, leaves the others constrained.
         known = (key for key in inputs if key is not None)
-        constraints = [Equal("C1", name, (*known, o))]
+        constraints = [Near("C1", name, (*known, o))]
     elif kind in _EQUAL:
-        constraints = [Equal(_EQUAL[kind], name, (i, o))]
+        constraints = [Near(_EQUAL[kind], name, (i, o))]
     elif kind in ("Add", "Sub", "Mul") and len(both) == 2:
         constraints = _elementwise(kind, name, both, o, gates)
     elif kind in ("Conv", "Gemm") and len(both) == 2:

@@ -18,13 +18,15 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import available_cores, saturates
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import feeds_of, open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
-from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.common.wording import counted, tally
+from quark_onnx.config.checks import require
 from quark_onnx.engines import engine_title, selected
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node, scopes_of
+from quark_onnx.graph.codes import WORDS, written_type
 from quark_onnx.graph.node import all_graphs, makers_of, nested_nodes
 from quark_onnx.measuring.open_data import check_sample
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
@@ -84,7 +86,6 @@ _FUSED = frozenset(
     },
 )
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-_WIDE = {TensorProto.UINT16, TensorProto.INT16}
 #: Processors whose instructions multiply unsigned activations with signed weights (VPDPBUSD).
 _UNSIGNED_FIRST = ("x86_64", "amd64")
 _FOUR_BITS = {TensorProto.UINT4, TensorProto.INT4}
@@ -225,8 +226,7 @@ def measure_latency(
         ConfigError: the number of threads is negative.
         ModelError: a model cannot be loaded or run.
     """
-    if threads < 0:
-        raise ConfigError(f"threads is {threads}; it must be 0 or more")
+    require(threads >= 0, "threads", threads, "0 or more")
     threads = threads or available_cores()
     quantized, floating = load(other), load(reference)
     for model in (floating, quantized):
@@ -296,11 +296,7 @@ class _Timed:
                 )
             else:
                 self._session = engine.open(complete, threads=threads, what=what)
-            self._feeds = {
-                value.name: sample[value.name]
-                for value in self._session.get_inputs()
-                if value.name in sample
-            }
+            self._feeds = feeds_of(self._session, sample)
             # onnxruntime allocates and packs weights in the first run, which is therefore not part
             # of the result.
             self.first_run: float = self._session.seconds(self._feeds, 1)[0]
@@ -327,7 +323,7 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
     """
     # 16 bits explain all operators at once, so that the reasons of single operators would only
     # repeat it.
-    if _has_activations(model, _WIDE):
+    if _has_activations(model, WORDS):
         yield (
             "16-bit activations: onnxruntime has no integer kernels for them on the CPU,"
             " so each operator runs in float between its Q/DQ pairs; use them on an NPU,"
@@ -430,13 +426,7 @@ def _writes_codes(
     for proto in graph.node:
         if proto.op_type != "QuantizeLinear" or proto.input[0] in constants:
             continue
-        node = Node(proto)
-        # The zero point has the type of the codes; without one, an attribute may tell it.
-        zero_point = constants.get(node.input(2))
-        kind = node.attribute("output_dtype", 0)
-        if zero_point is not None:
-            kind = zero_point.data_type
-        if kind in kinds:
+        if written_type(Node(proto), constants) in kinds:
             return True
     return False
 

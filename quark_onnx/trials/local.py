@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import feeds_of, open_session
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE, kinds_of
-from quark_onnx.graph.shapes import ir_version_for
+from quark_onnx.graph.shapes import ir_version_for, untyped
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.plan import Plan, Use
 from quark_onnx.running.run import Sample
@@ -123,12 +123,10 @@ class LocalErrors:
         scale_inputs = {
             _scale_name(number): scale for number, scale in enumerate(scales.values())
         }
-        inputs = [value.name for value in session.get_inputs()]
 
         def run(sample: Sample) -> dict[str, Any]:
             # Scales are inputs, so that all steps and samples run in one session.
-            known = {**sample, **scale_inputs}
-            feeds = {name: known[name] for name in inputs if name in known}
+            feeds = feeds_of(session, {**sample, **scale_inputs})
             return dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
         ratios: dict[Step, list[float]] = {step: [] for step in scales}
@@ -254,9 +252,7 @@ class LocalErrors:
                 graph.node.append(_squares(difference, noise))
                 errors[step].append((noise, signal))
         noises = [noise for pairs in errors.values() for noise, _ in pairs]
-        graph.output.extend(
-            ValueInfoProto(name=name) for name in [*noises, *signals.values()]
-        )
+        graph.output.extend(untyped([*noises, *signals.values()]))
         self._give_constants(model)
         return model, errors
 

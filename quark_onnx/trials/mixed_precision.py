@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import feeds_of, open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ConfigError, nearest
@@ -489,11 +489,7 @@ def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
 
     Entries of samples that are no inputs of the model are ignored.
     """
-    names = [value.name for value in session.get_inputs()]
-    return [
-        session.run(None, {name: sample[name] for name in names if name in sample})
-        for sample in samples
-    ]
+    return [session.run(None, feeds_of(session, sample)) for sample in samples]
 
 
 def _sized(graph: Graph, sample: Sample) -> Graph:

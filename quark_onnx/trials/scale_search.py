@@ -33,6 +33,7 @@ from calibrators import Statistic
 from quark_onnx.common.errors import ConstraintError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.traversal import in_order
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.apply_target_constraints import Limits
@@ -445,29 +446,16 @@ def _order(graph: Graph) -> dict[Use, int]:
     Tensors are counted as they are reached from the outputs, inputs of a node before its
     outputs.
     """
-    positions, done = dict[Use, int](), set[Node]()
-    # An explicit stack, as deep models exceed the recursion limit; reversed, so that the first
-    # output is popped first.
-    stack = [
-        (node, False)
-        for value in reversed(graph.outputs)
-        if (node := graph.producer(value.name))
-    ]
-    while stack:
-        node, ready = stack.pop()
-        if node in done:
-            continue
-        if not ready:
-            # The node is numbered after the nodes that it reads from.
-            stack.append((node, True))
-            producers = [graph.producer(tensor) for tensor in reversed(node.inputs)]
-            stack += [
-                (producer, False)
-                for producer in producers
-                if producer is not None and producer not in done
-            ]
-            continue
-        done.add(node)
+
+    def leaders(node: Node) -> list[Node]:
+        # The last one is visited first.
+        producers = [graph.producer(tensor) for tensor in reversed(node.inputs)]
+        return [producer for producer in producers if producer is not None]
+
+    positions = dict[Use, int]()
+    ends = [graph.producer(value.name) for value in graph.outputs]
+    roots = [node for node in ends if node is not None]
+    for node in in_order(roots, leaders):
         for tensor in node.inputs:
             for use in (Use(tensor), Use(tensor, node.name)):
                 positions.setdefault(use, len(positions))

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto
 
 from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import feeds_of, open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
+from quark_onnx.graph.shapes import untyped
 from quark_onnx.plan import Plan, Use
 from quark_onnx.report.shapes import other_shape
 from quark_onnx.running.function_bodies import define_functions
@@ -44,12 +45,7 @@ class _Quantized(NamedTuple):
 
     def values(self, sample: Sample) -> list[Any]:
         """Return the judged tensors on a sample."""
-        feeds = {
-            value.name: sample[value.name]
-            for value in self.session.get_inputs()
-            if value.name in sample
-        }
-        values = self.session.run(self.results, feeds)
+        values = self.session.run(self.results, feeds_of(self.session, sample))
         by_name = dict(zip(self.results, values, strict=True))
         return [by_name[name] for name in self.judged]
 
@@ -289,7 +285,7 @@ def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
     """
     model = graph.to_model()
     del model.graph.output[:]
-    model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)
+    model.graph.output.extend(untyped(tensors))
     return model
 
 

@@ -20,7 +20,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT4, INT32, UINT4, Block, Float4, Half, Integer, Scaled
 from quark_onnx.files.half_precision import add_narrow
 from quark_onnx.functions import DOMAIN, float4, mx
-from quark_onnx.fusions.base import CONTRIB, attributes
+from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node, add_parameter
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.graph.unfused_biases import unfuse_biases
@@ -302,16 +302,13 @@ class _Writer:
             return quantized
         if node.op_type != "DequantizeLinear":
             return quantized
-        result = self.graph.fresh(f"{quantized}_convert")
-        self.graph.add(
+        return self.graph.compute(
             node.op_type,
-            list(node.inputs),
-            [result],
-            name=f"{result}_{node.op_type}",
+            node.inputs,
+            f"{quantized}_convert",
             domain=node.domain,
-            **attributes(node),
+            **node.attributes,
         )
-        return result
 
     def _alike(self, one: Use, other: Use) -> bool:
         """Return whether two readers of an activation get equal codes of one format."""
@@ -499,7 +496,7 @@ class _Writer:
         with np.errstate(over="ignore"):
             end = np.float32(max(np.abs(reached.lo).max(), np.abs(reached.hi).max()))
         greatest = self.graph.add_constant(f"{use_name(use)}_greatest", end)
-        self.graph.add("Min", [source, greatest], [result], name=f"{result}_Min")
+        self.graph.add("Min", [source, greatest], [result])
         return result
 
     def _saturated(self, source: str, use: Use, scale: _Scale) -> str:
@@ -522,14 +519,12 @@ class _Writer:
         least, greatest = self._reached(source, scale, scale.dtype)
         if least < scale.grid.qmin:
             end = self._end(use, scale, scale.grid.qmin)
-            result = self.graph.fresh(f"{use_name(use)}_from_least")
-            self.graph.add("Max", [source, end], [result], name=f"{result}_Max")
-            source = result
+            result = f"{use_name(use)}_from_least"
+            source = self.graph.compute("Max", [source, end], result)
         if greatest > scale.grid.qmax:
             end = self._end(use, scale, scale.grid.qmax)
-            result = self.graph.fresh(f"{use_name(use)}_to_greatest")
-            self.graph.add("Min", [source, end], [result], name=f"{result}_Min")
-            source = result
+            result = f"{use_name(use)}_to_greatest"
+            source = self.graph.compute("Min", [source, end], result)
         return source
 
     def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
@@ -627,8 +622,7 @@ class _Writer:
         assert isinstance(dtype, Half)
         result = result or self.graph.fresh(f"{stem}_dequantized")
         if constant:
-            array = self.graph.constant(source)
-            assert array is not None
+            array = self.graph.known(source)
             if spec.saturate:
                 # Greater values would be stored as infinity.
                 array = array.clip(-dtype.largest, dtype.largest)
@@ -641,9 +635,9 @@ class _Writer:
                     self._once(f"{dtype.name}_least", np.float32(-dtype.largest)),
                     self._once(f"{dtype.name}_greatest", np.float32(dtype.largest)),
                 ]
-                clipped = self.graph.fresh(f"{stem}_clipped")
-                self.graph.add("Clip", [source, *ends], [clipped], name=f"{stem}_Clip")
-                source = clipped
+                source = self.graph.compute(
+                    "Clip", [source, *ends], f"{stem}_clipped", name=f"{stem}_Clip"
+                )
             if self.vendor:
                 self._extended("ExtendedQuantizeLinear", source, narrow, use, dtype)
             else:
@@ -795,8 +789,7 @@ class _Writer:
         if encoded is not None:
             self.graph.initializers[name] = encoded
             return name
-        array = self.graph.constant(tensor)
-        assert array is not None
+        array = self.graph.known(tensor)
         if layout is not None:
             array = np.ascontiguousarray(layout.arranged(array))
         codes = scale.dtype.encode(array, scale.params, scale.grid)
@@ -829,10 +822,8 @@ class _Writer:
             if op_type == "Reshape":
                 source = self._reshaped(source, sizes)
                 continue
-            result = self.graph.fresh(f"{source}_transposed")
-            name = f"{result}_Transpose"
-            self.graph.add(op_type, [source], [result], name=name, perm=sizes)
-            source = result
+            result = f"{source}_transposed"
+            source = self.graph.compute(op_type, [source], result, perm=sizes)
         return source
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
@@ -842,9 +833,7 @@ class _Writer:
             shape: the new sizes; -1 for one that Reshape computes.
         """
         by = self._once(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))
-        result = self.graph.fresh(f"{source}_reshaped")
-        self.graph.add("Reshape", [source, by], [result], name=f"{result}_Reshape")
-        return result
+        return self.graph.compute("Reshape", [source, by], f"{source}_reshaped")
 
     def _scale(self, root: Use) -> _Scale:
         """Return the scale and zero point of a root, written once.
@@ -1018,7 +1007,7 @@ class _LiveWriter(_Writer):
             return super()._apart(source, use, scale, result)
         # The bound of the Min would be that of the first scale, and clip at greater ones. Models
         # with live scales run without the fusions that the Min prevents.
-        self.graph.add("Identity", [source], [result], name=f"{result}_Identity")
+        self.graph.add("Identity", [source], [result])
         return result
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
@@ -1026,9 +1015,8 @@ class _LiveWriter(_Writer):
             return super()._end(use, scale, code)
         # The real value of the code, computed at runtime: (code - zero point) * scale.
         steps = (code - scale.params.zero_point).astype(np.float32)
-        result = self.graph.fresh(f"{use_name(use)}_end")
         inputs = [self.graph.add_constant(f"{use_name(use)}_steps", steps), scale.scale]
-        self.graph.add("Mul", inputs, [result], name=f"{result}_Mul")
+        result = self.graph.compute("Mul", inputs, f"{use_name(use)}_end")
         if scale.params.axis is None:
             return result
         # (channels,) in the shape that broadcasts against the tensor.

@@ -15,6 +15,8 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import PRESETS
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
 from quark_onnx.graph import scopes_of
+from quark_onnx.graph.codes import written_type
+from quark_onnx.graph.node import Node
 from quark_onnx.report.verdict import Settings
 from quark_onnx.targets.target import npu_names
 from quark_onnx.writing.provenance import PRODUCER
@@ -190,15 +192,7 @@ class _Pairs:
         self, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
         """Record a QuantizeLinear whose input is no constant."""
-        # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
-        # (ONNX specification of QuantizeLinear).
-        kind: int = TensorProto.UINT8
-        if len(node.input) > 2 and node.input[2] in constants:
-            kind = constants[node.input[2]].data_type
-        else:
-            types = [item.i for item in node.attribute if item.name == "output_dtype"]
-            kind = next(filter(None, types), kind)
-        self.activations.add(_BITS.get(kind, 0))
+        self.activations.add(_BITS.get(written_type(Node(node), constants), 0))
         scale = constants.get(node.input[1])
         if scale is not None:
             self.scales.append(scale)

@@ -34,7 +34,7 @@ def tie_transposed_weights(graph: Graph) -> list[str]:
     stored: dict[_Key, str] = {}
     notes = list[str]()
     for name in _with_partner(graph, names):
-        codes = _codes(graph, name)
+        codes = graph.known(name)
         # Codes are compared without their scales, which DequantizeLinear nodes apply afterwards.
         twin = stored.get(_key(codes.T))
         if twin is None:
@@ -70,20 +70,14 @@ def _with_partner(graph: Graph, names: list[str]) -> list[str]:
     Args:
         names: names of constant matrices; the result has their order.
     """
-    rows = {name: _key(_codes(graph, name)[:1]) for name in names}
-    columns = {name: _key(_codes(graph, name)[:, :1].T) for name in names}
+    rows = {name: _key(graph.known(name)[:1]) for name in names}
+    columns = {name: _key(graph.known(name)[:, :1].T) for name in names}
     first_rows, first_columns = set(rows.values()), set(columns.values())
     return [
         name
         for name in names
         if rows[name] in first_columns or columns[name] in first_rows
     ]
-
-
-def _codes(graph: Graph, name: str) -> NDArray[Any]:
-    codes = graph.constant(name)
-    assert codes is not None
-    return codes
 
 
 def _key(codes: NDArray[Any]) -> _Key:

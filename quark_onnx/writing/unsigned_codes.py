@@ -107,16 +107,9 @@ def _unsigned(graph: Graph, name: str) -> str:
         graph: the graph; the new constant is added once for each name.
         name: name of the int8 zero point, a constant.
     """
-
-    def add() -> list[str]:
-        zero_point = graph.constant(name)
-        assert zero_point is not None
-        codes = (zero_point.astype(np.int16) + _OFFSET).astype(np.uint8)
-        return [graph.add_constant(f"{name}_unsigned", codes)]
-
+    codes = (graph.known(name).astype(np.int16) + _OFFSET).astype(np.uint8)
     # Nodes with a common zero point keep a common one.
-    [result] = graph.once(("unsigned", name), add)
-    return result
+    return graph.shared_constant(("unsigned", name), f"{name}_unsigned", lambda: codes)
 
 
 def _round_before_clipping(graph: Graph, quantize: Node) -> None:

@@ -30,7 +30,7 @@ def nearest(w: NDArray[np.float32], bits: int, block_size: int) -> NBitsWeight:
         w,
         bits,
         block_size,
-        lambda blocks: round_to_nearest(blocks, bits, symmetric=False)[1],
+        lambda blocks: round_to_nearest(blocks, bits, symmetric=False),
     )
 
 

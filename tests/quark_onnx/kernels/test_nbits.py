@@ -42,7 +42,7 @@ def nearest(
         w,
         bits,
         block_size,
-        lambda blocks: round_to_nearest(blocks, bits, symmetric=symmetric)[1],
+        lambda blocks: round_to_nearest(blocks, bits, symmetric=symmetric),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.targets import Constraints, Positions, constraints_of
-from quark_onnx.targets.constraints import Equal, Shift
+from quark_onnx.targets.constraints import Near, Shift
 from tests.models import parse
 
 EXAMPLES = settings(deadline=None, derandomize=True)
@@ -229,7 +229,7 @@ def test_products_are_settled_wherever_they_can_be(text: str, at: Positions) -> 
 def test_rules_that_no_positions_meet_are_an_error_that_names_them() -> None:
     up = Shift("C6", "sum", ("b",), ("a",), 5, None, "b")
     with pytest.raises(ConstraintError, match=r"C1 at 'join' \(concat"):
-        Constraints([Equal("C1", "join", ("a", "b")), up]).settle({"a": 0, "b": 0})
+        Constraints([Near("C1", "join", ("a", "b")), up]).settle({"a": 0, "b": 0})
     away = Shift("C7", "conv", ("b",), ("a",), 1, None, "b")
     other = Shift("C7", "other", ("a",), ("b",), 1, None, "a")
     with pytest.raises(
