@@ -177,7 +177,7 @@ class Minifloat(Scaled):
         # Clipped first: beyond the greatest value, casts to FP8 give NaN (E4M3FN) or infinity
         # (E5M2). The cast itself rounds half to even.
         reals = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax)
-        codes: NDArray[Any] = reals.astype(self.numpy)
+        codes: NDArray[Any] = reals.astype(self.element_dtype)
         return codes
 
 
@@ -192,13 +192,10 @@ class Float4(Minifloat):
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         """Quantize an array to codes of type ``numpy``."""
-        scale, _ = params.spread(array.shape)
         # FP4 E2M1 has neither infinity nor NaN; the clip saturates at 6.
-        reals = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax)
-        # Rounded by ml_dtypes, then the four bits as an unsigned integer, which ONNX can store as
-        # UINT4.
-        codes: NDArray[Any] = reals.astype(_FLOAT4).view(np.uint8).astype(self.numpy)
-        return codes
+        values = super().encode(array, params, grid)
+        # The four bits as an unsigned integer, which ONNX can store as UINT4.
+        return values.view(np.uint8).astype(self.numpy)
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,23 @@ def nothing(request: Request, value: object) -> None:
     """Accept an option that is read elsewhere or always true."""
 
 
-def activation_symmetric(request: Request, value: object) -> None:
+def change(setting: str) -> Handler:
+    """Return a handler that sets a setting of the configuration."""
+    return lambda request, value: request.changes.update({setting: value})
+
+
+def everywhere(**settings: Any) -> Handler:
+    """Return a handler that adds an override of all tensors, if the option is on."""
+
+    def handle(request: Request, wanted: bool) -> None:
+        if wanted:
+            request.tensors.append(TensorOverride("*", **settings))
+
+    return handle
+
+
+def activation_symmetric(request: Request, symmetric: bool) -> None:
     """Set symmetric codes for activations."""
-    symmetric = flag(value, "extra option ActivationSymmetric")
     # DynamicQuantizeLinear of ONNX knows uint8 with a zero point alone.
     if not request.dynamic:
         request.activation = request.activation.with_(symmetric=symmetric)
@@ -105,24 +119,22 @@ def activation_symmetric(request: Request, value: object) -> None:
         )
 
 
-def calibration_symmetric(request: Request, value: object) -> None:
+def calibration_symmetric(request: Request, symmetric: bool) -> None:
     """Set symmetric codes for activations, which imply a symmetric range."""
-    if flag(value, "extra option CalibTensorRangeSymmetric"):
+    if symmetric:
         request.activation = request.activation.with_(symmetric=True)
 
 
-def weight_symmetric(request: Request, value: object) -> None:
+def weight_symmetric(request: Request, symmetric: bool) -> None:
     """Set symmetric codes for weights; 8 and 16 bits omit the least code."""
-    if value is not None:
-        symmetric = flag(value, "extra option WeightSymmetric")
-        # As ONNX_INT_TYPE_SYMMETRIC_RANGE: 4-bit codes keep the least one.
-        narrow = symmetric and request.weight.dtype.bits >= INT8.bits
-        request.weight = request.weight.with_(symmetric=symmetric, narrow=narrow)
+    # As ONNX_INT_TYPE_SYMMETRIC_RANGE: 4-bit codes keep the least one.
+    narrow = symmetric and request.weight.dtype.bits >= INT8.bits
+    request.weight = request.weight.with_(symmetric=symmetric, narrow=narrow)
 
 
-def restricted(request: Request, value: object) -> None:
+def restricted(request: Request, wanted: bool) -> None:
     """Restrict zero points of uint8 activations to the least or the middle code."""
-    if flag(value, "extra option ActivationRestrictedAsymmetric"):
+    if wanted:
         # The least code for ranges without negative values, the middle one for all others.
         if request.activation.dtype.name == "uint8" and not request.dynamic:
             request.tensors.append(TensorOverride("*", snapped=True))
@@ -133,14 +145,8 @@ def restricted(request: Request, value: object) -> None:
             )
 
 
-def quantize_bias(request: Request, value: object) -> None:
-    """Choose between 32-bit biases and float biases."""
-    request.changes["bias"] = flag(value, "extra option QuantizeBias")
-
-
-def const_b_only(request: Request, value: object) -> None:
+def const_b_only(request: Request, only: bool) -> None:
     """Keep products of two activations in float."""
-    only = flag(value, "extra option MatMulConstBOnly")
     if request.dynamic:
         if not only:
             logger.warning(
@@ -162,28 +168,9 @@ def float_results(request: Request, value: Iterable[str] | None) -> None:
     request.changes["float_results"] = tuple(value or ())
 
 
-def pair_for_weights(request: Request, value: object) -> None:
-    """Store float weights with a Q/DQ pair."""
-    if flag(value, "extra option AddQDQPairToWeight"):
-        request.tensors.append(TensorOverride("*", stored=False))
-
-
-def dedicated(request: Request, value: object) -> None:
-    """Give every consumer a dedicated Q/DQ pair."""
-    if flag(value, "extra option DedicatedQDQPair"):
-        request.tensors.append(TensorOverride("*", dedicated=True))
-
-
-def keep_clipping(request: Request, value: object) -> None:
+def keep_clipping(request: Request, keep: bool) -> None:
     """Keep Relu and Clip."""
-    keep = flag(value, "extra option QDQKeepRemovableActivations")
     request.changes["clipping"] = not keep
-
-
-def keep_weight_scales(request: Request, value: object) -> None:
-    """Keep the weights' scales, even if a bias would need a greater scale."""
-    if flag(value, "extra option QDQDisableWeightAdjustForInt32Bias"):
-        request.tensors.append(TensorOverride("*", raised=False))
 
 
 def least_range(request: Request, value: float) -> None:
@@ -198,9 +185,8 @@ def least_range(request: Request, value: float) -> None:
     request.tensors.append(TensorOverride("*", min_range=float(value)))
 
 
-def move_floats(request: Request, value: object) -> None:
+def move_floats(request: Request, forced: bool) -> None:
     """Quantize Where and operators that only move values, even between float operators."""
-    forced = flag(value, "extra option ForceQuantizeNoInputCheck")
     request.changes["movers"] = forced
     if forced:
         # Where is quantized even if no input is; Clip and Relu keep following theirs.
@@ -208,16 +194,6 @@ def move_floats(request: Request, value: object) -> None:
         request.changes["follow_inputs"] = tuple(
             kind for kind in following if kind != "Where"
         )
-
-
-def bodies(request: Request, value: object) -> None:
-    """Quantize the bodies of If, Loop and Scan."""
-    request.changes["bodies"] = flag(value, "extra option EnableSubgraph")
-
-
-def contributed(request: Request, value: object) -> None:
-    """Write Q/DQ pairs in the com.microsoft domain."""
-    request.changes["contrib"] = flag(value, "extra option UseQDQContribOps")
 
 
 def blocks(request: Request, value: int) -> None:
@@ -283,9 +259,9 @@ class _Strided:
                 yield sample
 
 
-def smooth(request: Request, value: object) -> None:
+def smooth(request: Request, wanted: bool) -> None:
     """Add SmoothQuant with its alpha; factors are folded, or also inserted."""
-    if not flag(value, "extra option SmoothQuant"):
+    if not wanted:
         return
     # Factors come from activations, which a cache of ranges does not hold.
     if request.data is None:
@@ -303,9 +279,9 @@ def smooth(request: Request, value: object) -> None:
     request.changes["optimizers"] = (SmoothQuant(alpha=alpha, insert=True),)
 
 
-def fixed_sigmoid(request: Request, value: object) -> None:
+def fixed_sigmoid(request: Request, wanted: bool) -> None:
     """Set scale 1/256 and zero point 0 for results of Sigmoid, as in NNAPI."""
-    if flag(value, "extra option extra.Sigmoid.nnapi"):
+    if wanted:
         # The range of a sigmoid, 0 to 1, in steps of 1/256: NNAPI fixes both numbers.
         results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
         if results:
