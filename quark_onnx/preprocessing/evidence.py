@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import percentage, wilson
-from quark_onnx.report.verdict.boxes import detections
+from quark_onnx.report.verdict.boxes import detections, softmax
+from quark_onnx.report.verdict.judges import mean
 from quark_onnx.report.verdict.task import Task, squeezed
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -154,13 +155,6 @@ def _student(differences: Floats) -> float:
     if not spread:
         return 0.0
     return float(differences.mean() / spread)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return a mean; 0 without values."""
-    if not values:
-        return 0.0
-    return float(np.mean(values))
 
 
 @dataclass
@@ -345,12 +339,12 @@ class Labelled:
 
     @property
     def top1(self) -> float:
-        return _mean(self.hits)
+        return mean(self.hits)
 
     @property
     def strength(self) -> float:
         # Rows are few, so that top-1 often ties; the likelihood of the labels decides then.
-        return self.top1 + 0.001 * _mean(self.likelihoods)
+        return self.top1 + 0.001 * mean(self.likelihoods)
 
     @property
     def is_by_chance(self) -> bool:
@@ -418,9 +412,7 @@ def _probabilities(rows: NDArray[Any]) -> Floats:
     # Some models end in a softmax, others in logits.
     if (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
         return rows
-    # The maximum is subtracted, so that the exponential cannot overflow.
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+    return softmax(rows)
 
 
 def _centred(scores: Sequence[Floats]) -> Floats:

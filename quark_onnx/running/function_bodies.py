@@ -5,8 +5,6 @@ With the bodies, onnxruntime runs every model with such operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from onnx import ModelProto, NodeProto, TensorProto
 
 from quark_onnx.common.errors import ModelError
@@ -14,7 +12,7 @@ from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.functions import DOMAIN, DOMAINS, definitions
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, subgraphs
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, nested_nodes, subgraphs
 
 #: Former domain of AMD's operators, and current names of the operators supported here
 #: (amd-quark 0.13 registers both).
@@ -78,7 +76,7 @@ def with_bodies(model: ModelProto) -> ModelProto:
     known = {*DOMAINS, OLD_DOMAIN}
     operators = {
         (node.domain, node.op_type)
-        for node in _all_nodes(model.graph.node)
+        for node in nested_nodes(model.graph.node)
         if node.domain in known
     }
     # Bodies of the model itself are trusted.
@@ -94,14 +92,6 @@ def with_bodies(model: ModelProto) -> ModelProto:
             f"the vendor's operators of the model cannot be run: {error}",
         ) from error
     return graph.to_model()
-
-
-def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes, including subgraphs' nodes."""
-    for node in nodes:
-        yield node
-        for body in subgraphs(node):
-            yield from _all_nodes(body.node)
 
 
 def _modernize(graph: Graph) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,23 +70,44 @@ def judge_for(task: Task) -> Judge | None:
     return judge(task) if judge else None  # type: ignore[call-arg]
 
 
-class Classes:
-    """The share of samples with the float model's predicted class."""
+class Pixels:
+    """The share of pixels with the float model's predicted class."""
 
     def __init__(self, task: Task) -> None:
         self._output, self._axis = task.output, task.axis
-        self._certain = task.certain
         self._rows = self._equal = 0
-        self._classes = set[int]()
 
     def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
+        # The class of each pixel; ties go to the first class in both models.
         before = predicted(expected[self._output], self._axis)
         after = predicted(actual[self._output], self._axis)
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
         # Rows count even if the shapes differ: they do not agree.
         self._rows += before.size
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._rows:
+            return ()
+        share = self._equal / self._rows
+        limits = limits_of("segmentation", "agreement")
+        shown = percentage(share, limits)
+        text = f"{shown} of the pixels have the class of the float model"
+        return (Figure("agreement", share, text),)
+
+
+class Classes(Pixels):
+    """The share of samples with the float model's predicted class."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._certain = task.certain
+        self._classes = set[int]()
+
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
+        super().add(feeds, expected, actual)
         if len(self._classes) < 2:
+            before = predicted(expected[self._output], self._axis)
             self._classes.update(before.tolist())
 
     def figures(self) -> tuple[Figure, ...]:
@@ -168,31 +189,6 @@ class Decisions:
         text = f"probabilities change by {difference:.3f} on average"
         figures.append(Figure("difference", difference, text))
         return tuple(figures)
-
-
-class Pixels:
-    """The share of pixels with the float model's predicted class."""
-
-    def __init__(self, task: Task) -> None:
-        self._output, self._axis = task.output, task.axis
-        self._pixels = self._equal = 0
-
-    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
-        # The class of each pixel; ties go to the first class in both models.
-        before = predicted(expected[self._output], self._axis)
-        after = predicted(actual[self._output], self._axis)
-        if before.shape == after.shape:
-            self._equal += int((before == after).sum())
-        self._pixels += before.size
-
-    def figures(self) -> tuple[Figure, ...]:
-        if not self._pixels:
-            return ()
-        share = self._equal / self._pixels
-        limits = limits_of("segmentation", "agreement")
-        shown = percentage(share, limits)
-        text = f"{shown} of the pixels have the class of the float model"
-        return (Figure("agreement", share, text),)
 
 
 class Masks:
@@ -282,8 +278,8 @@ class Detections:
         # Nothing shown: the precision counts as 0, and so does F1.
         precision = 1 - extra / shown if shown else 0.0
         f1 = _f1(matches / count, precision)
-        overlap = _mean(overlaps)
-        change = _mean(changes)
+        overlap = mean(overlaps)
+        change = mean(changes)
         return (
             Figure(
                 "f1",
@@ -309,7 +305,7 @@ def _f1(recall: float, precision: float) -> float:
     return 2 * recall * precision / (recall + precision)
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """Return the mean; 0 without values."""
     if not values:
         return 0.0
