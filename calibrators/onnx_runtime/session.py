@@ -292,6 +292,27 @@ class _Session:
         return getattr(self._session, name)
 
 
+def feeds_of(session: Session, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a sample for the inputs of a session, which refuses other names."""
+    names = names_of(session.get_inputs())
+    return {name: sample[name] for name in names if name in sample}
+
+
+def outputs_of(
+    session: Session, sample: Mapping[str, Any], names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return outputs of a session on a sample, by name.
+
+    Args:
+        session: the session.
+        sample: arrays by name; more than the inputs of the session are ignored.
+        names: the outputs to compute; None for all.
+    """
+    wanted = names_of(session.get_outputs()) if names is None else names
+    values = session.run(wanted, feeds_of(session, sample))
+    return dict(zip(wanted, values, strict=True))
+
+
 def _file_size(path: str) -> int:
     """Return the size of a file in bytes; 0 for a missing one, which onnxruntime reports."""
     try:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
@@ -98,8 +97,9 @@ def analyze(  # noqa: PLR0913
         with Spool() as spool, Progress(show, 3, "analyzing", "part") as bar:
             # Several passes read the samples: by tensor, by output, and for each trial.
             reader = reader_for(Graph.of(inlined(before)), data)
-            for sample in islice(_checked(reader), limit):
-                spool.append(sample)
+            with data_errors():
+                for sample in islice(reader, limit):
+                    spool.append(sample)
             bar.update(1)
             sizes = model_bytes(before), model_bytes(after)
             found = _analyzed(*read, sizes, spool)
@@ -215,12 +215,6 @@ def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
     # exporter.
     gather_constants(graph)
     return Reading(graph), graph.to_model()
-
-
-def _checked(samples: Any) -> Any:
-    """Yield samples; errors of the reader become errors of this package."""
-    with data_errors():
-        yield from samples
 
 
 class _Figures:
@@ -446,12 +440,8 @@ class _Between:
             for tensor in map(self._graph.producer, tensors)
             if tensor is not None
         ]
-        reads = [
-            item
-            for item in [value for node in nodes for value in node.inputs]
-            if item in self._compared
-        ]
-        return {node.name for node in nodes}, set(reads)
+        reads = {value for node in nodes for value in node.inputs}
+        return {node.name for node in nodes}, reads & self._compared
 
     def _before(self, tensor: str) -> list[str]:
         """Return the tensors without a comparison that the producer of a tensor reads."""

@@ -246,7 +246,8 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
         return
     clip_share = error.clip_noise
     if error.sqnr_grid is None:
-        clip_share = _clip_guess(error)
+        # 2 % of clipped values or more count as all of the noise.
+        clip_share = min(1.0, 50 * (error.clipped_low + error.clipped_high))
     clipped = own * clip_share
     if clipped > least and (error.clipped_low or error.clipped_high):
         yield _clipping(error, clipped)
@@ -276,12 +277,6 @@ def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | 
     )
     remedy = "keep the operator in float"
     return Cause("operator", text, share, remedy, _exclude(error))
-
-
-def _clip_guess(error: TensorError) -> float:
-    """Estimate the share of clipping in the grid's noise from clipped values."""
-    # 2 % of clipped values or more count as all of the noise.
-    return min(1.0, 50 * (error.clipped_low + error.clipped_high))
 
 
 def _clipping(error: TensorError, share: float) -> Cause:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import dequantized
+from quark_onnx.graph.segment import segment
 from quark_onnx.graph.traversal import reach
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli")
@@ -63,20 +63,10 @@ class Constants:
         # No node with a body is constant, so that all that is read are inputs.
         # All nodes upstream of the tensor, in no particular order; the model below takes them in
         # graph order.
-        nodes = reach(
-            [value for value in [self.graph.producer(tensor)] if value is not None],
-            self.graph.leaders,
-        )
-        names = {value for node in nodes for value in node.inputs}
-        model: ModelProto = self.graph.shell()
-        model.graph.name = "constant"
-        model.graph.node.extend(
-            node.to_proto() for node in self.graph.nodes if node in nodes
-        )
-        model.graph.initializer.extend(
-            stored for name, stored in self.graph.initializers.items() if name in names
-        )
-        model.graph.output.append(ValueInfoProto(name=tensor))
+        producer = self.graph.producer(tensor)
+        nodes = reach([] if producer is None else [producer], self.graph.leaders)
+        ordered = [node for node in self.graph.nodes if node in nodes]
+        model = segment(self.graph, ordered, {}, [tensor])
         try:
             return np.asarray(open_session(model, threads=1).run([tensor], {})[0])
         except Exception as error:  # onnxruntime raises several unrelated types

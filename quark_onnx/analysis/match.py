@@ -173,12 +173,8 @@ class _Walk:
 
     def _namesake(self, tensor: str) -> str:
         """Return the tensor of the quantized model with the same name; empty if none."""
-        names = [
-            value
-            for value in (tensor + suffix for suffix in SUFFIXES)
-            if value in self._names
-        ]
-        return next(iter(names), "")
+        namesakes = (tensor + suffix for suffix in SUFFIXES)
+        return next((name for name in namesakes if name in self._names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
         """Return whether a tensor is surely its namesake in the quantized model."""
@@ -209,11 +205,9 @@ class _Walk:
         """Record a reason for every float tensor without a counterpart."""
         for node in filter(self.computes, self.reference.graph.nodes):
             reason = f"no {node.op_type} of the quantized model reads the same tensors"
-            for name in filter(
-                self._float,
-                [result for result in node.results if result not in self.found.pairs],
-            ):
-                self.found.unmatched[name] = self._reasons.get(name, reason)
+            for name in node.results:
+                if name not in self.found.pairs and self._float(name):
+                    self.found.unmatched[name] = self._reasons.get(name, reason)
 
     # -- by name
     # ----------------------------------------------------------------------------------
@@ -298,8 +292,8 @@ class _Walk:
             readers.update(dict.fromkeys(self.other.readers(raw)))
         fitting = [
             reader
-            for reader in [reader for reader in readers if reader not in self._taken]
-            if self._fits(node, inputs, reader)
+            for reader in readers
+            if reader not in self._taken and self._fits(node, inputs, reader)
         ]
         # Weights are read only where several candidates fit; large ones cost time.
         if len(fitting) < 2:

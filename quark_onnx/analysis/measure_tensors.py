@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
@@ -67,18 +67,13 @@ class Side:
         *,
         optimize: bool = False,
     ) -> None:
-        given = {value.name for value in model.graph.input}
-        # Inputs are not exposed: run() returns the fed values of those.
-        self._names = [
-            fromkey for fromkey in dict.fromkeys(tensors) if fromkey not in given
-        ]
         exposed = ModelProto()
         exposed.CopyFrom(model)
-        # An output must not be declared twice.
-        shown = {value.name for value in exposed.graph.output}
-        exposed.graph.output.extend(
-            untyped([name for name in self._names if name not in shown])
-        )
+        # Inputs are not exposed: run() returns the fed values of those. An output must not be
+        # declared twice.
+        declared = {value.name for value in (*model.graph.input, *model.graph.output)}
+        names = [name for name in dict.fromkeys(tensors) if name not in declared]
+        exposed.graph.output.extend(untyped(names))
         self._title = title
         try:
             self._session = open_session(
@@ -92,21 +87,17 @@ class Side:
             raise ModelError(
                 f"onnxruntime cannot load the {title} model: {error}",
             ) from error
-        self._inputs = [value.name for value in self._session.get_inputs()]
-        self._outputs = [value.name for value in model.graph.output]
 
     def run(self, sample: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return exposed tensors, outputs and inputs on a sample, by name."""
-        feeds = {key: sample[key] for key in self._inputs if key in sample}
-        names = list(dict.fromkeys([*self._outputs, *self._names]))
         try:
-            values = self._session.run(names, feeds)
+            outputs = outputs_of(self._session, sample)
         except Exception as error:
             raise ModelError(
                 f"sample {index}: onnxruntime cannot run the {self._title} model:"
                 f" {error}",
             ) from error
-        return {**feeds, **dict(zip(names, values, strict=True))}
+        return {**sample, **outputs}
 
 
 def measure_tensors(

@@ -50,11 +50,5 @@ def _widest(
         # Further inputs of the moving operators are shapes and indices.
         return node.inputs if node.kind == "Concat" else node.inputs[:1]
 
-    return max(
-        [
-            value
-            for value in map(steps.get, reach([output], sources))
-            if value is not None
-        ],
-        default=None,
-    )
+    widths = map(steps.get, reach([output], sources))
+    return max((width for width in widths if width is not None), default=None)

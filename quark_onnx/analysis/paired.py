@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from calibrators.readers.spool import Spool
 from quark_onnx.engines import open_quantized
 from quark_onnx.report.measure import OutputTotals, least_sqnr
@@ -88,13 +88,9 @@ class Paired:
         """Return the arrays among the outputs of a model, by sample."""
         opened = open_session if model is self._reference else open_quantized
         session = opened(with_bodies(model), what="a model to compare")
-        names = [value.name for value in session.get_outputs()]
-        inputs = [value.name for value in session.get_inputs()]
         outputs = Spool()
         for sample in self._samples:
-            feeds = {name: sample[name] for name in inputs if name in sample}
-            values = session.run(names, feeds)
-            outputs.append(arrays_of(dict(zip(names, values, strict=True))))
+            outputs.append(arrays_of(outputs_of(session, sample)))
         return outputs
 
     def pseudo_values(self, model: ModelProto) -> Floats:

@@ -188,13 +188,11 @@ class Reading:
         if name in _FORMATS:
             return True
         if name == "Cast":
-            return self._casts_floats(node) or self._undone(node)
+            types = {self.graph.elem_type(node.inputs[0]), _target(node)}
+            return types <= FLOATS or self._undone(node)
         if name == "Min":
             return self._guards_codes(node)
         return _rounds(name)
-
-    def _casts_floats(self, node: Node) -> bool:
-        return {self.graph.elem_type(node.inputs[0]), _target(node)} <= FLOATS
 
     def _guards_codes(self, node: Node) -> bool:
         """Return True if a Min only bounds values by a constant that no code exceeds.
@@ -322,19 +320,14 @@ class Reading:
             if scale.zero_point:
                 # ONNX: the zero point has the type of the codes.
                 return self.grid(scale, self.graph.elem_type(scale.zero_point))
-            return self.grid(scale, self._code_type(node))
+            # uint8 unless the node says otherwise.
+            kind = self.graph.elem_type(node.outputs[0])
+            kind = kind or int(node.attribute("output_dtype", 0)) or TensorProto.UINT8
+            return self.grid(scale, kind)
         if _rounds(node.op_type):
             return Grid(str(node.attribute("element_dtype", "") or node.op_type))
         name = _HALVES.get(_target(node))
         return Grid(name, uniform=False) if name else None
-
-    def _code_type(self, node: Node) -> int:
-        """Return the type of a QuantizeLinear's codes; uint8 unless the node says otherwise."""
-        return (
-            self.graph.elem_type(node.outputs[0])
-            or int(node.attribute("output_dtype", 0))
-            or TensorProto.UINT8
-        )
 
     @staticmethod
     def _scale(node: Node) -> Scale:

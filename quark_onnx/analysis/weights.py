@@ -73,7 +73,8 @@ def weight_errors(
         twin = matching.nodes[node]
         operands = other.operands(twin)[1]
         for index, name in enumerate(node.inputs):
-            if not _is_float_constant(reference, name):
+            is_float = reference.graph.elem_type(name) in FLOATS
+            if not is_float or not reference.constants.known(name):
                 continue
             # A fused operator may have fewer inputs.
             operand = dict(enumerate(operands)).get(index, _NO_OPERAND)
@@ -87,10 +88,6 @@ def weight_errors(
             elif result:
                 missing.append(Unmatched(name, result))
     return errors, missing
-
-
-def _is_float_constant(reading: Reading, name: str) -> bool:
-    return reading.constants.known(name) and reading.graph.elem_type(name) in FLOATS
 
 
 def _compared(
@@ -165,7 +162,13 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     energy = np.square(fitted).sum()
     noise = np.square(fitted - exact).sum(axis=1)
     # Shape (channels,).
-    ratios = np.array(_channel_ratios(signal, noise))
+    # A channel of zeros has no ratio.
+    ratios = np.array(
+        [
+            decibels(power, error) if power else float("inf")
+            for power, error in zip(signal, noise, strict=True)
+        ]
+    )
     least, greatest, step = grid.extremes()
     reach = np.abs(exact).max(axis=1)
     # A channel with float values, all of which became code 0: its scale is too coarse for it.
@@ -220,14 +223,6 @@ def _inputs_per_channel(node: Node, constant: _Constant) -> int:
     if not layout.is_plain or layout.axis > 1:
         return 1
     return int(values.shape[1 - layout.axis])
-
-
-def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
-    """Return the SQNR of each channel in dB, of sums of squares; infinity for zeros."""
-    return [
-        decibels(power, error) if power else float("inf")
-        for power, error in zip(signal, noise, strict=True)
-    ]
 
 
 def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:

@@ -20,8 +20,8 @@ from quark_onnx.cli.settings import given_options
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
-from quark_onnx.page.blocks import Facts, Heading, Notes
-from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.blocks import Facts, Notes
+from quark_onnx.page.browser import write_page
 from quark_onnx.report.verdict import NextStep
 
 #: Options besides the fields of a configuration that belong to a single one, by their attribute.
@@ -101,15 +101,12 @@ def run_to_accuracy(options: Namespace) -> Answer:
     blocks = result.blocks()
     if latency is not None:
         blocks.append(Notes("Latency", latency.lines, "time"))
-    if options.html is not None:
-        names = f"{options.model.name} → {options.output.name}"
-        page = [Heading("Quantization", names), *blocks]
-        write_blocks(options.html, f"{names}: quantization", page)
+    names = f"{options.model.name} → {options.output.name}"
+    write_page(options.html, "Quantization", names, blocks)
     written = f"{options.model} -> {options.output}, in {seconds:.1f} s"
     report = result.report
     # Keys of a plain quantize run, so that programs read both alike; "accuracy" holds the attempts.
     document = {
-        "command": "quantize",
         "model": options.model,
         "output": options.output,
         "seconds": round(seconds, 3),

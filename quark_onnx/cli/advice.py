@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 #: A function that tries changes, and returns those to print.
 Attempt = Callable[[TrialSettings], tuple[NextStep, ...]]
-#: A function from the options of a command to its configuration.
-Configuration = Callable[[Namespace], QConfig]
+#: A function from the options of a command to its recipe and its configuration.
+Configuration = Callable[[Namespace], tuple[object, QConfig]]
 
 
 def add_advice_options(parser: argparse._ActionsContainer) -> None:
@@ -51,7 +51,10 @@ def check_advice_options(options: Namespace, purpose: str = "trying advice") -> 
 
 
 def trying_of(
-    options: Namespace, seconds: float, configure: Configuration, again: Namespace
+    options: Namespace,
+    seconds: float,
+    configure: Configuration,
+    again: Namespace | None = None,
 ) -> TrialSettings:
     """Return how a command tries changes.
 
@@ -68,7 +71,9 @@ def trying_of(
         timed=getattr(options, "time", True),
         progress=progress_of(options),
         ranges=getattr(options, "ranges", None),
-        configure=partial(_config_of_step, configure=configure, options=again),
+        configure=partial(
+            _config_of_step, configure=configure, options=again or options
+        ),
     )
 
 
@@ -81,7 +86,7 @@ def _config_of_step(
         return None
     # The words begin with the name of the command, which the parser does not take.
     names = len(options.parser.prog.split()) - 1
-    return configure(options.parser.parse_args(words[names:]))
+    return configure(options.parser.parse_args(words[names:]))[1]
 
 
 def advised(

@@ -25,8 +25,8 @@ from quark_onnx.cli.requantize import (
     requantized,
 )
 from quark_onnx.cli.settings import add_task_option
-from quark_onnx.page.blocks import Facts, Heading
-from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.blocks import Facts
+from quark_onnx.page.browser import write_page
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, from any tool, loses accuracy, and why"
@@ -77,17 +77,13 @@ def run(options: Namespace) -> Answer:
         )
         verdict = replace(result.verdict, next_steps=steps)
         result = replace(result, verdict=requantized(verdict, options, again))
-    if options.html is not None:
-        names = f"{options.reference.name} → {options.other.name}"
-        title = "Quantization analysis"
-        heading = Heading(title, names)
-        blocks = [heading, *result.blocks(options.top)]
-        write_blocks(options.html, f"{names}: {title}", blocks)
+    blocks = result.blocks(options.top)
+    names = f"{options.reference.name} → {options.other.name}"
+    write_page(options.html, "Quantization analysis", names, blocks)
     models = Facts((), {"models": [f"{options.reference}, {options.other}"]})
     document = {
-        "command": NAME,
         "reference": options.reference,
         "other": options.other,
         **result.to_dict(),
     }
-    return Answer([models, *result.blocks(options.top)], document)
+    return Answer([models, *blocks], document)

@@ -99,7 +99,6 @@ def run(options: Namespace) -> Answer:
     if options.format == "quark":
         lines["next"] = [shell_line(_next_words(options))]
     document = {
-        "command": NAME,
         "model": options.model,
         "output": options.output,
         "format": options.format,

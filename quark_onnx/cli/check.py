@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     found = check(options.model, options.target)
-    document = {"command": NAME, "model": options.model, **found.to_dict()}
+    document = {"model": options.model, **found.to_dict()}
     return answer_of(found, document)
 
 

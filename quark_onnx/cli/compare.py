@@ -98,7 +98,6 @@ def run(options: Namespace) -> Answer:
         comparison.write_page(options.html, "Comparison", names)
     models = Facts((), {"models": [f"{options.reference}, {options.other}"]})
     document = {
-        "command": NAME,
         "reference": options.reference,
         "other": options.other,
         **comparison.to_dict(),

@@ -86,7 +86,6 @@ def run(options: Namespace) -> Answer:
             rows = [_row(output) for output in step.outputs]
             body.append(Table([("output", "SQNR dB", "largest change"), *rows]))
     document = {
-        "command": NAME,
         "model": options.model,
         "output": options.output,
         "bytes_before": result.bytes_before,

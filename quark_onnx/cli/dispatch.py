@@ -93,6 +93,10 @@ COMMANDS = (
 OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 
+#: Options that name the command in its document.
+_NAMES = ("command", "action")
+
+
 class Stopped(BaseException):
     """A signal asked the process to end.
 
@@ -258,7 +262,9 @@ def parse(arguments: list[str]) -> Namespace:
 
 def _publish(answer: Answer, options: Namespace) -> int:
     """Print an answer, and an error if a gate was missed."""
-    document, failure = answer.document, answer.failure
+    failure = answer.failure
+    names = {key: value for key, value in vars(options).items() if key in _NAMES}
+    document = {**names, **answer.document}
     reason, steps = "", list[NextStep]()
     if failure is not None:
         reason, steps = _reason_and_steps(failure, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from calibrators.shown import printable
 from quark_onnx import api
@@ -23,12 +22,11 @@ from quark_onnx.page.blocks import (
     Block,
     Facts,
     Grid,
-    Heading,
     Judgement,
     Reasons,
     Text,
 )
-from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.browser import write_page
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_bodies
 from quark_onnx.report import summarize
@@ -60,7 +58,7 @@ def run(options: Namespace) -> Answer:
     body_plans = plan_bodies(plan.graph, config)
     plans = [plan, *all_plans(body_plans)]
     # Operator type -> (number of quantized nodes, number of nodes).
-    operators, kept, _ = summarize(*plans)
+    operators, kept, kept_tensors = summarize(*plans)
     quantized_nodes = sum(quantized for quantized, _ in operators.values())
     total = sum(count for _, count in operators.values())
     shares = [
@@ -79,46 +77,43 @@ def run(options: Namespace) -> Answer:
     body: list[str | Block] = [Facts((), facts), "", explain(plan)]
     body += _bodies(body_plans)
     document = {
-        "command": NAME,
         "model": options.model,
         "config": to_dict(config),
         "quantized_nodes": quantized_nodes,
         "operators": operators,
         "kept_nodes": kept,
         "nodes": [
-            _node(planned, node) for planned in plans for node in planned.graph.nodes
+            {
+                "name": node.name,
+                "operator": node.kind,
+                "float": planned.kept.get(node.name),
+                "inputs": [_tensor(planned, use) for use in planned.reads(node)],
+                "outputs": [
+                    _tensor(planned, Use(tensor)) for tensor in node.outputs if tensor
+                ],
+            }
+            for planned in plans
+            for node in planned.graph.nodes
         ],
     }
-    if options.html is not None:
-        _write_page(options, summary, plans, str(config))
-    return Answer(body, document)
-
-
-def _write_page(
-    options: Namespace, summary: str, plans: Sequence[Plan], config: str
-) -> None:
-    operators, kept, kept_tensors = summarize(*plans)
     rows = [
         (node.name, node.kind, ", ".join(_formats(plan, node)))
         for plan in plans
         for node in plan.graph.nodes
     ]
-    shares = [
+    counts = [
         (kind, str(done), str(count)) for kind, (done, count) in operators.items()
     ]
-    write_blocks(
-        options.html,
-        f"{options.model.name}: plan",
-        [
-            Heading("Quantization plan", options.model.name),
-            Judgement("unknown", summary.partition(":")[0]),
-            Grid("Operators", ("operator", "quantized", "nodes"), shares),
-            Reasons("Float nodes", kept, "node", "nodes"),
-            Reasons("Float tensors", kept_tensors, "tensor", "tensors"),
-            Grid("Nodes", ("node", "operator", "tensors that it computes"), rows),
-            Text("Settings", config),
-        ],
-    )
+    page: list[Block] = [
+        Judgement("unknown", summary.partition(":")[0]),
+        Grid("Operators", ("operator", "quantized", "nodes"), counts),
+        Reasons("Float nodes", kept, "node", "nodes"),
+        Reasons("Float tensors", kept_tensors, "tensor", "tensors"),
+        Grid("Nodes", ("node", "operator", "tensors that it computes"), rows),
+        Text("Settings", str(config)),
+    ]
+    write_page(options.html, "Quantization plan", options.model.name, page)
+    return Answer(body, document)
 
 
 def _formats(plan: Plan, node: Node) -> Iterator[str]:
@@ -138,16 +133,6 @@ def _bodies(body_plans: Sequence[SubgraphPlan]) -> Iterator[str]:
         yield f"\nin {where}:"
         yield explain(body_plan.plan)
         yield from _bodies(body_plan.body_plans)
-
-
-def _node(plan: Plan, node: Node) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "operator": node.kind,
-        "float": plan.kept.get(node.name),
-        "inputs": [_tensor(plan, use) for use in plan.reads(node)],
-        "outputs": [_tensor(plan, Use(tensor)) for tensor in node.outputs if tensor],
-    }
 
 
 def _tensor(plan: Plan, use: Use) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from textwrap import fill
 from typing import Any
 
@@ -28,9 +28,9 @@ from quark_onnx.common.registry import (
     RULES,
     TARGETS,
 )
-from quark_onnx.config import QConfig, to_dict
+from quark_onnx.config import to_dict
 from quark_onnx.config.support import WAYS
-from quark_onnx.dtypes import Block, DType, Half, Scaled
+from quark_onnx.dtypes import Block, Half, Scaled
 from quark_onnx.page.terminal import Table
 from quark_onnx.targets import refusal
 from quark_onnx.torch.config.algorithm_names import clients_of_algorithm
@@ -68,11 +68,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     chosen = {kind: _KINDS[kind] for kind in _KINDS if options.kind in (None, kind)}
-    body, document = list[str | Table](), dict[str, Any]({"command": NAME})
+    body, document = list[str | Table](), dict[str, Any]()
     # Rows are made here, and not at import: registries may grow until then.
     for kind, (header, rows_of) in chosen.items():
         try:
-            rows = rows_of()
+            rows = list(rows_of())
         except MissingDependency as error:
             # Asked for by name, the missing extra is an error; among all kinds, it is a line.
             if options.kind is not None:
@@ -111,23 +111,19 @@ def _counts(document: dict[str, Any]) -> list[str | Table]:
     ]
 
 
-def _presets() -> list[Row]:
-    return [_preset(name, PRESETS[name]) for name in PRESETS]
+def _presets() -> Iterator[Row]:
+    for name, config in PRESETS.items():
+        # The text of a configuration has one setting in each line, as in YAML.
+        lines = dict(line.split(": ", 1) for line in str(config).splitlines())
+        activation, weight = lines.pop("activation"), lines.pop("weight")
+        other = ", ".join(f"{key}={value}" for key, value in lines.items())
+        # refusal() returns a reason, or nothing where the target takes the configuration.
+        targets = [name for name, row in TARGETS.items() if not refusal(row, config)]
+        item = {"name": name, "config": to_dict(config), "targets": targets}
+        yield (name, activation, weight, " ".join(targets), other), item
 
 
-def _preset(name: str, config: QConfig) -> Row:
-    # The text of a configuration has one setting in each line, as in YAML.
-    lines = dict(line.split(": ", 1) for line in str(config).splitlines())
-    activation, weight = lines.pop("activation"), lines.pop("weight")
-    other = ", ".join(f"{key}={value}" for key, value in lines.items())
-    # refusal() returns a reason, or nothing where the target takes the configuration.
-    targets = [target for target in TARGETS if not refusal(TARGETS[target], config)]
-    item = {"name": name, "config": to_dict(config), "targets": targets}
-    return (name, activation, weight, " ".join(targets), other), item
-
-
-def _operators() -> list[Row]:
-    rows: list[Row] = []
+def _operators() -> Iterator[Row]:
     for operator in sorted(RULES, key=str.lower):
         rule = RULES[operator]
         # The file is where a reader finds the rule; JSON keeps the module's name.
@@ -135,84 +131,69 @@ def _operators() -> list[Row]:
         file = module.replace(".", "/") + ".py"
         about = _about(rule)
         item = {"name": operator, "rule": rule.__module__, "description": about}
-        rows.append(((operator, file, about), item))
-    return rows
+        yield (operator, file, about), item
 
 
-def _formats() -> list[Row]:
-    return [_format(DTYPES[name]) for name in DTYPES]
-
-
-def _matrix() -> list[Row]:
+def _matrix() -> Iterator[Row]:
     """Return the uses of each format; the test of formats runs every cell."""
-    rows: list[Row] = []
-    for name in DTYPES:
-        dtype = DTYPES[name]
+    for dtype in DTYPES.values():
         # A way without a configuration for the format does not support the format.
         offered = {way.name: way.config(dtype) is not None for way in WAYS}
         cells = (dtype.name, *(_YES_NO[is_offered] for is_offered in offered.values()))
-        rows.append((cells, {"name": dtype.name, "ways": offered}))
-    return rows
+        yield cells, {"name": dtype.name, "ways": offered}
 
 
-def _format(row: DType) -> Row:
-    family = type(row).__name__.lower()
-    item: dict[str, Any] = {
-        "name": row.name,
-        "family": family,
-        "bits": row.bits,
-        "min_opset": row.min_opset,
-    }
-    codes = ""
-    if isinstance(row, Scaled):
-        item |= {"qmin": row.qmin, "qmax": row.qmax}
-        codes = f"{row.qmin}..{row.qmax}"
-    elif isinstance(row, Half):
-        item["largest"] = row.largest
-        codes = f"up to {row.largest:.5g}"
-    elif isinstance(row, Block):
-        item |= {"block_size": row.block_size, "node": row.op_type}
-        codes = f"blocks of {row.block_size}"
-    return (row.name, family, str(row.bits), codes, str(row.min_opset)), item
+def _formats() -> Iterator[Row]:
+    for row in DTYPES.values():
+        family = type(row).__name__.lower()
+        item: dict[str, Any] = {
+            "name": row.name,
+            "family": family,
+            "bits": row.bits,
+            "min_opset": row.min_opset,
+        }
+        codes = ""
+        if isinstance(row, Scaled):
+            item |= {"qmin": row.qmin, "qmax": row.qmax}
+            codes = f"{row.qmin}..{row.qmax}"
+        elif isinstance(row, Half):
+            item["largest"] = row.largest
+            codes = f"up to {row.largest:.5g}"
+        elif isinstance(row, Block):
+            item |= {"block_size": row.block_size, "node": row.op_type}
+            codes = f"blocks of {row.block_size}"
+        yield (row.name, family, str(row.bits), codes, str(row.min_opset)), item
 
 
-def _classes(registry: Registry[type[Any]]) -> list[Row]:
+def _classes(registry: Registry[type[Any]]) -> Iterator[Row]:
     """Return rows of frozen dataclasses, whose fields are the settings."""
-    rows: list[Row] = []
     for name in sorted(registry):
         cls = registry[name]
         settings = {field.name: field.default for field in dataclasses.fields(cls)}
         text = ",".join(f"{key}={value}" for key, value in settings.items())
-        about = _about(cls) + _from_plugin(cls)
+        about = _about(cls)
+        package = cls.__module__.partition(".")[0]
+        if package not in ("calibrators", "quark_onnx"):
+            about += f" (from {package})"
         item = {"name": name, "settings": settings, "description": about}
-        rows.append(((name, text, about), item))
-    return rows
+        yield (name, text, about), item
 
 
-def _from_plugin(cls: type[Any]) -> str:
-    """Return the package of a plug-in that a class is from; empty for one of ours."""
-    package = cls.__module__.partition(".")[0]
-    return "" if package in ("calibrators", "quark_onnx") else f" (from {package})"
-
-
-def _algorithms() -> list[Row]:
+def _algorithms() -> Iterator[Row]:
     """Return rows of the algorithms for language models, if torch is installed."""
     # Raises an error that names the extra, where torch is missing.
     torch_side("quark_onnx.torch.algorithms.registered")
-    rows: list[Row] = []
     for (name, settings, about), item in _classes(ALGORITHMS):
         data = getattr(ALGORITHMS[name], "needs_data", False)
         # Read from the class: a property depends on the settings of an instance.
         needs = "if trained" if isinstance(data, property) else _YES_NO[bool(data)]
         clients = clients_of_algorithm(name)
         item = {**item, "needs_data": needs, "loaded_by": clients}
-        rows.append(((name, needs, clients, settings, about), item))
-    return rows
+        yield (name, needs, clients, settings, about), item
 
 
-def _schemes() -> list[Row]:
+def _schemes() -> Iterator[Row]:
     """Return rows of the schemes for language models, for ``llm ptq --scheme``."""
-    rows: list[Row] = []
     for name, spec in SCHEMES.items():
         clients = SCHEME_CLIENTS[name]
         bits = weight_bits(name)
@@ -232,40 +213,30 @@ def _schemes() -> list[Row]:
             _YES_NO[spec.measures],
             " ".join(clients),
         )
-        rows.append((cells, item))
-    return rows
+        yield cells, item
 
 
-def _targets() -> list[Row]:
-    rows: list[Row] = []
-    for name in TARGETS:
-        target = TARGETS[name]
+def _targets() -> Iterator[Row]:
+    for target in TARGETS.values():
         cells = (target.name, target.summary, " ".join(target.presets), target.source)
-        rows.append((cells, dataclasses.asdict(target)))
-    return rows
+        yield cells, dataclasses.asdict(target)
 
 
-def _rows_of_recipes(registry: Registry[Any]) -> list[Row]:
-    rows: list[Row] = []
-    for name in registry:
-        recipe = registry[name]
+def _rows_of_recipes(registry: Registry[Any]) -> Iterator[Row]:
+    for recipe in registry.values():
         item = dataclasses.asdict(recipe)
         how = " ".join([recipe.preset, *recipe.optimizers])
-        rows.append(((recipe.name, recipe.models, how, recipe.advice), item))
-    return rows
+        yield (recipe.name, recipe.models, how, recipe.advice), item
 
 
-def _conversions() -> list[Row]:
-    rows: list[Row] = []
-    for name in CONVERSIONS:
-        conversion = CONVERSIONS[name]
+def _conversions() -> Iterator[Row]:
+    for conversion in CONVERSIONS.values():
         item = {
             "name": conversion.name,
             "keeps_function": conversion.keeps,
             "description": conversion.summary,
         }
-        rows.append(((conversion.name, conversion.keeps, conversion.summary), item))
-    return rows
+        yield (conversion.name, conversion.keeps, conversion.summary), item
 
 
 def _about(thing: object) -> str:
@@ -275,7 +246,7 @@ def _about(thing: object) -> str:
     return " ".join(paragraph.split()).replace("``", "")
 
 
-_KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
+_KINDS: dict[str, tuple[tuple[str, ...], Callable[[], Iterator[Row]]]] = {
     "presets": (
         ("name", "activations", "weights", "targets that take it", "other"),
         _presets,

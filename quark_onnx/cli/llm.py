@@ -58,8 +58,7 @@ def run(options: Namespace) -> Answer:
     wanted = options.overwrite and folder is not None
     with overwriting(folder or Path(), wanted=wanted):
         answer: Answer = options.perform(options)
-    document = {"command": NAME, "action": options.action, **answer.document}
-    return Answer(answer.body, document, answer.failure)
+    return answer
 
 
 def _output(options: Namespace) -> Path | None:

@@ -14,6 +14,7 @@ from quark_onnx.cli.llm_settings import (
     add_text_options,
     add_trust_option,
     check_files,
+    text_of,
 )
 from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
@@ -82,7 +83,7 @@ def oga(options: Namespace) -> Answer:
             options.output,
             new_tokens=options.tokens,
             kv_cache=options.kv_cache,
-            text=_text(options),
+            text=text_of(options, options.data, options.samples),
             trust_code=options.trust_code,
         )
     facts = {
@@ -110,14 +111,6 @@ def oga(options: Namespace) -> Answer:
         "float_cache_equal_tokens": built.float_cache_equal,
     }
     return Answer([Facts((), facts)], document)
-
-
-def _text(options: Namespace) -> Any:
-    """Return the calibration data, or None."""
-    if options.data is None:
-        return None
-    module = torch_side("quark_onnx.torch.pipelines.ptq")
-    return module.Text(options.data, options.samples, options.length)
 
 
 def _check_scheme(name: str) -> None:
@@ -197,7 +190,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     try:
         flow.ptq(
             source,
-            _text(options),
+            text_of(options, options.data, options.samples),
             config,
             # ptq() makes the folder itself.
             scratch / "checkpoint",

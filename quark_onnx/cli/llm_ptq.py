@@ -22,6 +22,7 @@ from quark_onnx.cli.llm_settings import (
     add_text_options,
     add_trust_option,
     check_files,
+    text_of,
 )
 from quark_onnx.cli.next_command import next_command, shell_line
 from quark_onnx.cli.output import Answer, say
@@ -44,8 +45,8 @@ from quark_onnx.common.progress_bars import INTERVAL, clock
 from quark_onnx.common.reported import to_json
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import refuse_first, require_known
-from quark_onnx.page.blocks import Block, Facts, Heading, Notes
-from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.page.browser import write_page
 from quark_onnx.torch.config.algorithm_names import check_algorithm, learns_from_data
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -310,7 +311,7 @@ def ptq(options: Namespace) -> Answer:
         # imports, the empty model and the estimate take seconds without another line
         say(f"{PROGRAM}: reading {options.model}", sys.stderr)
     module = torch_side("quark_onnx.torch.pipelines.ptq")
-    exports = options.export or ["hf_format"]
+    options.export = exports = options.export or ["hf_format"]
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
     ).FloatCheckpoint(
@@ -328,7 +329,7 @@ def ptq(options: Namespace) -> Answer:
             stacklevel=2,
         )
         options.report.mkdir(parents=True, exist_ok=True)
-    mixture = _mixture(options, module, source, config)
+    mixture = _mixture(options, source, config)
     if mixture is not None:
         config = mixture.config
     notes = list[str]()
@@ -346,10 +347,10 @@ def ptq(options: Namespace) -> Answer:
     ):
         found = module.ptq(
             source,
-            _text_of(module, options.data, options.samples, options.length),
+            text_of(options, options.data, options.samples),
             config,
             folder,
-            evaluate=_text_of(module, options.evaluate, None, options.length),
+            evaluate=text_of(options, options.evaluate, None),
             writing=module.Writing(
                 pack_method=options.pack,
                 # GB, as on model hubs, and not GiB.
@@ -392,10 +393,9 @@ def ptq(options: Namespace) -> Answer:
             written_file.write(to_json(whole).encode())
     # Both, if both are given.
     pages = [options.html, options.report and options.report / "report.html"]
-    for file in filter(None, pages):
-        name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
-        page = [Heading("Quantization report", name), *blocks]
-        write_blocks(file, f"{name}: quantization report", page)
+    names = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
+    for file in pages:
+        write_page(file, "Quantization report", names, blocks)
     return Answer([Facts((), facts), *blocks], document)
 
 
@@ -449,15 +449,6 @@ def _config_without_algorithms(
     )
 
 
-def _text_of(
-    module: Any, source: str | None, samples: int | None, length: int | None
-) -> Any:
-    """Return a text of the module for the pipeline; None without a source."""
-    if source is None:
-        return None
-    return module.Text(source, samples, length)
-
-
 def _asking(options: Namespace, config: Any) -> str:
     """Return the option that requires scales from data."""
     if config.default.measures:
@@ -495,7 +486,7 @@ def _schemes(options: Namespace) -> list[str]:
     return schemes
 
 
-def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
+def _mixture(options: Namespace, source: Any, config: Any) -> Any:
     """Return the scheme by layer; None for a single scheme."""
     schemes = _schemes(options)
     if len(schemes) == 1:
@@ -507,7 +498,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     for name in schemes:  # refuse unknown and unsupported schemes before the work
         # The measurement takes long; a scheme that the layout cannot store would fail after it.
         layouts.check_config(layout, config.with_(default=scheme(name)))
-    text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
+    text = text_of(options, options.data, min(options.samples, _MEASURED))
     return mixed.mix_checkpoint(
         source,
         schemes,
@@ -568,7 +559,7 @@ def _document(options: Namespace, found: Any, scores: dict[str, Any]) -> dict[st
     return {
         "model": options.model,
         "output": options.output,
-        "exports": options.export or ["hf_format"],
+        "exports": options.export,
         **found.to_dict(),
         "tasks": _scores_document(scores),
         "mixture": None if mixture is None else _mixture_document(mixture),
@@ -589,7 +580,7 @@ def _export_lines(options: Namespace) -> list[str]:
     """Return a line for each exported model file, whose size the verdict does not know."""
     file_size = torch_side("quark_onnx.torch.pipelines.verdict").file_size
     end = ""
-    if "hf_format" in (options.export or ["hf_format"]):
+    if "hf_format" in options.export:
         end = "; the sizes of the verdict are those of the checkpoint"
     sizes = _export_sizes(options)
     return [f"{path}: {file_size(size)}{end}" for path, size in sizes.items()]
@@ -605,7 +596,7 @@ def _with_command(verdict: Any, options: Namespace) -> Any:
         return verdict
     if verdict.options:
         options_text = verdict.options
-        if "gguf" in (options.export or ()):
+        if "gguf" in options.export:
             # GGUF has no place for fp8, and for integers of 8 bits
             options_text = options_text.replace("ptpc_fp8", "int8_per_channel")
         if options_text.startswith("--algorithm") and options.data is None:
@@ -655,7 +646,7 @@ def _next_command(verdict: Any, options: Namespace) -> str:
 
 def _sized(verdict: Any, options: Namespace) -> Any:
     """Return a verdict with the size of the exported files if no checkpoint is kept."""
-    if verdict is None or "hf_format" in (options.export or ["hf_format"]):
+    if verdict is None or "hf_format" in options.export:
         return verdict
     size = sum(_export_sizes(options).values())
     # Types of tensors differ from those of the checkpoint.
@@ -667,7 +658,7 @@ def _export_sizes(options: Namespace) -> dict[Path, int]:
     sizes = dict[Path, int]()
     for suffix in ("gguf", "onnx"):
         path = options.output / f"model.{suffix}"
-        if suffix in (options.export or ()) and path.is_file():
+        if suffix in options.export and path.is_file():
             files = options.output.glob(f"{path.name}*")
             sizes[path] = sum(file.stat().st_size for file in files)
     return sizes
@@ -693,7 +684,7 @@ def _kind_of_data(model: Path) -> str:
 
 def _validation(options: Namespace) -> str:
     """Return the command that validates the result; empty for an ONNX model."""
-    exports = options.export or ["hf_format"]
+    exports = options.export
     if "hf_format" in exports:
         # vLLM reads all layouts but this one, which is that of transformers.
         client = "transformers" if options.layout == "finegrained-fp8" else "vllm"

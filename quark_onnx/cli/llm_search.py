@@ -12,6 +12,7 @@ from quark_onnx.cli.llm_settings import (
     add_folders,
     add_text_options,
     check_files,
+    text_of,
 )
 from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import (
@@ -77,7 +78,7 @@ def search(options: Namespace) -> Answer:
     result = module.search_schemes(
         source,
         module.candidates_for(options.client),
-        flow.Text(options.data, options.samples, options.length),
+        text_of(options, options.data, options.samples),
         options.journal / "search.journal",
         bits=options.bits,
         seconds=options.budget,
@@ -139,7 +140,7 @@ def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:
     with exported(kinds, source, config, options.output, list[str]()) as folder:
         flow.ptq(
             source,
-            flow.Text(options.data, options.samples, options.length),
+            text_of(options, options.data, options.samples),
             config,
             folder,
             writing=flow.Writing(layout=best.layout, device=options.device),

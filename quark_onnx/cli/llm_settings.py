@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import Any
 
 from quark_onnx.cli.field_options import CALL, FieldOption
 from quark_onnx.cli.parsing import (
@@ -14,6 +15,7 @@ from quark_onnx.cli.parsing import (
     input_name,
     output_folder,
 )
+from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.common.errors import ModelError
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.torch.config.language import ATTENTIONS
@@ -130,6 +132,20 @@ def add_text_options(
         ("--length", 512, "tokens per sample"),
     ):
         parser.add_argument(flag, metavar="N", type=count, default=default, help=text)
+
+
+def text_of(options: Namespace, source: str | None, samples: int | None) -> Any:
+    """Return a text for the pipelines; None without a source.
+
+    Args:
+        options: the options of the command, with ``length``.
+        source: the text or its file.
+        samples: number of samples; None for all.
+    """
+    if source is None:
+        return None
+    module = torch_side("quark_onnx.torch.pipelines.ptq")
+    return module.Text(source, samples, options.length)
 
 
 def check_files(options: Namespace) -> None:

@@ -37,7 +37,12 @@ from quark_onnx.cli.parsing import (
     output_folder,
     progress_of,
 )
-from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
+from quark_onnx.cli.settings import (
+    AUTO,
+    add_config_options,
+    add_gate_option,
+    configured,
+)
 from quark_onnx.cli.subcommands import Subcommand, add_subcommands
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.common.registry import NPU_RECIPES
@@ -72,8 +77,6 @@ RENAMED = {
 }
 #: Default minimum signal-to-noise ratio of a deployed model in dB.
 _GATE = 10.0
-#: Value of --recipe for an automatic choice.
-_AUTO = "auto"
 _MODEL = "an .onnx file, float or quantized by any tool"
 _SHAPE = "shape of a dynamic input; a batch without one becomes 1"
 
@@ -84,12 +87,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     answer: Answer = options.perform(options)
-    document = {
-        "command": NAME,
-        "action": options.action,
-        "model": options.model,
-        **answer.document,
-    }
+    document = {"model": options.model, **answer.document}
     return Answer(answer.body, document, answer.failure)
 
 
@@ -252,8 +250,8 @@ def _deploy_options(parser: Parser) -> None:
     add_config_options(parser, note="; XINT8 without --recipe")
     parser.add_argument(
         "--recipe",
-        choices=[_AUTO, *NPU_RECIPES],
-        help=f"settings by model type ({_AUTO} detects it), see 'quark-onnx list npu-recipes'",
+        choices=[AUTO, *NPU_RECIPES],
+        help=f"settings by model type ({AUTO} detects it), see 'quark-onnx list npu-recipes'",
     )
     add_gate_option(parser, f"nothing is written; {_GATE:g} unless given")
     behind = parser.add_mutually_exclusive_group()
@@ -322,7 +320,7 @@ def _deploy(options: Namespace) -> Answer:
     except AccuracyError as error:
         if coded or format_of(config) == "BF16":
             return Answer([], {}, AccuracyError(error.reason))
-        trial_settings = _trial_settings(options, perf_counter() - start)
+        trial_settings = trying_of(options, perf_counter() - start, _deployed)
         return Answer([], {}, refused(error, options, data, config, trial_settings))
     seconds = perf_counter() - start
     bundle = _advised(bundle, options, data, config, seconds)
@@ -390,22 +388,8 @@ def _model(options: Namespace) -> Path | npu.Parts:
 def _deployed(options: Namespace) -> tuple[npu.Choice | None, QConfig]:
     """Return the recipe that was chosen for the model, if any, and the configuration."""
     target = compiled_for(options.target, _ep_options(options.ep_option))
-    if options.recipe is None:
-        return None, config_of(options).with_(target=target)
-    if options.recipe == _AUTO:
-        choice = npu.choose(options.model, target)
-        return choice, config_of(options, choice.config).with_(target=target)
-    recipe = NPU_RECIPES[options.recipe]
-    config = recipe.config_for(target)
-    return (
-        npu.Choice(recipe, config, recipe.instead(target)),
-        config_of(options, config).with_(target=target),
-    )
-
-
-def _trial_settings(options: Namespace, seconds: float) -> TrialSettings:
-    """Return how to try changes after a deployment of so many seconds."""
-    return trying_of(options, seconds, lambda again: _deployed(again)[1], options)
+    choice, config = configured(options, target, NPU_RECIPES, npu.choose)
+    return choice, config.with_(target=target)
 
 
 def _advised(
@@ -448,7 +432,7 @@ def _advised(
 
     # A poor forecast asks for advice as well.
     asking = replace(verdict, band=bundle.band)
-    steps = advised(asking, options, _trial_settings(options, seconds), attempt)
+    steps = advised(asking, options, trying_of(options, seconds, _deployed), attempt)
     others = bundle.next_steps
     # A format that was tried is among the steps if it helps; on wrong inputs nothing is proposed.
     if steps != verdict.next_steps or any(map(changes_data, steps)):

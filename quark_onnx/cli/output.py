@@ -38,17 +38,17 @@ def say(text: str, stream: TextIO | None) -> None:
         stream: the stream; None if the process was started without it, where ``print`` would use
             stdout.
     """
-    if stream is None:
-        return
+    if stream is not None:
+        # Line by line in a pipe too, so that text and errors keep their order.
+        print(escaped(text, stream), file=stream, flush=True)
+
+
+def escaped(text: str, stream: TextIO | None) -> str:
+    """Return a text with escapes for control characters and unencodable characters."""
     # A console of Windows may use cp1252, and a test's stream may have no encoding.
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    text = printable(text, lines=True)
-    print(
-        text.encode(encoding, "backslashreplace").decode(encoding),
-        file=stream,
-        # Line by line in a pipe too, so that text and errors keep their order.
-        flush=True,
-    )
+    shown = printable(text, lines=True)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def error_document(
@@ -65,19 +65,3 @@ def error_document(
     if steps:
         error["next_steps"] = [asdict(step) for step in steps]
     return {"error": error}
-
-
-def cell(value: float | None, template: str, missing: str = "-") -> str:
-    """Format a number for a table.
-
-    Args:
-        value: the number; None for a missing value.
-        template: format string of the number, with its unit.
-        missing: text of a missing value.
-
-    >>> cell(1.5, "{:.2f} %"), cell(None, "{:.2f} %")
-    ('1.50 %', '-')
-    """
-    if value is None:
-        return missing
-    return template.format(value)

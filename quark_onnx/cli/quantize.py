@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
-from quark_onnx.analysis import Latency
 from quark_onnx.analysis.advise import TrialSettings, advise_report
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.advice import (
@@ -52,8 +51,8 @@ from quark_onnx.common.errors import AccuracyError
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
-from quark_onnx.page.blocks import Facts, Heading, Notes
-from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.blocks import Facts, Notes
+from quark_onnx.page.browser import write_page
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 
@@ -133,16 +132,20 @@ def run(options: Namespace) -> Answer:
                 labels=options.labels,
             )
     except AccuracyError as error:
-        trial_settings = _trial_settings(options, perf_counter() - start)
+        trial_settings = trying_of(options, perf_counter() - start, configured)
         failure = refused(error, options, data, config, trial_settings)
-        return Answer([], {"command": NAME}, failure)
+        return Answer([], {}, failure)
     seconds = perf_counter() - start
     report = _advised(options, data, result, config, seconds)
     # Steps become command lines of this command.
     report = report_with_commands(report, options)
     # After `seconds`, which are those of the quantization.
     latency = quantized_latency(options, data)
-    _write_page(options, report, latency)
+    page = report.blocks()
+    if latency is not None:
+        page.append(Notes("Latency", latency.lines))
+    names = f"{options.model.name} → {options.output.name}"
+    write_page(options.html, "Quantization", names, page)
     lines = {"model": [f"{options.model} -> {options.output}, in {seconds:.1f} s"]}
     if choice is not None:
         lines["recipe"] = [choice.described]
@@ -155,7 +158,6 @@ def run(options: Namespace) -> Answer:
             " 'quark-onnx compare --labels'"
         ]
     document = {
-        "command": NAME,
         "model": options.model,
         "output": options.output,
         "seconds": round(seconds, 3),
@@ -167,23 +169,6 @@ def run(options: Namespace) -> Answer:
     if choice is not None:
         document["recipe"] = choice.recipe.name
     return Answer([Facts((), lines), *report.blocks()], document)
-
-
-def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:
-    """Write the page that --html asks for, if any."""
-    if options.html is None:
-        return
-    blocks = report.blocks()
-    if latency is not None:
-        blocks.append(Notes("Latency", latency.lines))
-    names = f"{options.model.name} → {options.output.name}"
-    page = [Heading("Quantization", names), *blocks]
-    write_blocks(options.html, f"{names}: quantization", page)
-
-
-def _trial_settings(options: Namespace, seconds: float) -> TrialSettings:
-    """Return how to try changes after a run of so many seconds."""
-    return trying_of(options, seconds, lambda again: configured(again)[1], options)
 
 
 def _advised(
@@ -204,6 +189,6 @@ def _advised(
             options.model, result.model, data, report, config, trial_settings
         )
 
-    trial_settings = _trial_settings(options, seconds)
+    trial_settings = trying_of(options, seconds, configured)
     steps = advised(report.verdict, options, trial_settings, attempt)
     return replace(report, verdict=replace(report.verdict, next_steps=steps))

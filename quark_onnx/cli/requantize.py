@@ -146,9 +146,7 @@ def advised_on_file(  # noqa: PLR0913  a verdict, and the run that a trial repea
             limit=SAMPLES if options.limit is None else None,
         )
 
-    trial_settings = trying_of(
-        options, seconds, lambda run: configured(run)[1], again or options
-    )
+    trial_settings = trying_of(options, seconds, configured, again)
     return advised(verdict, options, replace(trial_settings, gate=gate), attempt)
 
 

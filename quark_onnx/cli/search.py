@@ -28,8 +28,8 @@ from quark_onnx.cli.parsing import (
 from quark_onnx.cli.settings import OPTIONS, add_target_option, add_task_option
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.engines import engine_title
-from quark_onnx.page.blocks import Action, Facts, Heading, Judgement
-from quark_onnx.page.browser import write_blocks
+from quark_onnx.page.blocks import Action, Facts, Judgement
+from quark_onnx.page.browser import write_page
 from quark_onnx.report import decibels
 from quark_onnx.search.result import SearchResult
 from quark_onnx.search.search import TRIALS, Search
@@ -170,10 +170,8 @@ def run(options: Namespace) -> Answer:
         write = Action("write the best model", command)
         judgement = replace(judgement, actions=(write, *judgement.actions))
     blocks = [judgement, *details]
-    if options.html is not None:
-        title = "Search for a configuration"
-        page = [Heading(title, options.model.name), *blocks]
-        write_blocks(options.html, f"{options.model.name}: {title}", page)
+    title = "Search for a configuration"
+    write_page(options.html, title, options.model.name, blocks)
     models = str(options.model)
     if options.output:
         models += f" -> {options.output}"
@@ -182,7 +180,6 @@ def run(options: Namespace) -> Answer:
         facts["engine"] = [title]
     body = [Facts((), facts), *blocks]
     document = {
-        "command": NAME,
         "model": options.model,
         "output": options.output,
         **result.to_dict(),

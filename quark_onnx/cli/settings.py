@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ from quark_onnx.cli.parsing import (
     number,
 )
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.common.registry import OPTIMIZERS, PRESETS, RECIPES, TARGETS
+from quark_onnx.common.registry import (
+    OPTIMIZERS,
+    PRESETS,
+    RECIPES,
+    TARGETS,
+    Registry,
+)
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.config.tensors import tensor_calibrator
 from quark_onnx.optimizers import AutoMixedPrecision
@@ -280,23 +286,26 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     return config.with_(**changes)
 
 
-def configured(options: Namespace) -> tuple[Choice | None, QConfig]:
+def configured(
+    options: Namespace,
+    target: str = "",
+    recipes: Registry[Any] = RECIPES,
+    choosing: Callable[[Path, str], Choice] = choose,
+) -> tuple[Choice | None, QConfig]:
     """Return the requested recipe, and the configuration of a command with --recipe.
 
     Args:
         options: the options of the command.
+        target: the target; that of the options unless given.
+        recipes: the recipes by name.
+        choosing: returns the recipe for a model and a target.
     """
-    choice = _choice(options)
-    return choice, config_of(options, None if choice is None else choice.config)
-
-
-def _choice(options: Namespace) -> Choice | None:
-    """Return the requested recipe; None without a recipe."""
-    if options.recipe is None:
-        return None
-    target = options.target or ""
+    target = target or options.target or ""
+    choice = None
     if options.recipe == AUTO:
-        return choose(options.model, target)
-    recipe = RECIPES[options.recipe]
-    # The user chose the recipe; only another preset has a reason.
-    return Choice(recipe, recipe.config_for(target), recipe.instead(target))
+        choice = choosing(options.model, target)
+    elif options.recipe is not None:
+        recipe = recipes[options.recipe]
+        # The user chose the recipe; only another preset has a reason.
+        choice = Choice(recipe, recipe.config_for(target), recipe.instead(target))
+    return choice, config_of(options, None if choice is None else choice.config)

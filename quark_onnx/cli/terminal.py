@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from calibrators.shown import printable
-from quark_onnx.cli.output import say
+from quark_onnx.cli.output import escaped, say
 from quark_onnx.page.terminal import Table
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def show(parts: Sequence[str | Table], stream: TextIO | None) -> None:
             console.print(_table(part))
         else:
             # soft_wrap: rich would break long lines, and a broken command cannot be pasted.
-            console.print(_styled(_safe(part, stream)), soft_wrap=True)
+            console.print(_styled(escaped(part, stream)), soft_wrap=True)
 
 
 def complain(text: str) -> None:
@@ -59,28 +59,19 @@ def complain(text: str) -> None:
     if console is None:
         say(text, sys.stderr)
     else:
-        console.print(_styled(_safe(text, sys.stderr)), soft_wrap=True)
+        console.print(_styled(escaped(text, sys.stderr)), soft_wrap=True)
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """Return a rich console for a terminal; None for other streams or without rich."""
+    """Return a rich console for a terminal; None for other streams."""
     if stream is None or not stream.isatty():
         return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
+    from rich.console import Console
+
     # Names such as "[bold]" or ":x:" are text, and no markup.
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     # A dumb terminal (TERM=dumb, as in editors) shows escape sequences as characters.
     return None if console.is_dumb_terminal else console
-
-
-def _safe(text: str, stream: TextIO | None) -> str:
-    """Return a text with escapes for control characters and unencodable characters."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    shown = printable(text, lines=True)
-    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _styled(text: str) -> Text:

@@ -10,10 +10,8 @@ from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import (
-    Contradiction,
     Requirement,
     instance_of,
-    refuse,
     require_all,
     require_flags,
 )
@@ -82,10 +80,23 @@ class Override:
                 " starts and ends",
             )
         # Before the messages below, which identify the override by its patterns.
-        refuse(self, [_NOTHING_NAMED])
+        if not (self.nodes or self.op_types or self.between):
+            raise ConfigError(
+                "an override names no nodes; give nodes, op_types or between"
+            )
         where = f" of the override for {self.where}"
         require_flags(self, ["keep"], where)
-        refuse(self, _CONTRADICTIONS)
+        quantizes = self.activation or self.weight
+        if not (self.keep or quantizes):
+            raise ConfigError(
+                f"the override for {self.where} changes nothing; give keep, activation"
+                " or weight"
+            )
+        if self.keep and quantizes:
+            raise ConfigError(
+                f"the override for {self.where} both keeps nodes float and quantizes"
+                " them"
+            )
         self._check_specs(where)
         check_granularity(self.activation, self.weight, where)
 
@@ -124,21 +135,6 @@ class Override:
 
 
 _BETWEEN = Requirement("between", instance_of(list, tuple), "two sets of names")
-_NOTHING_NAMED = Contradiction(
-    lambda override: not (override.nodes or override.op_types or override.between),
-    "an override names no nodes; give nodes, op_types or between",
-)
-_CONTRADICTIONS = (
-    Contradiction(
-        lambda override: not (override.keep or override.activation or override.weight),
-        "the override for {settings.where} changes nothing; give keep, activation or"
-        " weight",
-    ),
-    Contradiction(
-        lambda override: override.keep and (override.activation or override.weight),
-        "the override for {settings.where} both keeps nodes float and quantizes them",
-    ),
-)
 
 
 def override_of(

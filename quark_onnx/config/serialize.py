@@ -34,7 +34,9 @@ def _plain(value: Any) -> Any:
         ConfigError: the value cannot be read back.
     """
     if isinstance(value, QConfig | Override | TensorOverride | QuantizationSpec):
-        return _plain_fields(value)
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in fields(value)
+        }
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, str | bool | int | float | None):
@@ -58,11 +60,6 @@ def _plain_scalar(
             # Numbers of numpy are instances of Python's float, but YAML has no form for them.
             return kind(value)
     return value
-
-
-def _plain_fields(value: Any) -> dict[str, Any]:
-    """Return all fields, also those at defaults, which a later release may change."""
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def _plain_optimizer(value: Any) -> Any:

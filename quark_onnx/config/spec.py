@@ -12,9 +12,7 @@ from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.checks import (
-    Contradiction,
     Requirement,
-    refuse,
     require_all,
     require_choice,
     require_flags,
@@ -121,7 +119,12 @@ class QuantizationSpec:
         self._check_scale()
         self._check_codes()
         self._check_exponent()
-        refuse(self, _CONTRADICTIONS)
+        has_blocks = self.dtype.scaled and not isinstance(self.dtype, Float4)
+        if self.block_size and not has_blocks:
+            raise ConfigError(
+                f"block_size is {self.block_size}; it is for integers and fp8,"
+                f" {self.dtype.name} has no blocks, or blocks of its own"
+            )
         # A class has the attribute, too: MinMax in place of MinMax() is refused below.
         has_statistic = hasattr(self.calibrator, "statistic")
         if isinstance(self.calibrator, type) or not has_statistic:
@@ -152,7 +155,11 @@ class QuantizationSpec:
             if self.dynamic:
                 why = "each run computes it, in float32"
             raise ConfigError(f"scale is {short(self.scale)}; {why}")
-        refuse(self, _CONTRADICTIONS_OF_ZERO_POINTS)
+        if self.solver == "hqq" and (self.symmetric or not self.block_size):
+            raise ConfigError(
+                "solver hqq moves the zero points of blocks; set symmetric to false and"
+                " a block_size"
+            )
 
     def _check_codes(self) -> None:
         """Check for contradictory settings of codes."""
@@ -163,7 +170,21 @@ class QuantizationSpec:
                     f"{name} cannot be set: each run computes the scale, for all"
                     f" codes of {self.dtype}",
                 )
-        refuse(self, _CONTRADICTIONS_OF_CODES)
+        if self.solver == "hqq" and not _rounds_all_integers(self):
+            raise ConfigError(
+                "solver hqq is for all codes of integers of 2, 4 and 8 bits, not for"
+                f" {self}"
+            )
+        if self.block_size and self.dtype.bits >= 32:
+            raise ConfigError(
+                f"block_size is {self.block_size}; {self.dtype.name} has one scale for"
+                " a tensor or a channel"
+            )
+        if _has_no_codes(self):
+            raise ConfigError(
+                f"reduce_range leaves one bit of {self.dtype.name}, which has no"
+                " symmetric codes"
+            )
 
     def _check_exponent(self) -> None:
         """Check the rule for shared exponents."""
@@ -322,61 +343,6 @@ def _has_no_codes(spec: QuantizationSpec) -> bool:
 _BLOCK_SIZE = Requirement(
     "block_size", whole(0), "a number of values, or 0 for no blocks"
 )
-_CONTRADICTIONS_OF_ZERO_POINTS = (
-    Contradiction(
-        lambda spec: spec.solver == "hqq" and (spec.symmetric or not spec.block_size),
-        "solver hqq moves the zero points of blocks; set symmetric to false and a"
-        " block_size",
-    ),
-)
-_CONTRADICTIONS_OF_CODES = (
-    Contradiction(
-        lambda spec: spec.solver == "hqq" and not _rounds_all_integers(spec),
-        "solver hqq is for all codes of integers of 2, 4 and 8 bits, not for"
-        " {settings}",
-    ),
-    Contradiction(
-        lambda spec: spec.block_size and spec.dtype.bits >= 32,
-        "block_size is {settings.block_size}; {settings.dtype.name} has one scale for"
-        " a tensor or a channel",
-    ),
-    Contradiction(
-        _has_no_codes,
-        "reduce_range leaves one bit of {settings.dtype.name}, which has no symmetric"
-        " codes",
-    ),
-)
-_CONTRADICTIONS = (
-    Contradiction(
-        lambda spec: (
-            spec.block_size
-            and (not spec.dtype.scaled or isinstance(spec.dtype, Float4))
-        ),
-        "block_size is {settings.block_size}; it is for integers and fp8,"
-        " {settings.dtype.name} has no blocks, or blocks of its own",
-    ),
-)
-#: What the granularity of activations may not be, with the place in messages.
-_ACTIVATIONS = (
-    Contradiction(
-        lambda spec: spec.block_size,
-        "block_size belongs to the weight; block formats have blocks of their own",
-    ),
-    Contradiction(
-        lambda spec: spec.dynamic and spec.per_channel,
-        "each run computes one scale for a tensor; per_channel cannot be set",
-    ),
-    Contradiction(
-        lambda spec: spec.dynamic and (spec.dtype.name != "uint8" or spec.symmetric),
-        "a dynamic scale is for uint8, asymmetric, not for {settings}",
-    ),
-)
-_WEIGHTS = (
-    Contradiction(
-        lambda spec: spec.dynamic,
-        "the scale of a weight is known beforehand; dynamic belongs to the activation",
-    ),
-)
 
 
 def check_names(given: Iterable[object], cls: type[Any]) -> None:
@@ -422,10 +388,27 @@ def check_granularity(
         weight: quantization of weights; None if they stay float.
         where: what the specs belong to, for messages.
     """
-    if activation is not None:
-        refuse(activation, _ACTIVATIONS, f"activation{where}: ")
-    if weight is not None:
-        refuse(weight, _WEIGHTS, f"weight{where}: ")
+    if activation is not None and activation.block_size:
+        raise ConfigError(
+            f"activation{where}: block_size belongs to the weight; block formats have"
+            " blocks of their own"
+        )
+    if activation is not None and activation.dynamic:
+        if activation.per_channel:
+            raise ConfigError(
+                f"activation{where}: each run computes one scale for a tensor;"
+                " per_channel cannot be set"
+            )
+        if activation.dtype.name != "uint8" or activation.symmetric:
+            raise ConfigError(
+                f"activation{where}: a dynamic scale is for uint8, asymmetric, not for"
+                f" {activation}"
+            )
+    if weight is not None and weight.dynamic:
+        raise ConfigError(
+            f"weight{where}: the scale of a weight is known beforehand; dynamic belongs"
+            " to the activation"
+        )
 
 
 def spec_of(

@@ -192,9 +192,10 @@ class Float4(Minifloat):
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         """Quantize an array to codes of type ``numpy``."""
-        # Rounded by ml_dtypes, then the four bits as an unsigned integer, which ONNX can store as
-        # UINT4. FP4 E2M1 has neither infinity nor NaN; the clip saturates at 6.
-        return super().encode(array, params, grid).view(np.uint8).astype(self.numpy)
+        # FP4 E2M1 has neither infinity nor NaN; the clip saturates at 6.
+        values = super().encode(array, params, grid)
+        # The four bits as an unsigned integer, which ONNX can store as UINT4.
+        return values.view(np.uint8).astype(self.numpy)
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
-from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.config.checks import require_one_of
+from quark_onnx.config.checks import require_known, require_one_of
 from quark_onnx.files.io import load
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
+    AlgoConfig,
     AutoMixprecisionConfig,
-    BiasCorrectionConfig,
     GPTQConfig,
 )
 from quark_onnx.onnx.translation import listed, narrowed, pairs_of_ends
@@ -41,21 +41,12 @@ def setter(attribute: str) -> Apply:
     return lambda draft, value: setattr(draft, attribute, value)
 
 
-def spec_setter(side: str, setting: str) -> Apply:
-    """Return an effect that changes the specification of quantized tensors.
-
-    Args:
-        side: "activation" or "weight".
-        setting: name of the setting, which is true or false.
-    """
-
-    def apply(draft: Draft, value: object) -> None:
-        spec: QuantizationSpec | None = getattr(draft, side)
-        # Formats without a scale, such as bfloat16 and block formats, have no such setting.
-        if spec is not None and spec.dtype.scaled:
-            setattr(draft, side, spec.with_(**{setting: bool(value)}))
-
-    return apply
+def activation_symmetric(draft: Draft, value: object) -> None:
+    """Set a fixed or a variable zero point of activations."""
+    spec = draft.activation
+    # Formats without a scale, such as bfloat16 and block formats, have no such setting.
+    if spec is not None and spec.dtype.scaled:
+        draft.activation = spec.with_(symmetric=bool(value))
 
 
 def names_setter(attribute: str) -> Apply:
@@ -187,28 +178,9 @@ def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
 
 
 def weight_method(draft: Draft, method: object) -> None:
-    if draft.weight is not None and method is not None and name_of(method) == "MinMSE":
+    if draft.weight is not None and name_of(method) == "MinMSE":
         # All other methods leave the weights at min-max, as AMD Quark does.
         draft.weight = draft.weight.with_(calibrator=MinMSE())
-
-
-def bodies(draft: Draft, wanted: object) -> None:
-    # None is what scripts write for an option that is not set.
-    draft.bodies = wanted is None or bool(wanted)
-
-
-def random(draft: Draft, wanted: object) -> None:
-    draft.random = bool(wanted)
-
-
-def random_shapes(draft: Draft, shapes: Mapping[str, Sequence[int]] | None) -> None:
-    draft.random_shapes = dict(shapes or {})
-
-
-def random_ranges(
-    draft: Draft, ranges: Mapping[str, tuple[float, float]] | None
-) -> None:
-    draft.random_ranges = dict(ranges or {})
 
 
 def npu(draft: Draft, wanted: object) -> None:
@@ -220,8 +192,8 @@ def weights_only(draft: Draft, wanted: object) -> None:
         draft.activation = None
 
 
-def samples(draft: Draft, count: int | None) -> None:
-    draft.samples = None if count is None else int(count)
+def samples(draft: Draft, count: int) -> None:
+    draft.samples = int(count)
 
 
 def resume(draft: Draft, path: str | Path | None) -> None:
@@ -265,11 +237,6 @@ def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None
     draft.accuracy_level = parameters.get("AccuracyLevel", 0)
 
 
-def gptq(draft: Draft, wanted: object) -> None:
-    if wanted:
-        draft.algorithms.append(GPTQConfig())
-
-
 def gptq_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
     # AMD's keys of GPTQParams, and the fields of GPTQConfig.
     names = {
@@ -292,16 +259,18 @@ def _check_parameters(
     option: str, parameters: Iterable[str], known: Collection[str]
 ) -> None:
     """Raise ConfigError for the first parameter that an option does not have."""
-    unknown = [parameter for parameter in parameters if parameter not in known]
-    if unknown:
-        raise ConfigError(
-            f"{option} has no {unknown[0]!r}{nearest(unknown[0], known)}",
-        )
+    for parameter in parameters:
+        require_known(parameter, known, f"{option} has no")
 
 
-def bias_correction(draft: Draft, wanted: object) -> None:
-    if wanted:
-        draft.algorithms.append(BiasCorrectionConfig())
+def algorithm_adder(kind: type[AlgoConfig]) -> Apply:
+    """Return an effect that adds an algorithm of a class."""
+
+    def apply(draft: Draft, wanted: object) -> None:
+        if wanted:
+            draft.algorithms.append(kind())
+
+    return apply
 
 
 # Keys of FastFinetune with capitals that no rule derives from the name of the field.
@@ -367,16 +336,6 @@ def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
             )
 
 
-def float_results(draft: Draft, op_types: object) -> None:
-    """Set operator types whose results stay float unless a consumer quantizes them."""
-    draft.float_results = tuple(listed(op_types, "OpTypesToExcludeOutputQuantization"))
-
-
-def float_nodes(draft: Draft, names: object) -> None:
-    """Set the nodes whose results stay float."""
-    draft.float_nodes = tuple(listed(names, "NodesToExcludeOutputQuantization"))
-
-
 def pair_for_weights(draft: Draft, wanted: object) -> None:
     """Keep weights in float with a Q/DQ pair, except formats without a scale."""
     # A format without a scale has no Q/DQ pair to write.
@@ -390,33 +349,15 @@ def dedicated_pairs(draft: Draft, wanted: object) -> None:
         draft.everywhere["dedicated"] = True
 
 
-def tensor_overrides(draft: Draft, overrides: object) -> None:
-    """Add overrides of single tensors.
-
-    Raises:
-        ConfigError: the value is no dictionary.
-    """
-    if not isinstance(overrides, Mapping | None):
-        raise ConfigError(
-            f"extra option TensorQuantOverrides is {overrides!r}; it must be a"
-            " dictionary by tensor names",
-        )
-    draft.tensors.update(overrides or {})
+def tensor_overrides(draft: Draft, overrides: Mapping[str, Any]) -> None:
+    """Add overrides of single tensors."""
+    draft.tensors.update(overrides)
 
 
-def mixed_tensors(draft: Draft, tensors: object) -> None:
-    """Add the tensors of each quantization type.
-
-    Raises:
-        ConfigError: the value is no dictionary.
-    """
-    if not isinstance(tensors, Mapping | None):
-        raise ConfigError(
-            f"extra option MixedPrecisionTensor is {tensors!r}; it must be a dictionary"
-            " by types",
-        )
+def mixed_tensors(draft: Draft, tensors: Mapping[str, Any]) -> None:
+    """Add the tensors of each quantization type."""
     # The form of TensorQuantOverrides: a list with one dictionary for a per-tensor setting.
-    for kind, names in (tensors or {}).items():
+    for kind, names in tensors.items():
         for name in listed(names, f"MixedPrecisionTensor[{kind}]"):
             draft.tensors[name] = [{"quant_type": kind}]
 

@@ -23,7 +23,9 @@ from quark_onnx.onnx import option_effects as effects
 from quark_onnx.onnx import option_values as values
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import (
+    BiasCorrectionConfig,
     CLEConfig,
+    GPTQConfig,
     QuarotConfig,
     SmoothQuantConfig,
 )
@@ -199,7 +201,7 @@ ROWS: tuple[Option, ...] = (
         # Not set, it means True here, and False for AMD Quark.
         "EnableSubgraph",
         values.FLAG,
-        effects.bodies,
+        effects.flag_setter("bodies"),
         "`bodies`; bodies of If, Loop and Scan are quantized by default",
     ),
     _not_needed(
@@ -211,13 +213,13 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "OpTypesToExcludeOutputQuantization",
         values.NAMES,
-        effects.float_results,
+        effects.names_setter("float_results"),
         "`float_results`",
     ),
     _obeyed(
         "NodesToExcludeOutputQuantization",
         values.NAMES,
-        effects.float_nodes,
+        effects.names_setter("float_nodes"),
         "`TensorOverride(results, keep=True)`",
     ),
     _obeyed(
@@ -246,7 +248,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "ActivationSymmetric",
         values.FLAG,
-        effects.spec_setter("activation", "symmetric"),
+        effects.activation_symmetric,
         "`symmetric` of the activations",
     ),
     _obeyed(
@@ -374,17 +376,19 @@ ROWS: tuple[Option, ...] = (
         "the calibrator of the weights",
     ),
     _obeyed("CalibDataSize", values.COUNT, effects.samples, "`limit` of the reader"),
-    _obeyed("UseRandomData", values.FLAG, effects.random, "`RandomData`"),
+    _obeyed(
+        "UseRandomData", values.FLAG, effects.flag_setter("random"), "`RandomData`"
+    ),
     _obeyed(
         "RandomDataReaderInputShape",
         values.SHAPES,
-        effects.random_shapes,
+        effects.setter("random_shapes"),
         "`RandomData(shapes=...)`",
     ),
     _obeyed(
         "RandomDataReaderInputDataRange",
         values.RANGES,
-        effects.random_ranges,
+        effects.setter("random_ranges"),
         "`RandomData(ranges=...)`",
     ),
     _obeyed(
@@ -444,9 +448,12 @@ ROWS: tuple[Option, ...] = (
         "`SmoothQuant(alpha=...)`",
     ),
     _obeyed(
-        "BiasCorrection", values.FLAG, effects.bias_correction, "`BiasCorrection()`"
+        "BiasCorrection",
+        values.FLAG,
+        effects.algorithm_adder(BiasCorrectionConfig),
+        "`BiasCorrection()`",
     ),
-    _obeyed("UseGPTQ", values.FLAG, effects.gptq, "`GPTQ()`"),
+    _obeyed("UseGPTQ", values.FLAG, effects.algorithm_adder(GPTQConfig), "`GPTQ()`"),
     _obeyed(
         "GPTQParams",
         values.PARAMETERS,

@@ -88,28 +88,23 @@ def nothing(request: Request, value: object) -> None:
     """Accept an option that is read elsewhere or always true."""
 
 
-def change(option: str, name: str) -> Handler:
-    """Return the handler of a flag that sets a field of the configuration."""
-
-    def handle(request: Request, value: object) -> None:
-        request.changes[name] = flag(value, f"extra option {option}")
-
-    return handle
+def change(setting: str) -> Handler:
+    """Return a handler that sets a setting of the configuration."""
+    return lambda request, value: request.changes.update({setting: value})
 
 
-def override_all(option: str, **settings: Any) -> Handler:
-    """Return the handler of a flag that overrides settings of all tensors."""
+def everywhere(**settings: Any) -> Handler:
+    """Return a handler that adds an override of all tensors, if the option is on."""
 
-    def handle(request: Request, value: object) -> None:
-        if flag(value, f"extra option {option}"):
+    def handle(request: Request, wanted: bool) -> None:
+        if wanted:
             request.tensors.append(TensorOverride("*", **settings))
 
     return handle
 
 
-def activation_symmetric(request: Request, value: object) -> None:
+def activation_symmetric(request: Request, symmetric: bool) -> None:
     """Set symmetric codes for activations."""
-    symmetric = flag(value, "extra option ActivationSymmetric")
     # DynamicQuantizeLinear of ONNX knows uint8 with a zero point alone.
     if not request.dynamic:
         request.activation = request.activation.with_(symmetric=symmetric)
@@ -120,24 +115,22 @@ def activation_symmetric(request: Request, value: object) -> None:
         )
 
 
-def calibration_symmetric(request: Request, value: object) -> None:
+def calibration_symmetric(request: Request, symmetric: bool) -> None:
     """Set symmetric codes for activations, which imply a symmetric range."""
-    if flag(value, "extra option CalibTensorRangeSymmetric"):
+    if symmetric:
         request.activation = request.activation.with_(symmetric=True)
 
 
-def weight_symmetric(request: Request, value: object) -> None:
+def weight_symmetric(request: Request, symmetric: bool) -> None:
     """Set symmetric codes for weights; 8 and 16 bits omit the least code."""
-    if value is not None:
-        symmetric = flag(value, "extra option WeightSymmetric")
-        # As ONNX_INT_TYPE_SYMMETRIC_RANGE: 4-bit codes keep the least one.
-        narrow = symmetric and request.weight.dtype.bits >= INT8.bits
-        request.weight = request.weight.with_(symmetric=symmetric, narrow=narrow)
+    # As ONNX_INT_TYPE_SYMMETRIC_RANGE: 4-bit codes keep the least one.
+    narrow = symmetric and request.weight.dtype.bits >= INT8.bits
+    request.weight = request.weight.with_(symmetric=symmetric, narrow=narrow)
 
 
-def restricted(request: Request, value: object) -> None:
+def restricted(request: Request, wanted: bool) -> None:
     """Restrict zero points of uint8 activations to the least or the middle code."""
-    if flag(value, "extra option ActivationRestrictedAsymmetric"):
+    if wanted:
         # The least code for ranges without negative values, the middle one for all others.
         if request.activation.dtype.name == "uint8" and not request.dynamic:
             request.tensors.append(TensorOverride("*", snapped=True))
@@ -148,9 +141,8 @@ def restricted(request: Request, value: object) -> None:
             )
 
 
-def const_b_only(request: Request, value: object) -> None:
+def const_b_only(request: Request, only: bool) -> None:
     """Keep products of two activations in float."""
-    only = flag(value, "extra option MatMulConstBOnly")
     if request.dynamic:
         if not only:
             logger.warning(
@@ -172,9 +164,8 @@ def float_results(request: Request, value: Iterable[str] | None) -> None:
     request.changes["float_results"] = tuple(value or ())
 
 
-def keep_clipping(request: Request, value: object) -> None:
+def keep_clipping(request: Request, keep: bool) -> None:
     """Keep Relu and Clip."""
-    keep = flag(value, "extra option QDQKeepRemovableActivations")
     request.changes["clipping"] = not keep
 
 
@@ -190,9 +181,8 @@ def least_range(request: Request, value: float) -> None:
     request.tensors.append(TensorOverride("*", min_range=float(value)))
 
 
-def move_floats(request: Request, value: object) -> None:
+def move_floats(request: Request, forced: bool) -> None:
     """Quantize Where and operators that only move values, even between float operators."""
-    forced = flag(value, "extra option ForceQuantizeNoInputCheck")
     request.changes["movers"] = forced
     if forced:
         # Where is quantized even if no input is; Clip and Relu keep following theirs.
@@ -265,9 +255,9 @@ class _Strided:
                 yield sample
 
 
-def smooth(request: Request, value: object) -> None:
+def smooth(request: Request, wanted: bool) -> None:
     """Add SmoothQuant with its alpha; factors are folded, or also inserted."""
-    if not flag(value, "extra option SmoothQuant"):
+    if not wanted:
         return
     # Factors come from activations, which a cache of ranges does not hold.
     if request.data is None:
@@ -285,9 +275,9 @@ def smooth(request: Request, value: object) -> None:
     request.changes["optimizers"] = (SmoothQuant(alpha=alpha, insert=True),)
 
 
-def fixed_sigmoid(request: Request, value: object) -> None:
+def fixed_sigmoid(request: Request, wanted: bool) -> None:
     """Set scale 1/256 and zero point 0 for results of Sigmoid, as in NNAPI."""
-    if flag(value, "extra option extra.Sigmoid.nnapi"):
+    if wanted:
         # The range of a sigmoid, 0 to 1, in steps of 1/256: NNAPI fixes both numbers.
         results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
         if results:

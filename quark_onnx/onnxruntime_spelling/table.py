@@ -8,7 +8,7 @@ from typing import Any
 from quark_onnx.common.errors import nearest
 from quark_onnx.onnxruntime_spelling import options as obeyed
 from quark_onnx.onnxruntime_spelling.options import Handler
-from quark_onnx.onnxruntime_spelling.request import Request, logger
+from quark_onnx.onnxruntime_spelling.request import Request, flag, logger
 
 
 @dataclass(frozen=True)
@@ -19,72 +19,61 @@ class Option:
         defaults: values without an effect.
         effect: the effect in this package, in words.
         handle: function that changes a request.
+        is_flag: whether the value is True or False.
     """
 
     defaults: tuple[Any, ...]
     effect: str
     handle: Handler = obeyed.nothing
+    is_flag: bool = False
+
+
+def _flag(effect: str, handle: Handler) -> Option:
+    return Option((), effect, handle, is_flag=True)
 
 
 OPTIONS: dict[str, Option] = {
-    "extra.Sigmoid.nnapi": Option(
-        (False,),
-        "`TensorOverride(results, scale=1/256, zero_point=0)`",
-        obeyed.fixed_sigmoid,
+    "extra.Sigmoid.nnapi": _flag(
+        "`TensorOverride(results, scale=1/256, zero_point=0)`", obeyed.fixed_sigmoid
     ),
     # Empty defaults: every given value reaches the handler.
-    "ActivationSymmetric": Option(
-        (),
-        "`activation.symmetric`",
-        obeyed.activation_symmetric,
+    "ActivationSymmetric": _flag("`activation.symmetric`", obeyed.activation_symmetric),
+    "ActivationRestrictedAsymmetric": _flag(
+        '`TensorOverride("*", snapped=True)`', obeyed.restricted
     ),
-    "ActivationRestrictedAsymmetric": Option(
-        (False,),
-        '`TensorOverride("*", snapped=True)`',
-        obeyed.restricted,
+    "WeightSymmetric": Option(
+        (None,), "`weight.symmetric`", obeyed.weight_symmetric, is_flag=True
     ),
-    "WeightSymmetric": Option((None,), "`weight.symmetric`", obeyed.weight_symmetric),
-    "EnableSubgraph": Option((), "`bodies`", obeyed.change("EnableSubgraph", "bodies")),
-    "ForceQuantizeNoInputCheck": Option(
-        (),
-        "`movers`, and `follow_inputs` without Where",
-        obeyed.move_floats,
+    "EnableSubgraph": _flag("`bodies`", obeyed.change("bodies")),
+    "ForceQuantizeNoInputCheck": _flag(
+        "`movers`, and `follow_inputs` without Where", obeyed.move_floats
     ),
-    "MatMulConstBOnly": Option(
-        (),
-        "`exclude` of products of two activations",
-        obeyed.const_b_only,
+    "MatMulConstBOnly": _flag(
+        "`exclude` of products of two activations", obeyed.const_b_only
     ),
-    "AddQDQPairToWeight": Option(
-        (False,),
-        '`TensorOverride("*", stored=False)`',
-        obeyed.override_all("AddQDQPairToWeight", stored=False),
+    "AddQDQPairToWeight": _flag(
+        '`TensorOverride("*", stored=False)`', obeyed.everywhere(stored=False)
     ),
     "OpTypesToExcludeOutputQuantization": Option(
         (None, []),
         "`float_results`",
         obeyed.float_results,
     ),
-    "DedicatedQDQPair": Option(
-        (False,),
-        '`TensorOverride("*", dedicated=True)`',
-        obeyed.override_all("DedicatedQDQPair", dedicated=True),
+    "DedicatedQDQPair": _flag(
+        '`TensorOverride("*", dedicated=True)`', obeyed.everywhere(dedicated=True)
     ),
     "QDQOpTypePerChannelSupportToAxis": Option(
         (None, {}),
         "`TensorOverride(weights, axis=...)`",
         obeyed.channel_axes,
     ),
-    "QuantizeBias": Option((), "`bias`", obeyed.change("QuantizeBias", "bias")),
-    "UseQDQContribOps": Option(
-        (), "`contrib`", obeyed.change("UseQDQContribOps", "contrib")
-    ),
-    "QDQKeepRemovableActivations": Option((), "`clipping=False`", obeyed.keep_clipping),
-    "QDQDisableWeightAdjustForInt32Bias": Option(
-        (False,),
+    "QuantizeBias": _flag("`bias`", obeyed.change("bias")),
+    "UseQDQContribOps": _flag("`contrib`", obeyed.change("contrib")),
+    "QDQKeepRemovableActivations": _flag("`clipping=False`", obeyed.keep_clipping),
+    "QDQDisableWeightAdjustForInt32Bias": _flag(
         '`TensorOverride("*", raised=False)`; a bias that then exceeds int32 stays'
         " float instead of overflowing",
-        obeyed.override_all("QDQDisableWeightAdjustForInt32Bias", raised=False),
+        obeyed.everywhere(raised=False),
     ),
     "BlockSize": Option((0, None), "`weight.block_size`", obeyed.blocks),
     "MinimumRealRange": Option(
@@ -102,10 +91,8 @@ OPTIONS: dict[str, Option] = {
         "float, as always; another type is refused",
         obeyed.default_type,
     ),
-    "CalibTensorRangeSymmetric": Option(
-        (None,),
-        "`activation.symmetric`",
-        obeyed.calibration_symmetric,
+    "CalibTensorRangeSymmetric": _flag(
+        "`activation.symmetric`", obeyed.calibration_symmetric
     ),
     # Read by ``calibrator_for``, before the table is applied.
     "CalibMovingAverage": Option((), "`MinMax(moving_average=...)`"),
@@ -119,7 +106,7 @@ OPTIONS: dict[str, Option] = {
         "the reader is asked for ranges of so many samples",
         obeyed.strides,
     ),
-    "SmoothQuant": Option((False,), "`optimizers=(SmoothQuant(...),)`", obeyed.smooth),
+    "SmoothQuant": _flag("`optimizers=(SmoothQuant(...),)`", obeyed.smooth),
     # Read by the handler of SmoothQuant.
     "SmoothQuantAlpha": Option((), "`SmoothQuant(alpha=...)`"),
     "SmoothQuantFolding": Option(
@@ -154,6 +141,8 @@ def apply(request: Request) -> None:
             value is default or (type(value) is type(default) and value == default)
             for default in option.defaults
         ):
+            if option.is_flag:
+                value = flag(value, f"extra option {name}")
             option.handle(request, value)
 
 

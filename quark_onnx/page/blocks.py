@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 
+from quark_onnx.common.containers import grouped
+
 
 @dataclass(frozen=True)
 class Action:
@@ -194,9 +196,7 @@ class Reasons:
     @property
     def groups(self) -> list[tuple[str, list[str]]]:
         """Return each reason with its names, the reason of most names first."""
-        groups = dict[str, list[str]]()
-        for name, reason in self.reasons.items():
-            groups.setdefault(reason, []).append(name)
+        groups = grouped((reason, name) for name, reason in self.reasons.items())
         # Stable: reasons of equally many names stay in the order of first appearance.
         return sorted(groups.items(), key=lambda group: -len(group[1]))
 

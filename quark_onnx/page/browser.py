@@ -77,6 +77,15 @@ def write_blocks(path: Path, title: str, blocks: Iterable[Block]) -> None:
         file.write(text.encode())
 
 
+def write_page(
+    path: Path | None, title: str, names: str, blocks: Iterable[Block]
+) -> None:
+    """Write blocks as a page with a heading; nothing without a path."""
+    if path is not None:
+        page = [Heading(title, names), *blocks]
+        write_blocks(path, f"{names}: {title}".removeprefix(": "), page)
+
+
 @singledispatch
 def html_of(block: Block) -> str:
     """Return the HTML of a block; empty for a block without content."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from calibrators.shown import printable
 from quark_onnx.common.reported import to_json
-from quark_onnx.page.blocks import Block, Heading
-from quark_onnx.page.browser import render_page, write_blocks
+from quark_onnx.page.blocks import Block
+from quark_onnx.page.browser import render_page, write_page
 from quark_onnx.page.terminal import render_lines
 
 
@@ -43,8 +43,7 @@ class Reported:
         Raises:
             OSError: the folder cannot be written to.
         """
-        blocks = [Heading(title, names), *self.blocks()]
-        write_blocks(Path(path), f"{names}: {title}".removeprefix(": "), blocks)
+        write_page(Path(path), title, names, self.blocks())
 
     def _repr_html_(self) -> str:
         """Return the result as a notebook shows it: a page in a frame of its own."""

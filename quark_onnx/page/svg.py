@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 
 Scale = Callable[[float], float]
@@ -139,8 +139,38 @@ def power(exponent: int, x: float, y: float) -> str:
     ('<text x="5" y="0" text-anchor="end">1</text>',
      '<text x="5" y="0" text-anchor="end">10<tspan dy="-5" font-size="9">−3</tspan></text>')
     """
+    return tag("text", power_text(exponent), x=x, y=y, text_anchor="end")
+
+
+def power_text(exponent: int) -> str:
+    """Return a power of ten as the content of a text."""
     # 0.1, 1 and 10 are shorter than powers.
     if -1 <= exponent < 2:
-        return tag("text", f"{10.0**exponent:g}", x=x, y=y, text_anchor="end")
-    small = tag("tspan", str(exponent).replace("-", "−"), dy=-5.0, font_size="9")
-    return tag("text", "10" + small, x=x, y=y, text_anchor="end")
+        return f"{10.0**exponent:g}"
+    return "10" + tag("tspan", str(exponent).replace("-", "−"), dy=-5.0, font_size="9")
+
+
+def axes(
+    box: tuple[float, float, float],
+    columns: Mapping[float, str],
+    rows: Mapping[float, str],
+    titles: tuple[str, str],
+) -> list[str]:
+    """Return the axes of a plot with grid lines, labels and titles.
+
+    Args:
+        box: left and right end and the bottom of the plot in pixels.
+        columns: the label at each x in pixels.
+        rows: the label of the grid line at each y in pixels.
+        titles: titles of the horizontal and of the vertical axis, with their units.
+    """
+    left, right, bottom = box
+    parts = [tag("text", titles[1], x=0, y=12)]
+    for y, label in rows.items():
+        parts.append(tag("line", class_="grid", x1=left, x2=right, y1=y, y2=y))
+        parts.append(tag("text", label, x=left - 8, y=y + 4, text_anchor="end"))
+    parts.append(tag("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom))
+    labels = [(x, bottom + 18, label) for x, label in columns.items()]
+    for x, y, label in (*labels, ((left + right) / 2, bottom + 36, titles[0])):
+        parts.append(tag("text", label, x=x, y=y, text_anchor="middle"))
+    return parts

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from calibrators.shown import printable
+from quark_onnx.common.containers import grouped
 from quark_onnx.common.wording import first_of, tally
 from quark_onnx.page.blocks import (
     Block,
@@ -221,9 +222,7 @@ def _places(problem: Problem, complete: bool) -> list[str]:
     """Return the places of a problem, those of the same detail in a line unless complete."""
     if complete:
         return [": ".join(filter(None, place)) for place in problem.places]
-    names_by_detail = dict[str, list[str]]()
-    for name, detail in problem.places:
-        names_by_detail.setdefault(detail, []).append(name)
+    names_by_detail = grouped((detail, name) for name, detail in problem.places)
     lines = [
         ": ".join(filter(None, (first_of(names, _NAMED), detail)))
         for detail, names in names_by_detail.items()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.remembering import without_memory
+from calibrators.onnx_runtime.session import outputs_of
 from calibrators.onnx_runtime.tensors import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
@@ -49,6 +50,7 @@ from quark_onnx.preprocessing.pixels import (
 from quark_onnx.preprocessing.search import FIRST, OutputsOn, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.measure import lanes_for
+from quark_onnx.report.verdict.boxes import arrays_of
 from quark_onnx.report.verdict.task import Task, find_task
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -126,7 +128,7 @@ class PreprocessingCheck:
             labels: the class of each row, None for an unknown one; empty without labels.
         """
         # Sequences and maps have no rows that could be counted.
-        given, outputs = _arrays(feeds), _arrays(expected)
+        given, outputs = arrays_of(feeds), arrays_of(expected)
         size = sum(value.nbytes for value in given.values())
         if self.is_full or self._bytes + size > _BYTES or not outputs:
             return
@@ -347,7 +349,12 @@ class PreprocessingCheck:
             ]
         # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
-            alternatives = self._as_near(layers, alternatives, ratios)
+            alternatives = [
+                alternative
+                for alternative in alternatives
+                if alternative.scaling is None
+                or not farther(self._ratios(layers, alternative), ratios)
+            ]
         if finding is None and distance is None:
             finding = self._by_biases(run, layers, ratios, alternatives)
         finding = finding or self._by_outputs(run, alternatives, distance)
@@ -381,24 +388,6 @@ class PreprocessingCheck:
         """Return the ratios of responses to biases on the first rows of an alternative."""
         few = [*alternative.feeds(0, self._count(_RESPONSE_ROWS))]
         return layers.ratios(layers.responses(few))
-
-    def _as_near(
-        self,
-        layers: FirstLayers,
-        alternatives: Sequence[Alternative],
-        ratios: Sequence[float],
-    ) -> list[Alternative]:
-        """Return alternatives whose responses are as near to the biases as the given ones.
-
-        Args:
-            alternatives: the alternatives; those without another scaling are kept.
-        """
-        return [
-            alternative
-            for alternative in alternatives
-            if alternative.scaling is None
-            or not farther(self._ratios(layers, alternative), ratios)
-        ]
 
     def _by_biases(
         self,
@@ -670,17 +659,4 @@ def _outputs(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
     Args:
         feed: the sample; entries that are no inputs of the model are ignored.
     """
-    names = [value.name for value in session.get_outputs()]
-    inputs = {
-        value.name: feed[value.name]
-        for value in session.get_inputs()
-        if value.name in feed
-    }
-    return _arrays(dict(zip(names, session.run(names, inputs), strict=True)))
-
-
-def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the entries that are arrays, without sequences and maps."""
-    return {
-        name: value for name, value in values.items() if isinstance(value, np.ndarray)
-    }
+    return arrays_of(outputs_of(session, feed))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import percentage, wilson
-from quark_onnx.report.verdict.boxes import detections
+from quark_onnx.report.verdict.boxes import detections, softmax
 from quark_onnx.report.verdict.task import Task, squeezed
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -154,13 +154,6 @@ def _student(differences: Floats) -> float:
     if not spread:
         return 0.0
     return float(differences.mean() / spread)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return a mean; 0 without values."""
-    if not values:
-        return 0.0
-    return float(np.mean(values))
 
 
 @dataclass
@@ -418,9 +411,7 @@ def _probabilities(rows: NDArray[Any]) -> Floats:
     # Some models end in a softmax, others in logits.
     if (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
         return rows
-    # The maximum is subtracted, so that the exponential cannot overflow.
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+    return softmax(rows)
 
 
 def _centred(scores: Sequence[Floats]) -> Floats:
@@ -496,3 +487,8 @@ class Detected:
     def __str__(self) -> str:
         count = np.mean([(scores >= 0.25).sum() for scores in self.scores])
         return f"{count:.1f} detections per image, mean greatest score {self.strongest:.2f}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; 0 without values."""
+    return float(np.mean(values)) if values else 0.0

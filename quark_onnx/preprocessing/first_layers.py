@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from quark_onnx.graph import constants_of
 from quark_onnx.graph.node import makers_of
 from quark_onnx.graph.traversal import reach
@@ -79,12 +79,10 @@ class FirstLayers:
         if not self._layers:
             return []
         outputs = [layer.output for layer in self._layers]
-        inputs = [value.name for value in self._session.get_inputs()]
         moments: list[list[Floats]] = []
         for feed in feeds:
-            known = {name: feed[name] for name in inputs if name in feed}
-            arrays = self._session.run(outputs, known)
-            moments.append([_moments(array) for array in arrays])
+            arrays = outputs_of(self._session, feed, outputs)
+            moments.append([_moments(array) for array in arrays.values()])
         # (3, channels) for each layer: sums over the samples, which may have different numbers of
         # rows.
         totals = [sum(of_layer) for of_layer in zip(*moments, strict=True)]

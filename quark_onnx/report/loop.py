@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.remembering import without_memory
+from calibrators.onnx_runtime.session import outputs_of
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.wording import counted
 from quark_onnx.graph.states import State
@@ -145,11 +146,8 @@ class _Recurrent:
             sample: inputs by name; the states in it count in the first step alone.
             names: names of the outputs to return, among them those of all states.
         """
-        inputs = [value.name for value in self._session.get_inputs()]
-        feeds = {key: sample[key] for key in inputs if key in sample}
         # The carried states replace those of the sample; before the first step there are none.
-        values = self._session.run(names, feeds | self._carried)
-        outputs = dict(zip(names, values, strict=True))
+        outputs = outputs_of(self._session, {**sample, **self._carried}, names)
         self._carried = {state.input: outputs[state.output] for state in self._states}
         return outputs
 

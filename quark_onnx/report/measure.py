@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
 from calibrators.onnx_runtime.remembering import may_be_random, without_memory
+from calibrators.onnx_runtime.session import feeds_of, outputs_of
 from calibrators.onnx_runtime.worker import Session
 
 
@@ -164,9 +165,10 @@ class Measurement:
 
     def run(self, sample: Mapping[str, NDArray[Any]]) -> Run:
         """Run both models on a sample."""
-        feeds = _feeds(self._reference, sample)
-        expected = _run(self._reference, self._names, feeds)
-        actual = _run(self._other, self._names, _feeds(self._other, sample))
+        feeds = feeds_of(self._reference, sample)
+        expected = outputs_of(self._reference, feeds, self._names)
+        # A quantized model may lack an input whose readers were removed.
+        actual = outputs_of(self._other, sample, self._names)
         return Run(feeds, expected, actual)
 
     def add(self, run: Run) -> None:
@@ -190,13 +192,14 @@ class Measurement:
         # An output is random if the float model itself does not repeat it. A session that was
         # opened again begins with the numbers of the session before: two runs of one session tell.
         session = without_memory(self._reference)
-        once = _run(session, self._names, self._feeds)
-        repeated = _run(session, self._names, self._feeds)
+        once = outputs_of(session, self._feeds, self._names)
+        repeated = outputs_of(session, self._feeds, self._names)
         for index, result in enumerate(results):
             name = result.name
             # Both runs are of the float model on one sample: any difference is chance.
-            repetition = _compared(name, once[name], repeated[name])
-            if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
+            repetition = Total()
+            repetition.add(once[name], repeated[name])
+            if _poor(result, _GOOD) and _poor(repetition.result(name), _REPEATED):
                 results[index] = OutputError(
                     name,
                     None,
@@ -206,30 +209,6 @@ class Measurement:
                     random=True,
                 )
         return results
-
-
-def _run(
-    session: Session,
-    names: list[str],
-    feeds: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the outputs of a session by name."""
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the part of a sample for the inputs of a session."""
-    # A quantized model may lack an input whose readers were removed; onnxruntime rejects unknown
-    # inputs.
-    names = [value.name for value in session.get_inputs()]
-    return {name: sample[name] for name in names if name in sample}
-
-
-def _compared(name: str, reference: Any, other: Any) -> OutputError:
-    """Return the error of a single pair of outputs."""
-    total = Total()
-    total.add(reference, other)
-    return total.result(name)
 
 
 def _poor(error: OutputError, bound: float) -> bool:

@@ -70,11 +70,8 @@ class JoinedParts:
         # An infinite SQNR (outputs that are equal, or broken) needs no parts.
         if error.sqnr is None or not np.isfinite(error.sqnr) or not joined:
             return error.sqnr
-        values = [
-            value
-            for value in (total.result(error.name).sqnr for total in self._totals)
-            if value is not None
-        ]
+        ratios = [total.result(error.name).sqnr for total in self._totals]
+        values = [ratio for ratio in ratios if ratio is not None]
         # A mean in dB, so that a loss in a part counts equally however large its values are.
         return float(np.mean(np.clip(values, -_MOST, _MOST)))
 

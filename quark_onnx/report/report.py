@@ -101,17 +101,13 @@ class Report(Reported):
 
         Infinities become the strings "inf" and "-inf", NaN None.
         """
+        fields = asdict(replace(self, exhibits=None))
+        del fields["exhibits"]
+        # JSON has no infinities and no NaN; plain() replaces them.
         return {
             "schema": SCHEMA,
             "quantized_nodes": self.quantized,
-            # JSON has no infinities and no NaN; plain() replaces them.
-            **plain(
-                {
-                    key: value
-                    for key, value in asdict(replace(self, exhibits=None)).items()
-                    if key not in ["exhibits"]
-                }
-            ),
+            **plain(fields),
         }
 
     def blocks(self) -> list[Block]:
@@ -230,7 +226,12 @@ def make_report(  # noqa: PLR0913
         notes=lines,
         outputs=[*outputs],
         layers=[*layers],
-        kept_types=kept_types(*plans),
+        kept_types={
+            node.name: node.kind
+            for plan in plans
+            for node in plan.graph.nodes
+            if node.name in plan.kept
+        },
     )
 
 
@@ -261,28 +262,10 @@ def summarize(
         kept_nodes |= {
             key: value for key, value in plan.kept.items() if key not in outer
         }
-        kept_tensors |= _kept_tensors(plan)
+        kept_tensors |= {
+            str(use): entry.reason
+            for use, entry in plan.entries.items()
+            if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
+        }
     # Sorted by name: reports of two runs can be compared line by line.
     return dict(sorted(operators.items())), kept_nodes, kept_tensors
-
-
-def _kept_tensors(plan: Plan) -> dict[str, str]:
-    """Return the reasons for float among the quantizable tensors of a plan.
-
-    A fused tensor is left out: it does not exist as the quantized model runs.
-    """
-    return {
-        str(use): entry.reason
-        for use, entry in plan.entries.items()
-        if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
-    }
-
-
-def kept_types(*plans: Plan) -> dict[str, str]:
-    """Return the operator types of float nodes, by name."""
-    types = dict[str, str]()
-    for plan in plans:
-        for node in plan.graph.nodes:
-            if node.name in plan.kept:
-                types[node.name] = node.kind
-    return types

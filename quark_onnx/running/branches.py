@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.session import feeds_of, open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from quark_onnx.graph import Node, reach
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.shapes import declared_values, has_shape, untyped
@@ -47,9 +47,7 @@ class Branches:
             return
         taken = dict(feeds)  # a condition may be an input
         if self._computed:
-            inputs = feeds_of(self._session, feeds)
-            values = self._session.run(self._computed, inputs)
-            taken |= dict(zip(self._computed, values, strict=True))
+            taken |= outputs_of(self._session, feeds, self._computed)
         for name, condition in self._conditions.items():
             self._taken[name].add(bool(np.all(taken[condition])))
 

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto
 from calibrators.errors import UnknownOperator
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
 from calibrators.onnx_runtime.remembering import RememberingSession, ReopenedSession
-from calibrators.onnx_runtime.session import feeds_of, open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.errors import ModelError, RunError, UnknownOperatorError
 from quark_onnx.graph.random_operators import may_be_random
@@ -198,12 +198,10 @@ def _nodes_in_message(model: ModelProto, message: str) -> str:
 
 
 def _run(session: Session, sample: Sample) -> dict[str, Any]:
-    names = [value.name for value in session.get_outputs()]
     try:
-        values = session.run(names, feeds_of(session, sample))
+        return outputs_of(session, sample)
     except Exception as error:
         raise RunError(f"onnxruntime cannot run the model: {error}") from error
-    return dict(zip(names, values, strict=True))
 
 
 def sample_key(sample: Mapping[str, Any], before: str = "") -> str:

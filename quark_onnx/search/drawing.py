@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 
 from quark_onnx.page.blocks import Drawing
-from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.page.svg import axes, drawing, linear, short, tag, ticks
 from quark_onnx.search.candidate import Candidate
 
 Position = tuple[float, float]
@@ -93,9 +93,15 @@ def _plot(  # noqa: PLR0913
     """
     xs = [measure(candidate) for candidate in drawn]
     scores = [candidate.score or 0.0 for candidate in drawn]
-    x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
-    y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)
-    parts = _axes(xs, scores, x, y, units)
+    across, up = _bounds(xs), _bounds(scores)
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    x, y = linear(*across, _LEFT, right), linear(*up, bottom, _TOP)
+    parts = axes(
+        (_LEFT, right, bottom),
+        {x(value): short(value) for value in ticks(*across, 5)},
+        {y(value): short(value) for value in ticks(*up, 5)},
+        units,
+    )
     labels = list[Position]()
     # from the last to the first, so that the best candidates are drawn on top
     for rank, candidate in reversed(list(enumerate(candidates, 1))):
@@ -132,50 +138,9 @@ def _label(rank: int, point: Position) -> str:
     return tag("text", str(rank), x=x + 8.0, y=y - 6, text_anchor="start")
 
 
-def _scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """Return a scale in pixels with a margin around the values."""
-    lo, hi = _bounds(values)
-    return linear(lo, hi, start, end)
-
-
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of a scale with a margin around the values."""
     low, high = min(values), max(values)
     # Ticks have three digits, which must differ around values that are nearly equal.
     margin = max(0.08 * (high - low), 0.02 * max(abs(low), abs(high)), 1e-6)
     return low - margin, high + margin
-
-
-def _axes(
-    xs: Sequence[float],
-    scores: Sequence[float],
-    x: Scale,
-    y: Scale,
-    units: tuple[str, str],
-) -> list[str]:
-    """Return the axes of a plot with ticks and titles.
-
-    Args:
-        xs: horizontal values.
-        scores: vertical values.
-        x: horizontal scale.
-        y: vertical scale.
-        units: titles of the axes, with their units.
-    """
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    parts = [tag("text", units[1], x=0, y=12)]
-    for value in ticks(*_bounds(scores), 5):
-        parts.append(
-            tag("line", x1=_LEFT, x2=right, y1=y(value), y2=y(value), class_="grid")
-        )
-        parts.append(
-            tag("text", short(value), x=_LEFT - 8, y=y(value) + 4, text_anchor="end"),
-        )
-    parts.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
-    for value in ticks(*_bounds(xs), 5):
-        position = x(value)
-        parts.append(
-            tag("text", short(value), x=position, y=bottom + 18, text_anchor="middle"),
-        )
-    middle = (_LEFT + right) / 2
-    parts.append(tag("text", units[0], x=middle, y=_HEIGHT - 6, text_anchor="middle"))
-    return parts

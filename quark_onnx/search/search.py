@@ -187,7 +187,10 @@ class Search:
         gather_constants(graph)
         require_something_to_quantize(graph, QConfig())
         # Equalization is tried second where SiLU or Relu6 separates layers.
-        early = "cle" if _has_gates(graph) else ""
+        # SiLU or Relu6, which equalization can pass, separate layers.
+        pairs = len(pairs_of(graph, Passed(False, False)))
+        has_gates = len(pairs_of(graph, Passed(True, True))) > pairs
+        early = "cle" if has_gates else ""
         self._probes, self._others = self._space.order(early)
         self._total = len(self._probes) + len(self._others)
         # Never more than the space has, so that the progress bar reaches its end.
@@ -462,13 +465,6 @@ class Search:
         return None if latency.is_overhead else latency
 
 
-def _has_gates(graph: Graph) -> bool:
-    """Return True if SiLU or Relu6, which equalization can pass, separate layers."""
-    return len(pairs_of(graph, Passed(True, True))) > len(
-        pairs_of(graph, Passed(False, False)),
-    )
-
-
 def _preset(combination: ConfigCombination) -> str:
     return combination.choices["preset"]
 
@@ -510,9 +506,7 @@ def _slow(found: list[_Finished]) -> float:
     A processor without fast integers may run every candidate slower than the float model: the
     fastest one is the measure then.
     """
-    ratios = [
-        value for value in (record.runtime for _, record in found) if value is not None
-    ]
+    ratios = [record.runtime for _, record in found if record.runtime is not None]
     return _SLOW * max(1.0, min(ratios, default=1.0))
 
 
@@ -537,10 +531,10 @@ def _rank(found: _Finished, slow: float) -> tuple[bool, bool, bool, float, int]:
     )
 
 
-def _check_numbers(target: object, budget: object, trials: object) -> None:
+def _check_numbers(target: Any, budget: object, trials: object) -> None:
     """Raise ConfigError for an impossible target, budget or number of trials."""
     require(
-        target is None or _is_score(target),
+        target is None or (is_number(target) and not isnan(target)),
         "target",
         target,
         "a number, the least score that suffices",
@@ -552,10 +546,6 @@ def _check_numbers(target: object, budget: object, trials: object) -> None:
         trials,
         "a number of candidates, 1 or more",
     )
-
-
-def _is_score(value: Any) -> bool:
-    return is_number(value) and not isnan(value)
 
 
 def _check(metric: object, journal: object) -> None:

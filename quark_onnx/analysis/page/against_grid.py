@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 
 from quark_onnx.analysis.findings import Bins
-from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
+from quark_onnx.page.svg import (
+    Scale,
+    axes,
+    drawing,
+    linear,
+    power_text,
+    short,
+    tag,
+    ticks,
+)
 
 _WIDTH, _HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 392.0, 26.0, 162.0
@@ -49,9 +58,16 @@ def against_grid(  # noqa: PLR0913
     # Logarithmic; a bar of a single value (log10 = 0) still has a height. The axis has a decade at
     # least.
     y = linear(math.log10(0.5), max(1.0, powers) * 1.04, _BOTTOM, _TOP)
-    parts = []
+    decades = ticks(0, max(1.0, powers), 4)
+    parts = axes(
+        (_LEFT, _RIGHT, _BOTTOM),
+        {x(value): short(value) for value in ticks(least, most, 5)},
+        {y(each): power_text(int(each)) for each in decades if each.is_integer()},
+        (axis_title, "count"),
+    )
     if lo is not None and hi is not None:
-        parts.append(
+        parts.insert(
+            0,
             tag(
                 "rect",
                 class_="band",
@@ -61,37 +77,7 @@ def against_grid(  # noqa: PLR0913
                 height=_BOTTOM - _TOP + 6,
             ),
         )
-    for exponent in ticks(0, max(1.0, powers), 4):
-        if exponent == int(exponent):
-            parts.append(
-                tag(
-                    "line",
-                    class_="grid",
-                    x1=_LEFT,
-                    x2=_RIGHT,
-                    y1=y(exponent),
-                    y2=y(exponent),
-                ),
-            )
-            parts.append(power(int(exponent), _LEFT - 6, y(exponent) + 4))
     parts += _bars(values, x, y, lo, hi, step or 0.0)
-    parts.append(
-        tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM),
-    )
-    for value in ticks(least, most, 5):
-        parts.append(
-            tag("text", short(value), x=x(value), y=_BOTTOM + 18, text_anchor="middle"),
-        )
-    parts.append(
-        tag(
-            "text",
-            axis_title,
-            x=(_LEFT + _RIGHT) / 2,
-            y=_HEIGHT - 4,
-            text_anchor="middle",
-        ),
-    )
-    parts.append(tag("text", "count", x=0, y=13))
     if lo is not None and hi is not None:
         parts += _ends(x, lo, hi, step)
     return drawing(_WIDTH, _HEIGHT, title, parts)

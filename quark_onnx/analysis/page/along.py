@@ -9,7 +9,7 @@ from html import escape
 
 from quark_onnx.analysis.findings import TensorError
 from quark_onnx.page.blocks import Drawing
-from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.page.svg import Scale, axes, drawing, linear, short, tag, ticks
 
 _MOVING = (
     *(
@@ -175,36 +175,13 @@ def _plot(  # noqa: PLR0913
     left, right, top, bottom = 44.0, width - 12, 32.0, height - 40
     x = linear(0, max(1, len(tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
-    parts = []
-    for value in ticks(lo, hi, 6):
-        parts.append(
-            tag("line", class_="grid", x1=left, x2=right, y1=y(value), y2=y(value)),
-        )
-        parts.append(
-            tag("text", short(value), x=left - 8, y=y(value) + 4, text_anchor="end"),
-        )
-    for value in ticks(0, max(1, len(tensors) - 1), max(3, int(width / 140))):
-        if value == int(value):
-            parts.append(
-                tag(
-                    "text",
-                    short(value + 1),
-                    x=x(value),
-                    y=bottom + 18,
-                    text_anchor="middle",
-                ),
-            )
-    parts.append(tag("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom))
-    parts.append(
-        tag(
-            "text",
-            "tensor, in order of execution",
-            x=(left + right) / 2,
-            y=height - 4,
-            text_anchor="middle",
-        ),
+    places = ticks(0, max(1, len(tensors) - 1), max(3, int(width / 140)))
+    parts = axes(
+        (left, right, bottom),
+        {x(place): short(place + 1) for place in places if float(place).is_integer()},
+        {y(value): short(value) for value in ticks(lo, hi, 6)},
+        ("tensor, in order of execution", "SQNR, dB"),
     )
-    parts.append(tag("text", "SQNR, dB", x=0, y=12))
     parts += _points(tensors, ranking, x, y, lo)
     if math.isfinite(sqnr):
         parts.append(

@@ -87,7 +87,15 @@ class CalibraterBase:
         Raises:
             DataError: the reader has no sample, or a sample does not fit the model.
         """
-        samples = list[Mapping[str, Any]](iter(data_reader.get_next, None))
+        self.collect_samples(iter(data_reader.get_next, None))
+
+    def collect_samples(self, data: Iterable[Mapping[str, Any]]) -> None:
+        """Run the model on samples, and add them to the statistics.
+
+        Raises:
+            DataError: there is no sample, or a sample does not fit the model.
+        """
+        samples = list(data)
         if not samples:
             raise DataError("the calibration data reader has no sample; rewind it")
         observed = [Observation(name, self._calibrator) for name in self._tensors]
@@ -239,8 +247,7 @@ def run_calibration(  # noqa: PLR0913  AMD's arguments
         model_input, op_types_to_calibrate, activation_type, calibrate_method, settings
     )
     limit = options.get("CalibDataSize")
-    samples = islice(iter(data_reader.get_next, None), limit)
-    calibrator.collect_data(_Samples(samples))
+    calibrator.collect_samples(islice(iter(data_reader.get_next, None), limit))
     return calibrator.compute_data()
 
 
@@ -291,16 +298,6 @@ def write_calibration_table(calibration_cache: Any, dir: str | Path = ".") -> No
     from onnxruntime.quantization.quant_utils import write_calibration_table as write
 
     write(calibration_cache, str(dir))
-
-
-class _Samples:
-    """Reader of an iterator of samples."""
-
-    def __init__(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        self._samples = iter(samples)
-
-    def get_next(self) -> Mapping[str, Any] | None:
-        return next(self._samples, None)
 
 
 def _created(

@@ -145,7 +145,10 @@ class CachedDataReader(CalibrationDataReader):
         for sample in islice(iter(dr.get_next, None), data_size):
             kept = {name: np.asarray(array) for name, array in sample.items()}
             if convert_nchw_to_nhwc:
-                kept = {name: _turned(array) for name, array in kept.items()}
+                kept = {
+                    name: (array.transpose(0, 2, 3, 1) if array.ndim == 4 else array)
+                    for name, array in kept.items()
+                }
             if quantize_fp16:
                 kept = {name: _halved(array) for name, array in kept.items()}
             self._samples.append(kept)
@@ -197,11 +200,6 @@ def get_data_reader(
         options.get("RandomDataReaderInputShape"),
         options.get("RandomDataReaderInputDataRange"),
     )
-
-
-def _turned(array: NDArray[Any]) -> NDArray[Any]:
-    """Transpose (N, C, H, W) to channels last; return other arrays unchanged."""
-    return array.transpose(0, 2, 3, 1) if array.ndim == 4 else array
 
 
 def _halved(array: NDArray[Any]) -> NDArray[Any]:

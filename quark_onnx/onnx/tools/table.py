@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Tool:
     name: str
     action: Action | None
     instead: str = ""
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +106,7 @@ def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         dest="external",
     )
-    for name, default in tool.options:
+    for name, default in tool.options.items():
         # Flags of AMD's tools have no value.
         if isinstance(default, bool):
             parser.add_argument(f"--{name}", action="store_true", default=default)
@@ -140,26 +141,26 @@ def _models(options: argparse.Namespace) -> tuple[Path, Path]:
     return options.input, options.output
 
 
-def _conversion(*names: str, **settings: Any) -> Action:
-    """Return an action that runs conversions."""
+def _conversion(
+    name: str, **settings: Callable[[argparse.Namespace], object]
+) -> Action:
+    """Return an action that runs a conversion.
+
+    Args:
+        name: the conversion.
+        settings: its settings, as functions of the options.
+    """
 
     def action(options: argparse.Namespace) -> None:
         source, target = _models(options)
-        convert(source, list(names), target, external=options.external, **settings)
+        values: dict[str, Any] = {key: read(options) for key, read in settings.items()}
+        convert(source, name, target, external=options.external, **values)
 
     return action
 
 
-def _shapes(options: argparse.Namespace) -> None:
-    source, target = _models(options)
-    shapes = input_shapes(parse_shapes(options.fix_shapes), source)
-    convert(source, "fixed-shapes", target, shapes=shapes, external=options.external)
-
-
-def _opset(options: argparse.Namespace) -> None:
-    source, target = _models(options)
-    opset = options.target_opset
-    convert(source, "opset", target, opset=opset, external=options.external)
+def _shapes_of_inputs(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    return input_shapes(parse_shapes(options.fix_shapes), options.input)
 
 
 def _custom_names(options: argparse.Namespace) -> None:
@@ -172,12 +173,6 @@ def _channels_last(options: argparse.Namespace) -> None:
     source, target = _models(options)
     with staged(convert_nchw_to_nhwc(source), target, external=options.external):
         pass
-
-
-def _float16(options: argparse.Namespace) -> None:
-    source, target = _models(options)
-    io = not options.keep_io_types
-    convert(source, "float16", target, io=io, external=options.external)
 
 
 def _bfloat16(options: argparse.Namespace) -> None:
@@ -356,29 +351,41 @@ def _evaluate(options: argparse.Namespace) -> None:
 _EXCLUDE = "leave the nodes out: exclude, or Override(keep=True)"
 _ROWS = (
     Tool("convert_bias_int32_to_int16", _conversion("int16-biases")),
-    Tool("convert_custom_ops", _custom_names, options=(("reverse_conversion", False),)),
+    Tool("convert_custom_ops", _custom_names, options={"reverse_conversion": False}),
     Tool("convert_customqdq_to_qdq", _conversion("standard-qdq")),
-    Tool("convert_dynamic_to_fixed", _shapes, options=(("fix_shapes", ""),)),
-    Tool("fix_shapes", _shapes, options=(("fix_shapes", ""),)),
-    Tool("convert_fp16_to_bf16", _bfloat16, options=(("format", "with_cast"),)),
-    Tool("convert_fp32_to_bf16", _bfloat16, options=(("format", "with_cast"),)),
+    *(
+        Tool(
+            name,
+            _conversion("fixed-shapes", shapes=_shapes_of_inputs),
+            options={"fix_shapes": ""},
+        )
+        for name in ("convert_dynamic_to_fixed", "fix_shapes")
+    ),
+    *(
+        Tool(name, _bfloat16, options={"format": "with_cast"})
+        for name in ("convert_fp16_to_bf16", "convert_fp32_to_bf16")
+    ),
     Tool("convert_fp16_to_bfp16", _block_floats),
     Tool("convert_fp32_to_bfp16", _block_floats),
     Tool("convert_fp16_to_fp32", _conversion("float32")),
     Tool(
         "convert_fp32_to_fp16",
-        _float16,
-        options=(
-            ("keep_io_types", False),
-            ("disable_shape_infer", False),
-            ("all_tensors_to_one_file", False),
-            ("not_simplify", False),
-        ),
+        _conversion("float16", io=lambda options: not options.keep_io_types),
+        options={
+            "keep_io_types": False,
+            "disable_shape_infer": False,
+            "all_tensors_to_one_file": False,
+            "not_simplify": False,
+        },
     ),
     Tool("convert_nchw_to_nhwc", _channels_last),
     Tool("convert_onnx_to_onnxtxt", _to_text),
     Tool("convert_onnxtxt_to_onnx", _from_text),
-    Tool("convert_opset_version", _opset, options=(("target_opset", 20),)),
+    Tool(
+        "convert_opset_version",
+        _conversion("opset", opset=attrgetter("target_opset")),
+        options={"target_opset": 20},
+    ),
     Tool("convert_qdq_to_qop", _conversion("qdq-to-qoperator")),
     Tool("convert_quant_to_float", _conversion("without-qdq")),
     Tool("remove_qdq", _conversion("without-qdq")),
@@ -387,24 +394,24 @@ _ROWS = (
     Tool(
         "convert_shared_initializer_to_unique",
         _conversion("unique-initializers"),
-        options=(("op_types", ""),),
+        options={"op_types": ""},
     ),
     Tool(
         "evaluate",
         _evaluate,
-        options=(("baseline_results_folder", ""), ("quantized_results_folder", "")),
+        options={"baseline_results_folder": "", "quantized_results_folder": ""},
     ),
     Tool("print_a16w8_a8w8_nodes", _print_widths),
     Tool(
         "random_quantize",
         _random,
-        options=(("config", "XINT8"), ("exclude_nodes", ""), ("exclude_subgraphs", "")),
+        options={"config": "XINT8", "exclude_nodes": "", "exclude_subgraphs": ""},
     ),
     Tool("remove_initializer_from_input", _without_initializers),
     Tool(
         "replace_inf_weights",
         _finite_weights,
-        options=(("replace_inf_value", 10000.0),),
+        options={"replace_inf_value": 10000.0},
     ),
     Tool(
         "convert_a8w8_npu_to_a8w8_cpu",

@@ -188,9 +188,9 @@ def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, s
     for other, value in outputs.items():
         if other == name or not _is_per_box(value, boxes):
             continue
-        if _may_be_labels(value, boxes):
+        if value.dtype.kind in "iu" and value.ndim < boxes.ndim:
             labels.append(other)
-        elif _may_be_scores(value):
+        elif value.dtype.kind == "f" and value.shape[-1:] != (4,):
             scores.append(other)
     return next(iter(scores), ""), next(iter(labels), "")
 
@@ -199,16 +199,6 @@ def _is_per_box(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
     """Return whether an output, (N, count, ...) or (count,), has values for each of the boxes."""
     leading = value.shape[: boxes.ndim - 1]
     return leading == boxes.shape[:-1] or value.shape == boxes.shape[-2:-1]
-
-
-def _may_be_labels(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
-    """Return whether an output per box may hold classes: one integer for each box."""
-    return value.dtype.kind in "iu" and value.ndim < boxes.ndim
-
-
-def _may_be_scores(value: NDArray[Any]) -> bool:
-    """Return whether an output per box may hold scores: floats that are no boxes."""
-    return value.dtype.kind == "f" and value.shape[-1:] != (4,)
 
 
 def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] | None:
@@ -410,8 +400,13 @@ def _as_shares(scores: Floats) -> Floats:
         return scores
     if scores.shape[-1] == 1:
         return np.asarray(1 / (1 + np.exp(-scores)))
+    return softmax(scores)
+
+
+def softmax(logits: Floats) -> Floats:
+    """Return the softmax along the last axis."""
     # Less the maximum, exp cannot overflow.
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 

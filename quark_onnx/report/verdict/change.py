@@ -80,22 +80,6 @@ def _with_recipe(config: QConfig, values: Sequence[str]) -> QConfig:
     )
 
 
-def _with_exclusions(config: QConfig, values: Sequence[str]) -> QConfig:
-    return config.with_(exclude=(*config.exclude, *values))
-
-
-def _with_calibrator(config: QConfig, values: Sequence[str]) -> QConfig:
-    return config.with_(calibrator=values[0])
-
-
-def _with_channels(config: QConfig, values: Sequence[str]) -> QConfig:
-    return config.with_(per_channel=True)
-
-
-def _with_optimizers(config: QConfig, values: Sequence[str]) -> QConfig:
-    return config.with_(optimizers=(*config.optimizers, *values))
-
-
 def _with_float_nodes(config: QConfig, values: Sequence[str]) -> QConfig:
     mixed = AutoMixedPrecision(target=float(values[0]), to="float")
     return config.with_(optimizers=(mixed, *config.optimizers))
@@ -109,10 +93,14 @@ def _with_tensor_calibrators(config: QConfig, values: Sequence[str]) -> QConfig:
 _CHANGES: dict[str, Callable[[QConfig, Sequence[str]], QConfig]] = {
     "--preset": _with_preset,
     "--recipe": _with_recipe,
-    "--exclude": _with_exclusions,
-    "--calibrator": _with_calibrator,
-    "--per-channel": _with_channels,
-    "--optimize": _with_optimizers,
+    "--exclude": lambda config, values: config.with_(
+        exclude=(*config.exclude, *values)
+    ),
+    "--calibrator": lambda config, values: config.with_(calibrator=values[0]),
+    "--per-channel": lambda config, _: config.with_(per_channel=True),
+    "--optimize": lambda config, values: config.with_(
+        optimizers=(*config.optimizers, *values)
+    ),
     "--auto-exclude": _with_float_nodes,
     "--tensor-calibrator": _with_tensor_calibrators,
 }

@@ -181,7 +181,8 @@ class VerdictCollector:
                 doubt = f"{samples} too few to be sure"
             if doubt:
                 band = "unclear"
-                needed = counted(samples_for(self._needed), "sample")
+                enough = math.ceil(_FEW_ROWS * self.samples / max(1, self.rows))
+                needed = counted(samples_for(enough), "sample")
                 reservation = f"; {doubt}: give at least {needed}"
         steps: tuple[NextStep, ...] = ()
         if settings is not None and not random and measured in ("risky", "poor"):
@@ -197,11 +198,6 @@ class VerdictCollector:
             measured_on,
             steps,
         )
-
-    @property
-    def _needed(self) -> int:
-        """Return the number of samples that have enough rows for a band."""
-        return math.ceil(_FEW_ROWS * self.samples / max(1, self.rows))
 
     def _is_unclear(self, errors: Iterable[OutputError]) -> bool:
         """Return whether there are too few rows for a band, or few that do not agree on it."""
@@ -330,13 +326,12 @@ def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
     # A good SQNR on every output is evidence enough for few samples.
     if sqnr is not None and sqnr.value >= limits_of("signal", "sqnr")[0]:
         return False
-    lower_bounds = list[Figure]()
-    for figure in figures.values():
-        if figure.least is not None:
-            lower_bounds.append(replace(figure, value=figure.least))
-    return "poor" in _bands(
-        THRESHOLDS[task], {bound.name: bound for bound in lower_bounds}
-    )
+    lower_bounds = {
+        figure.name: replace(figure, value=figure.least)
+        for figure in figures.values()
+        if figure.least is not None
+    }
+    return "poor" in _bands(THRESHOLDS[task], lower_bounds)
 
 
 def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
@@ -358,13 +353,9 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
     least = least_sqnr(errors, math.nan)
     judged = least
     if not whole:
+        changes = [error.sqnr_of_changes for error in errors]
         judged = min(
-            [
-                change
-                for change in (error.sqnr_of_changes for error in errors)
-                if change is not None
-            ],
-            default=least,
+            (change for change in changes if change is not None), default=least
         )
     if not math.isnan(least):
         shown, shown_whole = (
@@ -377,9 +368,7 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
             text += f" of what varies ({shown_whole} dB with the constant part)"
         return [Figure("sqnr", judged, text)]
     # All outputs are integers, or random.
-    shares = [
-        value for value in (error.agreement for error in errors) if value is not None
-    ]
+    shares = [error.agreement for error in errors if error.agreement is not None]
     if not shares:
         return []
     share = min(shares)
@@ -387,16 +376,12 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
     return [Figure("equal", share, f"{shown} of the values are equal")]
 
 
+#: Names of tasks in sentences, where they differ.
 _NAMES = {
-    "classifier": "classifier",
-    "decisions": "decisions",
-    "segmentation": "segmentation",
     "mask": "masks",
-    "detector": "detector",
     "embedding": "embeddings",
     "language": "language model",
     "image": "images",
-    "regression": "regression",
     "series": "time series",
     "signal": "outputs",
 }
@@ -404,7 +389,7 @@ _NAMES = {
 
 def _sentence(task: str, figures: Sequence[Figure]) -> str:
     texts = ", ".join(figure.text for figure in figures)
-    return f"{_NAMES[task]}: {texts or 'no output could be compared'}"
+    return f"{_NAMES.get(task, task)}: {texts or 'no output could be compared'}"
 
 
 def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:

@@ -64,23 +64,44 @@ def judge_for(task: Task) -> Judge | None:
     return judge(task) if judge else None  # type: ignore[call-arg]
 
 
-class Classes:
-    """The share of samples with the float model's predicted class."""
+class Pixels:
+    """The share of pixels with the float model's predicted class."""
 
     def __init__(self, task: Task) -> None:
         self._output, self._axis = task.output, task.axis
-        self._certain = task.certain
         self._rows = self._equal = 0
-        self._classes = set[int]()
 
     def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
+        # The class of each pixel; ties go to the first class in both models.
         before = predicted(expected[self._output], self._axis)
         after = predicted(actual[self._output], self._axis)
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
         # Rows count even if the shapes differ: they do not agree.
         self._rows += before.size
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._rows:
+            return ()
+        share = self._equal / self._rows
+        limits = limits_of("segmentation", "agreement")
+        shown = percentage(share, limits)
+        text = f"{shown} of the pixels have the class of the float model"
+        return (Figure("agreement", share, text),)
+
+
+class Classes(Pixels):
+    """The share of samples with the float model's predicted class."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._certain = task.certain
+        self._classes = set[int]()
+
+    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
+        super().add(feeds, expected, actual)
         if len(self._classes) < 2:
+            before = predicted(expected[self._output], self._axis)
             self._classes.update(before.tolist())
 
     def figures(self) -> tuple[Figure, ...]:
@@ -162,31 +183,6 @@ class Decisions:
         text = f"probabilities change by {difference:.3f} on average"
         figures.append(Figure("difference", difference, text))
         return tuple(figures)
-
-
-class Pixels:
-    """The share of pixels with the float model's predicted class."""
-
-    def __init__(self, task: Task) -> None:
-        self._output, self._axis = task.output, task.axis
-        self._pixels = self._equal = 0
-
-    def add(self, feeds: Arrays, expected: Arrays, actual: Arrays) -> None:
-        # The class of each pixel; ties go to the first class in both models.
-        before = predicted(expected[self._output], self._axis)
-        after = predicted(actual[self._output], self._axis)
-        if before.shape == after.shape:
-            self._equal += int((before == after).sum())
-        self._pixels += before.size
-
-    def figures(self) -> tuple[Figure, ...]:
-        if not self._pixels:
-            return ()
-        share = self._equal / self._pixels
-        limits = limits_of("segmentation", "agreement")
-        shown = percentage(share, limits)
-        text = f"{shown} of the pixels have the class of the float model"
-        return (Figure("agreement", share, text),)
 
 
 class Masks:

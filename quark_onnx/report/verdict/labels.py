@@ -254,9 +254,7 @@ def _csv(path: Path, text: str) -> Labels:
         columns = rows.fieldnames or []
     except csv.Error as error:
         raise DataError(f"labels {path}, line 1: {error}") from error
-    name = next(
-        iter([column for column in columns if column in ("name", "file")]), None
-    )
+    name = next((column for column in columns if column in ("name", "file")), None)
     if name is None or "label" not in columns:
         raise DataError(
             f"labels {path}: the columns are {', '.join(map(short, columns[:8])) or 'none'};"

@@ -119,10 +119,7 @@ class Traits:
         return cls(
             _token_input(model),
             frozenset(tables),
-            {
-                name: operators.get(name, "")
-                for name in [value.name for value in model.graph.output]
-            },
+            {value.name: operators.get(value.name, "") for value in model.graph.output},
             frozenset(state.output for state in states_of(model)),
         )
 

@@ -221,6 +221,7 @@ class _FastFinetune(AlgoConfig):
         "pin_memory": "samples are read once",
         "use_gds": "samples are read once",
     }
+    _optimizer: ClassVar[type[Any]]
     optim_device: str = "cpu"
     infer_device: str = "cpu"
     fixed_seed: int = 1705472343
@@ -258,16 +259,17 @@ class _FastFinetune(AlgoConfig):
             return "cuda"
         return self.optim_device
 
+    def native(self) -> Any:
+        self._warn()
+        return self._optimizer(iterations=self.num_iterations, device=self._device)
+
 
 @dataclass(eq=False)
 class AdaRoundConfig(_FastFinetune):
     """AdaRound (Nagel et al. 2020)."""
 
     name: ClassVar[str] = "adaround"
-
-    def native(self) -> AdaRound:
-        self._warn()
-        return AdaRound(iterations=self.num_iterations, device=self._device)
+    _optimizer: ClassVar[type[Any]] = AdaRound
 
 
 @dataclass(eq=False)
@@ -275,12 +277,9 @@ class AdaQuantConfig(_FastFinetune):
     """AdaQuant (Hubara et al. 2020)."""
 
     name: ClassVar[str] = "adaquant"
+    _optimizer: ClassVar[type[Any]] = AdaQuant
     num_iterations: int = 3000
     learning_rate: float = 1e-5
-
-    def native(self) -> AdaQuant:
-        self._warn()
-        return AdaQuant(iterations=self.num_iterations, device=self._device)
 
 
 @dataclass(eq=False)

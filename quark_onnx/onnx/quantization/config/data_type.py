@@ -13,36 +13,39 @@ class DataType:
 
     Attributes:
         name: AMD's name.
-        dtype: name in this package.
 
     >>> parse_data_type("Int8").dtype
     'int8'
     """
 
     name: str
-    dtype: str
+
+    @property
+    def dtype(self) -> str:
+        """Return the name in this package."""
+        return self.name.lower()
 
 
-Int4 = DataType("Int4", "int4")
-UInt4 = DataType("UInt4", "uint4")
-Int8 = DataType("Int8", "int8")
-UInt8 = DataType("UInt8", "uint8")
-Int16 = DataType("Int16", "int16")
-UInt16 = DataType("UInt16", "uint16")
-Int32 = DataType("Int32", "int32")
-UInt32 = DataType("UInt32", "uint32")
-Float16 = DataType("Float16", "float16")
-BFloat16 = DataType("BFloat16", "bfloat16")
-BFP16 = DataType("BFP16", "bfp16")
-MX4 = DataType("MX4", "mx4")
-MX6 = DataType("MX6", "mx6")
-MX9 = DataType("MX9", "mx9")
-MXFP8E5M2 = DataType("MXFP8E5M2", "mxfp8e5m2")
-MXFP8E4M3 = DataType("MXFP8E4M3", "mxfp8e4m3")
-MXFP6E3M2 = DataType("MXFP6E3M2", "mxfp6e3m2")
-MXFP6E2M3 = DataType("MXFP6E2M3", "mxfp6e2m3")
-MXFP4E2M1 = DataType("MXFP4E2M1", "mxfp4e2m1")
-MXInt8 = DataType("MXInt8", "mxint8")
+Int4 = DataType("Int4")
+UInt4 = DataType("UInt4")
+Int8 = DataType("Int8")
+UInt8 = DataType("UInt8")
+Int16 = DataType("Int16")
+UInt16 = DataType("UInt16")
+Int32 = DataType("Int32")
+UInt32 = DataType("UInt32")
+Float16 = DataType("Float16")
+BFloat16 = DataType("BFloat16")
+BFP16 = DataType("BFP16")
+MX4 = DataType("MX4")
+MX6 = DataType("MX6")
+MX9 = DataType("MX9")
+MXFP8E5M2 = DataType("MXFP8E5M2")
+MXFP8E4M3 = DataType("MXFP8E4M3")
+MXFP6E3M2 = DataType("MXFP6E3M2")
+MXFP6E2M3 = DataType("MXFP6E2M3")
+MXFP4E2M1 = DataType("MXFP4E2M1")
+MXInt8 = DataType("MXInt8")
 
 DATA_TYPES = {
     value.name: value

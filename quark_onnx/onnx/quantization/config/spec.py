@@ -5,6 +5,7 @@ The order of parameters is AMD's too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -89,6 +90,7 @@ def parse_enum(text: str) -> Any:
     return members[name]
 
 
+@dataclass(eq=False, repr=False)
 class QTensorConfig:
     """Configuration of a tensor's quantization.
 
@@ -100,19 +102,11 @@ class QTensorConfig:
         data_type: the number format.
     """
 
-    def __init__(
-        self,
-        symmetric: bool = True,
-        scale_type: ScaleType = ScaleType.Float32,
-        calibration_method: CalibMethod = CalibMethod.MinMax,
-        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
-        data_type: DataType = types.Int8,
-    ) -> None:
-        self.symmetric = symmetric
-        self.scale_type = scale_type
-        self.calibration_method = calibration_method
-        self.quant_granularity = quant_granularity
-        self.data_type = data_type
+    symmetric: bool = True
+    scale_type: ScaleType = ScaleType.Float32
+    calibration_method: CalibMethod = CalibMethod.MinMax
+    quant_granularity: QuantGranularity = QuantGranularity.Tensor
+    data_type: DataType = types.Int8
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set a fixed or a variable zero point.
