@@ -402,12 +402,6 @@ def run_uncopied(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -
     return session.run(names, feeds)
 
 
-def feeds_of(session: Session, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a sample for the inputs of a session, which rejects unknown ones."""
-    names = [value.name for value in session.get_inputs()]
-    return {name: sample[name] for name in names if name in sample}
-
-
 def is_defined(session: Any) -> bool:
     """Return whether a session computes Q/DQ pairs unfused, as ONNX defines."""
     return bool(session.settings.entries.get(DEFINED) == "1")

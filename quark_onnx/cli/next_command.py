@@ -14,7 +14,7 @@ from calibrators.shown import printable
 from quark_onnx.cli.data import DATA_DESTINATIONS
 from quark_onnx.cli.parsing import PROGRAM, Parser
 from quark_onnx.report import Report
-from quark_onnx.report.verdict import NextStep
+from quark_onnx.report.verdict import NextStep, Verdict
 
 #: Options of a scaling, which belong together.
 #: A step sets all three of them; one that stays from the earlier command would change the scaling.
@@ -48,11 +48,17 @@ def with_commands(steps: Iterable[NextStep], options: Namespace) -> list[NextSte
 
 def report_with_commands(report: Report, options: Namespace) -> Report:
     """Return a report whose verdict has complete command lines."""
-    verdict = report.verdict
+    return replace(report, verdict=verdict_with_commands(report.verdict, options))
+
+
+def verdict_with_commands(
+    verdict: Verdict | None, options: Namespace
+) -> Verdict | None:
+    """Return a verdict with complete command lines."""
     if verdict is None:
-        return report
+        return None
     steps = with_commands(verdict.next_steps, options)
-    return replace(report, verdict=replace(verdict, next_steps=tuple(steps)))
+    return replace(verdict, next_steps=tuple(steps))
 
 
 def next_command(
