@@ -131,7 +131,7 @@ class Entry:
         raise self.wrong("a finite number")
 
     def one_of(self, choices: Any) -> str:
-        """Return a string that is one of the given ones."""
+        """Return the value, which must be one of the given strings."""
         if not isinstance(self.value, str) or self.value not in choices:
             listed = ", ".join(repr(choice) for choice in choices)
             raise self.wrong(f"one of {listed}")

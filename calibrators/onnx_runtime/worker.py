@@ -177,7 +177,7 @@ def native_session(source: str | bytes, options: Any, provider: str = "") -> Any
 def seconds_of_runs(
     session: Session, feeds: Mapping[str, Any], runs: int
 ) -> list[float]:
-    """Return the seconds that each of some runs takes, after one that does not count."""
+    """Return the seconds of each run, after a run that does not count."""
     session.run(None, feeds)
     seconds = []
     for _ in range(runs):

@@ -317,7 +317,7 @@ def advise_refused(
     config: QConfig,
     trial_settings: TrialSettings,
 ) -> tuple[NextStep, ...]:
-    """Return changes of a run that missed its gate: tried ones that help, then untried ones.
+    """Return changes for a run that missed its gate: tried changes that help, then untried ones.
 
     Args:
         model: the float model.
@@ -350,7 +350,7 @@ def advise_file(  # noqa: PLR0913
     *,
     limit: int | None = SAMPLES,
 ) -> tuple[NextStep, ...]:
-    """Return changes for a quantized model from a file: tried ones that help, then untried ones.
+    """Return changes for a quantized model from a file: tried changes that help, then others.
 
     The model is quantized anew on the data with each change. The samples that such a run holds out
     judge the trials and the model in the file.

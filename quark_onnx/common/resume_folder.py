@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 
 
 class ResumeFolder:
-    """A folder of results, each a file that is written atomically, with a checksum beside it.
+    """A folder of results. Each result is a file, written atomically, and a file with its checksum.
 
     Args:
         folder: the folder; None to store nothing.

@@ -52,7 +52,7 @@ def mirror(
 
 
 def _replaced(value: Any) -> Any:
-    """Return the module of this package that replaces one of onnxruntime; others unchanged.
+    """Return the counterpart in this package of onnxruntime's module; other values unchanged.
 
     ``from ... import matmul_nbits_quantizer`` asks for a name before it looks for a module.
     """

@@ -75,7 +75,7 @@ class Stage:
         return True
 
     def sample(self, other: Stage) -> Sample | None:
-        """Return random inputs that run on the other stage, too, or None."""
+        """Return random inputs for both stages; None unless onnxruntime loads both."""
         if self.loads and other.loads:
             return random_sample(Graph.of(self.reference.model), other.reference)
         return None

@@ -73,7 +73,7 @@ def constants_of(model: ModelProto) -> dict[str, TensorProto]:
 def scopes_of(
     model: ModelProto,
 ) -> Iterator[tuple[GraphProto, ChainMap[str, TensorProto]]]:
-    """Yield the graph of a model and its bodies at any depth, each with its constants.
+    """Yield the graph of a model and its bodies at any depth, each with the constants in scope.
 
     Args:
         model: a model as its file has it, which need not be a ``Graph``.
@@ -88,7 +88,7 @@ def scopes_of(
 def _scopes(
     graph: GraphProto, outer: ChainMap[str, TensorProto]
 ) -> Iterator[tuple[GraphProto, ChainMap[str, TensorProto]]]:
-    """Yield a graph and its bodies at any depth, each with its constants.
+    """Yield a graph and its bodies at any depth, each with the constants in scope.
 
     Args:
         outer: constants of the graphs around it.

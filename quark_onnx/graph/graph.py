@@ -172,7 +172,7 @@ class Graph:
         return self._producers.get(tensor)
 
     def producer_of_type(self, tensor: str, op_types: Container[str]) -> Node | None:
-        """Return the node that computes a tensor if its operator, of any domain, is given.
+        """Return the producer of a tensor if its operator, of any domain, is among some types.
 
         Args:
             tensor: name of the tensor.
@@ -184,7 +184,7 @@ class Graph:
         return node
 
     def producer_of_kind(self, tensor: str, kinds: Container[str]) -> Node | None:
-        """Return the node that computes a tensor if it is of one of some kinds.
+        """Return the producer of a tensor if its kind is among some kinds; otherwise None.
 
         Args:
             tensor: name of the tensor.

@@ -39,7 +39,7 @@ def unfuse_biases(graph: Graph) -> int:
 
 
 def _widen_bias(graph: Graph, addition: Node) -> bool:
-    """Give a constant of one axis that an Add reads three axes; return whether there is one."""
+    """Give a bias of one axis three axes; return whether the Add has such a bias."""
     for index, name in enumerate(addition.inputs):
         wide = _wide(graph, name)
         if wide:

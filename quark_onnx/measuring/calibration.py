@@ -67,7 +67,7 @@ class Calibration:
         return len(self._tensors)
 
     def require_model(self, model: ModelProto) -> None:
-        """Check that the statistics are those of a model, or assign unassigned ones to it.
+        """Check that the statistics belong to a model; unassigned statistics are assigned to it.
 
         Raises:
             ConfigError: they were measured on another model.

@@ -263,7 +263,7 @@ class RunData:
 
     @property
     def compared(self) -> list[Sample]:
-        """Return the samples that both models are compared on: held-out ones if there are any."""
+        """Return the samples to compare both models on: held-out samples if there are any."""
         if (
             self.hold_out is not None
             and not self.hold_out.samples
@@ -274,7 +274,7 @@ class RunData:
 
     @property
     def further(self) -> list[LabelledSample]:
-        """Return calibration samples besides those that both models are compared on."""
+        """Return the calibration samples if the comparison of both models uses other samples."""
         if self.hold_out is None or not self.hold_out.samples:
             return []
         found = []

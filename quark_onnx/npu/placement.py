@@ -274,7 +274,7 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
 
 
 def _crash(case: Case, node: Node) -> NodePlacement | None:
-    """Report a node that ends the process that compiles it."""
+    """Report a node that crashes the compiler."""
     if not is_fatal(case.graph, node):
         return None
     if node.kind == "If":

@@ -115,7 +115,7 @@ def _apply(
 
 
 def _is_parameter(option: tuple[str, Any]) -> bool:
-    """Return False for options that choose what other options parametrize."""
+    """Return whether an option is a parameter; False for options that select an algorithm."""
     return option[0] not in ("UseMatMulNBits", "UseGPTQ")
 
 

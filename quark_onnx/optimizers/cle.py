@@ -171,7 +171,7 @@ class CLE:
 
     @property
     def _passed(self) -> Passed:
-        """The functions that factors pass by the settings; none where they are "auto"."""
+        """The activation functions that the settings let factors pass; none for "auto"."""
         return Passed(self.relu6 == "bound", self.silu == "scale")
 
     def __call__(
@@ -272,7 +272,7 @@ def _small_gains(balanced: Balance, least: float) -> list[int]:
 
 
 def _share_of_runtime(graph: Graph, pairs: list[Pair], left_out: list[int]) -> float:
-    """Return the share of the added operators' runtime that is left without those of some pairs."""
+    """Return the share of the added operators' runtime that remains without some pairs."""
     runtime = unfused_runtime(graph, sorted(_gated_tensors(pairs)))
     dropped = _gated_tensors([pairs[index] for index in left_out])
     return 1 - unfused_runtime(graph, sorted(dropped)) / runtime if runtime else 1.0

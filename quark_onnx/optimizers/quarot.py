@@ -99,7 +99,7 @@ class QuaRot:
         return Rewrites(len(rotated_streams) + len(attentions) + count, notes)
 
     def _run(self, graph: Graph, tensor: str, done: set[Node]) -> bool:
-        """Rotate a tensor at runtime for the layers that read it; return whether there are any.
+        """Rotate a tensor at runtime for the layers that read it; return whether a layer does.
 
         Args:
             done: layers whose input is rotated already, which stay as they are.

@@ -91,7 +91,7 @@ def _followed(
 
 
 def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
-    """Return the channels that were picked; None if one of them was picked in part.
+    """Return the picked channels; None if only some values of a channel were picked.
 
     Args:
         picked: positions of the picked values in a tensor.

@@ -127,7 +127,7 @@ class CodedConstant:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Scales and zero points: one, or one for each index of an axis."""
+    """Scale and zero point, of a tensor or of each index of an axis."""
 
     scale: NDArray[np.float64]
     zero_point: NDArray[np.int64]
@@ -235,7 +235,7 @@ def _is_step(graph: Graph, name: str, found: dict[str, CodedConstant]) -> bool:
 
 
 def _coded(graph: Graph, node: Node) -> CodedConstant | None:
-    """Return the codes behind the result of a node."""
+    """Return the result of a node as a coded constant; None if it is not one."""
     for place in (0, 1):
         source, constant = node.inputs[place], _float(graph, node.inputs[1 - place])
         if constant is None:

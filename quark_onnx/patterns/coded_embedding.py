@@ -1,4 +1,4 @@
-"""Which EmbedLayerNormalization QEmbedLayerNormalization computes, on codes of its constants."""
+"""Find EmbedLayerNormalizations that QEmbedLayerNormalization computes on codes of constants."""
 
 from __future__ import annotations
 

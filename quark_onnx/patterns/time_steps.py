@@ -126,7 +126,7 @@ def _signature(graph: Graph, node: Node) -> tuple[object, ...]:
 
 
 def _unite(groups: dict[str, list[str]], first: str, second: str) -> None:
-    """Put two tensors, and those that are grouped with them, into one group."""
+    """Merge the groups of two tensors."""
     group = groups.setdefault(first, [first])
     merged = groups.get(second, [second])
     if merged is group:

@@ -1,4 +1,4 @@
-"""A plan that rules write: the verbs with which they decide."""
+"""PlanBuilder: a plan under construction, with the methods by which rules decide."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class PlanBuilder(Plan):
         return layout.axis if layout.is_plain else None
 
     def _separated(self, tensor: str, axes: WeightAxes, entry: Quantize) -> Entry:
-        """Return a decision whose scales serve one output channel each, where they must.
+        """Return a decision with scales per output channel, where they are needed.
 
         Args:
             entry: the decision with scales as integer kernels take them, or with blocks.

@@ -72,7 +72,7 @@ class UserModel:
 
 
 def _graph_to_plan(model: ModelProto, config: QConfig) -> Graph:
-    """Return the graph of a model; one without the parameters of trees if these are all it has."""
+    """Return the graph of a model, without parameters of trees if nothing else can be quantized."""
     light = without_all_parameters(model)
     graph = Graph.of(light)
     if light is model or has_nothing_to_quantize(graph, config):

@@ -42,7 +42,7 @@ def spare_joined_tokens(plan: PlanBuilder) -> None:
 def _before(
     graph: Graph, nodes: Iterable[Node], kinds: Container[str]
 ) -> dict[Node, None]:
-    """Return nodes, and those before them of some kinds, or that only move values.
+    """Return nodes with the nodes before them that only move values or are of some kinds.
 
     Args:
         nodes: the nodes to start from.

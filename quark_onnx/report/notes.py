@@ -1,4 +1,4 @@
-"""Notes of a run for the report, which stages hand on with their values."""
+"""Notes for the report, which each stage of a run passes on with its value."""
 
 from __future__ import annotations
 

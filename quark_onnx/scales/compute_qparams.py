@@ -562,7 +562,7 @@ def _holds_zeros(graph: Graph, root: Use, weight: Entry | None) -> NDArray[np.bo
 
 
 def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:
-    """Return whether an Add behind the product adds a bias, which may then stay float."""
+    """Return whether an Add after the product adds a bias, which may then stay float."""
     readers = graph.consumers(use.tensor)
     return all(entry.w.tensor not in reader.inputs for reader in readers)
 

@@ -54,7 +54,7 @@ class Memory(Generic[C, R]):
         return []
 
     def known(self, candidate: C) -> R | None:
-        """Return None: there is no other study."""
+        """Return None: no other process has records."""
 
     def claim(self, candidate: C) -> bool:
         """Mark a candidate as running."""
@@ -71,7 +71,7 @@ class Memory(Generic[C, R]):
 
 
 class Study(Generic[C, R]):
-    """Candidates, each of which is tried once.
+    """Search that tries each candidate once.
 
     Args:
         measure: function from a candidate to its record, or to None if its time ran out.

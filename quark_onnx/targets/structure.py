@@ -94,7 +94,7 @@ def dynamic_tensor(graph: Graph, node: Node) -> str:
 
 
 def is_fatal(graph: Graph, node: Node) -> bool:
-    """Return whether a node ends the process that compiles it.
+    """Return whether a node crashes the compiler.
 
     An LSTM does, and an If around which shapes are dynamic; one of static shapes is compiled
     (onnxsim/onnxsim#1404, #1432).
@@ -221,7 +221,7 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
 
 
 def _inner_shapes(graph: Graph) -> Iterator[Finding]:
-    """Yield the dynamic shapes behind inputs of static ones, as one finding."""
+    """Yield one finding for all dynamic shapes of a model whose inputs have static shapes."""
     # Sequences and maps have no element type, and no shape.
     names = [
         name

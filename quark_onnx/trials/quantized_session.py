@@ -38,7 +38,7 @@ def _quantizes_to_int8(model: ModelProto) -> bool:
 
 
 def make_fast(graph: Graph, encoded: EncodedConstants) -> None:
-    """Change a quantized graph to one with its results that is measured faster.
+    """Change a quantized graph to an equivalent form that was measured to be faster.
 
     Int8 activations are computed in unsigned codes where these are faster.
 

@@ -131,7 +131,7 @@ def _reads_integers(plan: Plan, node: Node) -> bool:
 
 
 def drop_barriers(graph: Graph) -> int:
-    """Remove each Min beside a Q/DQ pair whose bound no code exceeds; return their number.
+    """Remove each Min whose bound no code of the adjacent pair exceeds; return the number.
 
     Such a Min has no effect but in onnxruntime, whose fusions it prevents.
 
@@ -145,7 +145,7 @@ def drop_barriers(graph: Graph) -> int:
 
 
 def describe_barriers(graph: Graph) -> list[str]:
-    """Return a note on the Min operators that stand beside pairs for onnxruntime alone."""
+    """Return a note on the Min operators that only keep onnxruntime from fusions."""
     count = len(_barriers(graph))
     if not count:
         return []
@@ -165,7 +165,7 @@ def _barriers(graph: Graph) -> list[Node]:
 
 
 def _is_barrier(graph: Graph, node: Node) -> bool:
-    """Return whether a Min has a bound that no code of the pair beside it exceeds."""
+    """Return whether a Min has a bound that no code of the adjacent pair exceeds."""
     bound = graph.constant(node.inputs[1])
     if (
         bound is None or bound.ndim

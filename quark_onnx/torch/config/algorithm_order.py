@@ -78,5 +78,5 @@ def _check_stages(algorithms: tuple[Any, ...]) -> None:
 
 
 def at_stage(algorithms: Iterable[Any], *stages: str) -> list[Any]:
-    """Return the algorithms of one of some stages."""
+    """Return the algorithms whose stage is given."""
     return [algorithm for algorithm in algorithms if algorithm.stage in stages]

@@ -178,12 +178,12 @@ def within(name: str, block: str) -> bool:
 
 
 def within_any(name: str, blocks: Iterable[str]) -> bool:
-    """Return whether a module is one of some blocks, or a part of one."""
+    """Return whether a module is a block or belongs to one, for any of some blocks."""
     return any(within(name, block) for block in blocks)
 
 
 def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
-    """Return the modules that neither are one of some blocks nor parts of one, by name."""
+    """Return the modules outside of some blocks, by name."""
     # The blocks are read once per module; they may come as an iterator.
     blocks = tuple(blocks)
     return {

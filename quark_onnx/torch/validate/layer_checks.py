@@ -46,7 +46,7 @@ class Slot:
 
 
 def slot(types: str | tuple[str, ...], *shapes: Shape, needed: bool = True) -> Slot:
-    """Return the slot of a tensor with one of some types, and one of some shapes.
+    """Return the slot of a tensor, with the types and shapes that it may have.
 
     >>> slot("I32", (8, 4))
     Slot(types=('I32',), shapes=((8, 4),), needed=True)
@@ -226,9 +226,9 @@ def block_findings(
 
 
 def _followed(checkpoint: Checkpoint, module: Module) -> list[int]:
-    """Return the numbers of outputs that others follow, of a layer or of its parts on disk.
+    """Return the number of outputs of a layer, or of each part on disk, that other outputs follow.
 
-    Others are of a layer that vLLM fuses with this one, or of the same expert.
+    The other outputs are of a layer that vLLM fuses with this one, or of the same expert.
     """
     outputs = module.matrix.shape[0]
     if module.experts:

@@ -29,7 +29,7 @@ class JsonExporterConfig(Fields):
 
 @dataclass
 class OnnxExporterConfig(Fields):
-    """Settings of an ONNX export, of which AMD Quark has none either."""
+    """Settings of an ONNX export: empty, as in AMD Quark."""
 
 
 @dataclass
