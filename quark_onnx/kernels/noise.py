@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +62,35 @@ EIGHT_BITS = Rounding()
 
 
 @dataclass(frozen=True)
+class _Norm:
+    """The p-norm of sizes times exponentials.
+
+    Attributes:
+        top: the greatest size.
+        shares: powers of the sizes as shares of the greatest.
+    """
+
+    top: float
+    shares: Doubles
+
+    @classmethod
+    def of(cls, size: Doubles) -> _Norm:
+        """Return the norm of sizes."""
+        top = size.max(initial=0.0)
+        # Relative to the greatest, as powers of the sizes could overflow or vanish.
+        return cls(top, (size / (top or 1.0)) ** _TAIL)
+
+    def at(self, x: Doubles) -> tuple[Doubles, Doubles]:
+        """Return the norm at logarithms of factors, and its gradient."""
+        if self.top <= 0:
+            return np.zeros(()), np.zeros(x.shape)
+        parts = self.shares * np.exp(_TAIL * x)
+        total = parts.sum()
+        norm = np.asarray(self.top * total ** (1 / _TAIL))
+        return norm, norm * parts / total
+
+
+@dataclass(frozen=True)
 class Spread:
     """Channels of a tensor with a per-tensor scale.
 
@@ -81,6 +109,45 @@ class Spread:
     matter: Doubles
     outputs: bool = False
     inverse: bool = False
+
+    def noise(self, logarithm: Doubles, rounding: Rounding) -> tuple[float, Doubles]:
+        """Return the noise at the logarithms of the factors, and its gradient."""
+        if not rounding.activation or not self._matters:
+            return 0.0, np.zeros(logarithm.shape)
+        x = -logarithm if self.inverse else logarithm
+        if rounding.symmetric:
+            width, slope = self._greatest.at(-x)
+            width = 2 * width
+            slope = 2 * slope
+        else:
+            low, low_slope = self._lowest.at(-x)
+            high, high_slope = self._highest.at(-x)
+            width = low + high
+            slope = low_slope + high_slope
+        # Where they are read, channels are multiplied by exp(x), and so is their noise.
+        parts = self.matter * np.exp(2 * x)
+        # Rounding to steps adds noise of a variance of step^2 / 12, with steps of width / levels.
+        unit = 1 / (12 * rounding.activation**2)
+        total = parts.sum()
+        gradient = 2 * unit * (width**2 * parts - width * slope * total)
+        noise = float(unit * width**2 * total)
+        return noise, -gradient if self.inverse else gradient
+
+    @cached_property
+    def _matters(self) -> bool:
+        return bool(self.matter.any())
+
+    @cached_property
+    def _lowest(self) -> _Norm:
+        return _Norm.of(self.low)
+
+    @cached_property
+    def _highest(self) -> _Norm:
+        return _Norm.of(self.high)
+
+    @cached_property
+    def _greatest(self) -> _Norm:
+        return _Norm.of(np.maximum(self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -103,225 +170,105 @@ class Term:
     matter: Doubles
     spreads: tuple[Spread, ...]
 
-
-class TotalNoise:
-    """The noise of all layers as a function of the factors' logarithms.
-
-    Channels of all layers stand in flat arrays, as a call for each of many small layers takes
-    longer than its arithmetic.
-    """
-
-    def __init__(self, terms: Sequence[Term], rounding: Rounding) -> None:
-        self._weights = _WeightNoise(terms, rounding)
-        self._activations = _ActivationNoise(terms, rounding)
-
-    def __call__(self, logarithm: Doubles) -> tuple[float, Doubles]:
-        """Return the noise at the logarithms, and its gradient."""
-        noise, gradient = self._weights(logarithm)
-        more, slope = self._activations(logarithm)
-        return noise + more, gradient + slope
-
-
-class _Segments:
-    """Consecutive parts of a flat array, none of them empty."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = np.asarray(sizes, np.intp)
-        self._starts = np.cumsum(self._sizes) - self._sizes
-
-    def sum(self, values: Doubles) -> Doubles:
-        """Return the sum of each part."""
-        if not self._sizes.size:
-            return np.zeros(0)
-        return np.add.reduceat(values, self._starts)
-
-    def spread(self, values: Doubles) -> Doubles:
-        """Return the value of each part for all its elements."""
-        return np.repeat(values, self._sizes)
-
-
-class _WeightNoise:
-    """The noise of rounded weights."""
-
-    def __init__(self, terms: Sequence[Term], rounding: Rounding) -> None:
-        terms = [term for term in terms if rounding.weight and term.peak.any()]
-        self._per_channel = rounding.per_channel
-        self._source = _joined([term.source for term in terms], np.intp)
-        self._target = _joined([term.target for term in terms], np.intp)
-        self._energy = _joined([term.energy for term in terms])
-        self._matter = _joined([term.matter for term in terms])
-        tops = [float(term.peak.max()) for term in terms]
-        # Relative to the greatest, as powers of the sizes could overflow or vanish.
-        self._reaches = [
-            (term.peak / top) ** _POWER for term, top in zip(terms, tops, strict=True)
-        ]
-        shapes = [term.peak.shape for term in terms]
-        self._inputs = _Segments([i for g, _, i in shapes for _ in range(g)])
-        self._outputs = _Segments([o for g, o, _ in shapes for _ in range(g)])
-        self._groups = _Segments([g for g, _, _ in shapes])
-        outputs = _places([g * o for g, o, _ in shapes])
-        self._places = list(
-            zip(outputs, _places([g * i for g, _, i in shapes]), strict=True)
+    def noise(self, logarithm: Doubles, gradient: Doubles, rounding: Rounding) -> float:
+        """Return the noise at the logarithms; add the gradient to ``gradient``."""
+        u = logarithm[self.source]
+        v = logarithm[self.target]
+        noise, by_input, by_output = self._weights(
+            u.reshape(self.energy.shape), v.reshape(self.matter.shape), rounding
         )
-        # Weights have symmetric ranges: steps of twice the greatest magnitude / levels.
-        steps = 2 * np.asarray(tops) / max(rounding.weight, 1)
-        self._units = np.square(steps) / 12
+        by_input = by_input.ravel()
+        by_output = by_output.ravel()
+        for spread in self.spreads:
+            spread_noise, slope = spread.noise(v if spread.outputs else u, rounding)
+            noise += spread_noise
+            if spread.outputs:
+                by_output = by_output + slope
+            else:
+                by_input = by_input + slope
+        read, sources, targets = self._touched
+        size = len(read)
+        from_inputs = np.bincount(sources, by_input, size)
+        from_outputs = np.bincount(targets, by_output, size)
+        gradient[read] += from_inputs + from_outputs
+        return noise
 
-    def __call__(self, logarithm: Doubles) -> tuple[float, Doubles]:
-        """Return the noise at the logarithms, and its gradient."""
+    def _weights(
+        self, u: Doubles, v: Doubles, rounding: Rounding
+    ) -> tuple[float, Doubles, Doubles]:
+        """Return the noise of the weights, and its gradients by inputs and by outputs."""
+        top = self._top
+        if not rounding.weight or not top:
+            return 0.0, np.zeros(u.shape), np.zeros(v.shape)
+        # Weights have symmetric ranges: steps of twice the greatest magnitude / levels.
+        unit = (2 * top / rounding.weight) ** 2 / 12
+        reach = self._reach
         # A p-norm stands for the greatest magnitude of an output, as a maximum has no gradient in
         # all but one input.
-        grown = np.exp(_POWER * logarithm)[self._source]
-        read = self._energy * np.exp(-2 * logarithm)[self._source]
-        along = self._along(grown)
-        if self._per_channel:
-            noise, by_input = self._by_channel(grown, read, along)
-            # Per-channel scales cancel the factors of outputs.
-            return noise, _scattered(self._source, by_input, logarithm.size)
-        noise, by_input, by_output = self._by_tensor(logarithm, grown, read, along)
-        from_inputs = _scattered(self._source, by_input, logarithm.size)
-        return noise, from_inputs + _scattered(self._target, by_output, logarithm.size)
+        grown = np.exp(_POWER * u)
+        read = self.energy * np.exp(-2 * u)
+        sums = read.sum(axis=1, keepdims=True)
+        along = np.einsum("goi,gi->go", reach, grown)
+        # Per-channel scales cancel the factors of outputs.
+        if rounding.per_channel:
+            parts = unit * self.matter * along ** (2 / _POWER) * sums
+            relative = parts / np.maximum(along, _LEAST)
+            shares = np.einsum("goi,go->gi", reach, relative) * grown
+            whole = parts.sum(axis=1, keepdims=True) / np.maximum(sums, _LEAST)
+            by_input = 2 * (shares - whole * read)
+            return float(parts.sum()), by_input, np.zeros(v.shape)
+        shrunk = np.exp(-_POWER * v)
+        counted = self.matter * np.exp(2 * v)
+        across = np.einsum("goi,go->gi", reach, shrunk)
+        whole = counted.sum(axis=1, keepdims=True)
+        total = (across * grown).sum()
+        step = unit * total ** (2 / _POWER)
+        noise = step * (whole * sums).sum()
+        by_input = 2 * (noise * across * grown / total - step * whole * read)
+        by_output = 2 * (step * sums * counted - noise * along * shrunk / total)
+        return float(noise), by_input, by_output
 
-    def _by_channel(
-        self, grown: Doubles, read: Doubles, along: Doubles
-    ) -> tuple[float, Doubles]:
-        """Return the noise for a scale per output, and its gradient by inputs."""
-        sums = self._inputs.sum(read)
-        units = self._outputs.spread(self._groups.spread(self._units))
-        parts = units * self._matter * along ** (2 / _POWER)
-        parts = parts * self._outputs.spread(sums)
-        shares = self._across(parts / np.maximum(along, _LEAST)) * grown
-        whole = self._outputs.sum(parts) / np.maximum(sums, _LEAST)
-        return float(parts.sum()), 2 * (shares - self._inputs.spread(whole) * read)
+    @cached_property
+    def _touched(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """The indices of the logarithms that the term reads, and places of each in them."""
+        both = np.concatenate([self.source, self.target])
+        read, places = np.unique(both, return_inverse=True)
+        return read, places[: self.source.size], places[self.source.size :]
 
-    def _by_tensor(
-        self, logarithm: Doubles, grown: Doubles, read: Doubles, along: Doubles
-    ) -> tuple[float, Doubles, Doubles]:
-        """Return the noise for a scale per weight, and its gradients by inputs and by outputs."""
-        shrunk = np.exp(-_POWER * logarithm)[self._target]
-        counted = self._matter * np.exp(2 * logarithm)[self._target]
-        across = self._across(shrunk) * grown
-        sums = self._inputs.sum(read)
-        whole = self._outputs.sum(counted)
-        totals = self._groups.sum(self._inputs.sum(across))
-        steps = self._units * totals ** (2 / _POWER)
-        noises = steps * self._groups.sum(whole * sums)
-        # The change of the step, and of what is rounded by it.
-        changes = self._groups.spread(noises / np.maximum(totals, _LEAST))
-        steps = self._groups.spread(steps)
-        by_input = 2 * (
-            self._inputs.spread(changes) * across
-            - self._inputs.spread(steps * whole) * read
-        )
-        by_output = 2 * (
-            self._outputs.spread(steps * sums) * counted
-            - self._outputs.spread(changes) * along * shrunk
-        )
-        return float(noises.sum()), by_input, by_output
+    @cached_property
+    def _top(self) -> float:
+        return float(self.peak.max(initial=0.0))
 
-    def _along(self, inputs: Doubles) -> Doubles:
-        """Multiply by the powers of the weights, and sum over inputs."""
-        result = np.empty(self._target.size)
-        for reach, (outputs, read) in zip(self._reaches, self._places, strict=True):
-            part = inputs[read].reshape(len(reach), -1)
-            result[outputs] = np.einsum("goi,gi->go", reach, part).ravel()
-        return result
-
-    def _across(self, outputs: Doubles) -> Doubles:
-        """Multiply by the powers of the weights, and sum over outputs."""
-        result = np.empty(self._source.size)
-        for reach, (computed, read) in zip(self._reaches, self._places, strict=True):
-            part = outputs[computed].reshape(len(reach), -1)
-            result[read] = np.einsum("goi,go->gi", reach, part).ravel()
-        return result
+    @cached_property
+    def _reach(self) -> Doubles:
+        reach: Doubles = (self.peak / self.peak.max(initial=_LEAST)) ** _POWER
+        return reach
 
 
-class _ActivationNoise:
-    """The noise of rounded activations."""
-
-    def __init__(self, terms: Sequence[Term], rounding: Rounding) -> None:
-        spreads = [
-            (spread, term.target if spread.outputs else term.source)
-            for term in terms
-            for spread in term.spreads
-            if rounding.activation and spread.matter.any()
-        ]
-        self._index = _joined([index for _, index in spreads], np.intp)
-        self._segments = _Segments([index.size for _, index in spreads])
-        signs = [-1.0 if spread.inverse else 1.0 for spread, _ in spreads]
-        self._signs = self._segments.spread(np.asarray(signs))
-        self._matter = _joined([spread.matter for spread, _ in spreads])
-        lows = [spread.low for spread, _ in spreads]
-        highs = [spread.high for spread, _ in spreads]
-        if rounding.symmetric:
-            lows = highs = [np.maximum(*ends) for ends in zip(lows, highs, strict=True)]
-        self._ends = [self._powers(lows), self._powers(highs)]
-        # Rounding to steps adds noise of a variance of step^2 / 12, with steps of width / levels.
-        self._unit = 1 / (12 * max(rounding.activation, 1) ** 2)
-
-    def __call__(self, logarithm: Doubles) -> tuple[float, Doubles]:
-        """Return the noise at the logarithms, and its gradient."""
-        x = self._signs * logarithm[self._index]
-        shrunk = np.exp(-_TAIL * x)
-        width = np.zeros(())
-        slope = np.zeros(())
-        for tops, powers in self._ends:
-            parts = powers * shrunk
-            totals = self._segments.sum(parts)
-            norms = tops * totals ** (1 / _TAIL)
-            width = width + norms
-            shares = norms / np.maximum(totals, _LEAST)
-            slope = slope + self._segments.spread(shares) * parts
-        # Where they are read, channels are multiplied by exp(x), and so is their noise.
-        parts = self._matter * np.exp(2 * x)
-        totals = self._segments.sum(parts)
-        noise = self._unit * float(np.sum(width**2 * totals))
-        squares = self._segments.spread(width**2) * parts
-        change = squares - self._segments.spread(width * totals) * slope
-        gradient = 2 * self._unit * self._signs * change
-        return noise, _scattered(self._index, gradient, logarithm.size)
-
-    def _powers(self, sizes: Sequence[Doubles]) -> tuple[Doubles, Doubles]:
-        """Return the greatest size of each tensor, and the powers of all, relative to it."""
-        tops = np.array([size.max(initial=0.0) for size in sizes])
-        relative = _joined(sizes) / np.maximum(self._segments.spread(tops), _LEAST)
-        return tops, relative**_TAIL
-
-
-def _places(sizes: Sequence[int]) -> list[slice]:
-    """Return the slices of consecutive parts of an array."""
-    return [
-        slice(end - size, end)
-        for end, size in zip(accumulate(sizes), sizes, strict=True)
-    ]
-
-
-def _scattered(index: NDArray[np.intp], values: Doubles, size: int) -> Doubles:
-    """Return the sum of the values at each index, (size,)."""
-    return np.bincount(index, values, size).astype(np.float64, copy=False)
-
-
-def _joined(arrays: Sequence[NDArray[Any]], dtype: Any = np.float64) -> NDArray[Any]:
-    """Return the elements of all arrays, of which there may be none."""
-    if not arrays:
-        return np.zeros(0, dtype)
-    return np.concatenate([array.ravel() for array in arrays])
+def total_noise(
+    terms: Sequence[Term], logarithm: Doubles, rounding: Rounding
+) -> tuple[float, Doubles]:
+    """Return the noise of all layers at the logarithms of the factors, and its gradient."""
+    gradient = np.zeros(logarithm.size)
+    noise = sum(term.noise(logarithm, gradient, rounding) for term in terms)
+    return noise, gradient
 
 
 def minimize_noise(
-    total: TotalNoise, fixed: NDArray[np.bool_]
+    terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding
 ) -> tuple[Doubles, float, float]:
     """Return the logarithms with the least total noise, and the noise before and after.
 
     The descent is L-BFGS with backtracking (Nocedal & Wright 2006, algorithms 7.4 and 3.1).
 
     Args:
-        total: the noise of all layers.
+        terms: noise terms of all layers.
         fixed: logarithms that stay zero.
+        rounding: resolution of the quantization.
     """
 
     def at(point: Doubles) -> tuple[float, Doubles]:
-        noise, gradient = total(point)
+        noise, gradient = total_noise(terms, point, rounding)
         gradient[fixed] = 0.0
         return noise, gradient
 

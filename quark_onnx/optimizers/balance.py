@@ -21,8 +21,8 @@ from quark_onnx.kernels.noise import (
     Rounding,
     Spread,
     Term,
-    TotalNoise,
     minimize_noise,
+    total_noise,
 )
 from quark_onnx.optimizers.base import Samples, watch
 from quark_onnx.patterns.activation import Activation, activation_behind
@@ -46,7 +46,8 @@ class Balance:
         logarithms: logarithms of the factors of all pairs; the first is 0, for channels without a
             factor.
         places: the slice of ``logarithms`` with the channels of each pair.
-        noise: noise-to-signal ratio, summed over the layers, as a function of the logarithms.
+        terms: noise-to-signal ratio of each layer, as a function of the logarithms.
+        rounding: rounding of weights and activations.
         before: modelled noise-to-signal ratio, summed over the layers, without factors.
         after: the same with the factors.
     """
@@ -54,7 +55,8 @@ class Balance:
     pairs: list[Pair]
     logarithms: Doubles
     places: list[slice]
-    noise: TotalNoise
+    terms: list[Term]
+    rounding: Rounding
     before: float
     after: float
 
@@ -72,7 +74,7 @@ class Balance:
         logarithms = self.logarithms.copy()
         for index in indices:
             logarithms[self.places[index]] = 0.0
-        after, _ = self.noise(logarithms)
+        after, _ = total_noise(self.terms, logarithms, self.rounding)
         return replace(self, logarithms=logarithms, after=after)
 
 
@@ -109,10 +111,10 @@ def balance(
     fixed = np.ones(size, np.bool_)
     for pair in pairs:
         fixed[places[pair.first.node.name]] = _dead(pair, statistics)
-    noise = TotalNoise(_terms(graph, pairs, statistics, places), rounding)
-    logarithm, before, after = minimize_noise(noise, fixed)
+    terms = _terms(graph, pairs, statistics, places)
+    logarithm, before, after = minimize_noise(terms, fixed, rounding)
     ordered = [places[pair.first.node.name] for pair in pairs]
-    return Balance(pairs, logarithm, ordered, noise, before, after)
+    return Balance(pairs, logarithm, ordered, terms, rounding, before, after)
 
 
 def _observe(
