@@ -113,9 +113,19 @@ class Comparison(Reported):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values; numbers may be infinite."""
-        values = asdict(replace(self, exhibits=None))
-        del values["exhibits"]
-        return {"worst_sqnr": self.sqnr, "engine": values.pop("run"), **values}
+        return {
+            "samples": self.samples,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "worst_sqnr": self.sqnr,
+            "outputs": [asdict(output) for output in self.outputs],
+            "verdict": None if self.verdict is None else asdict(self.verdict),
+            "warnings": self.warnings,
+            "labelled": self.labelled,
+            "scores": [asdict(score) for score in self.scores],
+            "latency": None if self.latency is None else asdict(self.latency),
+            "engine": None if self.run is None else asdict(self.run),
+        }
 
 
 def compare(  # noqa: PLR0913

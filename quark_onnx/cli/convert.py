@@ -18,8 +18,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.page.blocks import Block, Facts
-from quark_onnx.page.terminal import Table
-from quark_onnx.report import OutputError, decibels, percentage
+from quark_onnx.report.blocks import outputs_block
 
 NAME = "convert"
 SUMMARY = "convert a model: float16, fixed shapes, opset, Q/DQ pairs, and more"
@@ -76,15 +75,14 @@ def run(options: Namespace) -> Answer:
     )
     sizes = f"{result.bytes_before:,} -> {result.bytes_after:,} bytes"
     models = [f"{options.model} -> {options.output}"]
-    body: list[Table | Block] = [Facts((), {"model": models, "size": [sizes]})]
+    body: list[Block] = [Facts((), {"model": models, "size": [sizes]})]
     # In the order of --to: each conversion works on the result of the one before.
     for step in result.steps:
         done = "; ".join(step.notes) or "there was nothing to convert"
         body.append(Facts((), {"converted": [f"{step.name}: {done}"]}))
         # Only conversions that change the function have an error to show.
         if step.outputs:
-            rows = [_row(output) for output in step.outputs]
-            body.append(Table([("output", "SQNR dB", "largest change"), *rows]))
+            body.append(outputs_block(step.outputs, "random input"))
     document = {
         "model": options.model,
         "output": options.output,
@@ -93,16 +91,3 @@ def run(options: Namespace) -> Answer:
         "steps": [asdict(step) for step in result.steps],
     }
     return Answer(body, document)
-
-
-def _row(output: OutputError) -> tuple[str, str, str]:
-    if output.sqnr is None and output.random:
-        return output.name, "-", "random"
-    if output.sqnr is None:
-        equal = f"{percentage(output.agreement or 0.0)} of the values are equal"
-        return output.name, "-", equal
-    return (
-        output.name,
-        "equal" if output.sqnr == float("inf") else decibels(output.sqnr),
-        f"{output.max_error:.4g}",
-    )

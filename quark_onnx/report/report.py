@@ -262,6 +262,7 @@ def summarize(
         kept_nodes |= {
             key: value for key, value in plan.kept.items() if key not in outer
         }
+        # A fused tensor is left out: it does not exist as the quantized model runs.
         kept_tensors |= {
             str(use): entry.reason
             for use, entry in plan.entries.items()
