@@ -7,6 +7,7 @@ from quark_onnx.optimizers.base import (
     Adaptive,
     FloatOptimizer,
     LayerOptimizer,
+    Rewrites,
     Samples,
 )
 from quark_onnx.optimizers.bias_correction import BiasCorrection
@@ -34,6 +35,7 @@ __all__ = [
     "FloatOptimizer",
     "LayerOptimizer",
     "QuaRot",
+    "Rewrites",
     "Samples",
     "SmoothQuant",
     "with_equalization",

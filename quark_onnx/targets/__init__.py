@@ -1,18 +1,24 @@
 """Describe target devices as data, and their constraints on scales."""
 
 from quark_onnx.targets.check import Check, check, check_structure, require_rules
-from quark_onnx.targets.constraints import Constraints, Positions
-from quark_onnx.targets.finding import RULES
+from quark_onnx.targets.constraints import NAMES, Constraint, Constraints, Positions
+from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.formats import format_of, refusal, unfit
 from quark_onnx.targets.target import Target
-from quark_onnx.targets.wiring import chain, constraints_of, is_fused
+from quark_onnx.targets.wiring import FUSED, Wiring, chain, constraints_of, is_fused
 
 __all__ = [
+    "FUSED",
+    "NAMES",
     "RULES",
     "Check",
+    "Constraint",
     "Constraints",
+    "Finding",
     "Positions",
+    "Rule",
     "Target",
+    "Wiring",
     "chain",
     "check",
     "check_structure",
