@@ -368,7 +368,9 @@ def test_its_opset_is_the_least_that_its_formats_need(case: Case) -> None:
     raised, lowered = (
         f"opset {how} from {case.opset} to" for how in ("raised", "lowered")
     )
-    assert (f"{raised} {needed}" in case.result.report.notes) is (case.opset < needed)
+    # Runtimes of years read opsets up to 17: only a higher one is noted.
+    is_noted = f"{raised} {needed}" in case.result.report.notes
+    assert is_noted is (case.opset < needed and needed > 17)
     assert any(
         note.startswith(f"{lowered} {newest}: ") for note in case.result.report.notes
     ) is (case.opset > newest)
