@@ -27,6 +27,9 @@ _BETWEEN = REARRANGING | {
 }
 
 _FUSED = "the engine of the target computes it with the layer before it, in float"
+_LAST = (
+    "no layer reads it, and the engine of the target computes a float result as fast"
+)
 _ATTENTION = "the engine of the target computes products of two activations in float"
 
 
@@ -64,3 +67,19 @@ def spare_products(plan: PlanBuilder) -> None:
     backward = reach(products, before)
     for node in products + [node for node in forward if node in backward]:
         plan.keep_node(node, _ATTENTION)
+
+
+def spare_results(plan: PlanBuilder) -> None:
+    """Keep what no layer reads float: the results of the last layers, and operators after them.
+
+    onnxruntime, in contrast, runs a convolution on integers only if its result is quantized.
+    """
+    graph = plan.graph
+    layers = [node for node in graph.nodes if node.kind in WEIGHTED]
+    leading = reach(layers, graph.leaders)
+    for node in graph.nodes:
+        if node not in leading:
+            plan.keep_node(node, _LAST)
+    for layer in layers:
+        if layer.results and not any(map(leading.__contains__, graph.followers(layer))):
+            plan.keep(layer.outputs[0], _LAST)

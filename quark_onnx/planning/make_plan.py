@@ -34,7 +34,7 @@ from quark_onnx.plan import (
 )
 from quark_onnx.planning.composites import spare_composites
 from quark_onnx.planning.decoding import spare_decoding
-from quark_onnx.planning.engine_floats import spare_fused, spare_products
+from quark_onnx.planning.engine_floats import spare_fused, spare_products, spare_results
 from quark_onnx.planning.joined_tokens import spare_joined_tokens
 from quark_onnx.planning.long_sums import spare_long_sums
 from quark_onnx.planning.spare_decisions import spare_decisions
@@ -110,6 +110,7 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
         spare_joined_tokens(plan)
     if config.safe and takes.fuses:
         spare_fused(plan)
+        spare_results(plan)
     if config.safe and not takes.products:
         spare_products(plan)
     if config.safe:
