@@ -93,6 +93,8 @@ class Graph:
         self._nodes = [Node(proto) for proto in graph.node]
         # Removed nodes that are still among ``_nodes``; see ``nodes``.
         self._removed = set[Node]()
+        # Names of removed nodes, which their replacements may take over.
+        self._vacant = set[str]()
         tensors = graph.initializer if initializers is None else initializers
         self.initializers: dict[str, TensorProto] = {
             tensor.name: tensor for tensor in tensors
@@ -377,12 +379,17 @@ class Graph:
             inputs: names of the inputs, "" for an omitted one.
             outputs: names of the outputs, at least one; ``fresh`` returns unused names.
             name: preferred name of the node; by default that of the first output and the type.
+                The name of a removed node is taken over, so that settings by name still find it.
             domain: domain of the operator; empty for the standard one, otherwise see
                 ``import_domain``.
             **attributes: attributes by name; those of value None are omitted.
         """
         proto = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
-        proto.name = self.fresh(name or f"{outputs[0]}_{op_type}")
+        if name in self._vacant:
+            self._vacant.remove(name)
+            proto.name = name
+        else:
+            proto.name = self.fresh(name or f"{outputs[0]}_{op_type}")
         node = Node(proto)
         self._nodes.append(node)
         self._link(node)
@@ -477,6 +484,7 @@ class Graph:
         for node in dict.fromkeys(nodes):
             self._unlink(node)
             self._removed.add(node)
+            self._vacant.add(node.name)
 
     def set_input(self, node: Node, index: int, tensor: str) -> None:
         """Let a node read another tensor.

@@ -20,6 +20,9 @@ from quark_onnx.common.wording import counted
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.graph.constant_input import private
+from quark_onnx.graph.matching import only_reader
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.named import producers_of
 from quark_onnx.page.blocks import Block, Facts
@@ -111,6 +114,8 @@ def cut(
         )
     crossing = _crossing(graph, front, tail)
     _check_crossing(graph, crossing, tensors)
+    for name in crossing:
+        front.update(_round(graph, name))
     parts = _split(graph, front, tail, crossing)
     verified = _same(graph, original, parts)
     for part, path, external in zip(parts, paths, beside, strict=True):
@@ -118,6 +123,39 @@ def cut(
             with staged(part, path, external=external) as written:
                 Reference(part, written).session  # noqa: B018  (that it opens is the check)
     return Parts(parts[0], parts[1], crossing, verified)
+
+
+def _round(graph: Graph, tensor: str) -> list[Node]:
+    """Round a tensor before the cut where a Q/DQ pair alone reads it, and return the new pair.
+
+    A layer without a pair behind it would run in float, and its result lacks a Relu that the pair
+    has replaced. The pair behind the cut stays: it changes nothing of rounded values.
+    """
+    quantize = only_reader(graph, tensor)
+    layer = graph.producer(tensor)
+    if quantize is None or quantize.op_type not in QUANTIZE or layer is None:
+        return []
+    dequantize = only_reader(graph, quantize.outputs[0])
+    if dequantize is None or dequantize.op_type not in DEQUANTIZE:
+        return []
+    if not private(graph, tensor):
+        return []
+    result = graph.fresh(f"{tensor}_QuantizeLinear_Input")
+    graph.set_output(layer, layer.outputs.index(tensor), result)
+    codes = graph.fresh(f"{tensor}_codes")
+    return [
+        graph.add(
+            node.op_type,
+            [source, *node.inputs[1:]],
+            [target],
+            domain=node.domain,
+            **node.attributes,
+        )
+        for node, source, target in (
+            (quantize, result, codes),
+            (dequantize, codes, tensor),
+        )
+    ]
 
 
 def _destinations(

@@ -300,8 +300,7 @@ def deploy(  # noqa: PLR0913
         path = _bundle_folder(Path(folder))
         given = _Given.of(model, target, QConfig.of(config), extra, min_sqnr)
         overlay = _overlay(xclbin, given.target)
-        if float_model is not None and not given.coded:
-            raise ConfigError("the model is a float model: leave out float_model")
+        _check_float_model(float_model, data, given)
         _check_inputs(given.front)
         target, kind = given.target.name, given.kind
         # Before calibration: data must have the fixed shapes, and scales belong to the final
@@ -430,6 +429,24 @@ def _read(
         data = None if sample is None else [sample]
     reader = reader_for(Graph.of(wide), data, given.config)
     return reader, _shipped(reader, narrowing.inputs)
+
+
+def _check_float_model(
+    float_model: str | Path | ModelProto | None,
+    data: CalibrationData | None,
+    given: _Given,
+) -> None:
+    """Raise ConfigError for a float model that the model cannot be compared with."""
+    if float_model is None:
+        return
+    if not given.coded:
+        raise ConfigError("the model is a float model: leave out float_model")
+    if data is None:
+        raise ConfigError("float_model needs data, to compare the models on")
+    if is_coded(load(float_model), given.config):
+        raise ConfigError(
+            "float_model is quantized; give the model that was quantized, or leave it out"
+        )
 
 
 def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:

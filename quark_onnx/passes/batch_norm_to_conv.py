@@ -32,16 +32,17 @@ def _replace(graph: Graph, node: Node) -> bool:
         return False
     # In float64: `beta - mean * factor` cancels where a channel's mean is large.
     gamma, beta, mean, variance = parameters
-    factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
-    shift = beta - mean * factor
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
+        shift = (beta - mean * factor).astype(np.float32)
+        # Weight (channels, 1, 1, 1): one 1x1 filter per group.
+        weight = factor.reshape(-1, 1, 1, 1).astype(np.float32)
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
-    if not np.isfinite(factor).all() or not np.isfinite(shift).all():
+    if not np.isfinite(weight).all() or not np.isfinite(shift).all():
         return False
-    # Weight (channels, 1, 1, 1): one 1x1 filter per group.
-    weight = factor.reshape(-1, 1, 1, 1).astype(np.float32)
     names = [
         graph.add_constant(f"{node.name}_weight", weight),
-        graph.add_constant(f"{node.name}_bias", shift.astype(np.float32)),
+        graph.add_constant(f"{node.name}_bias", shift),
     ]
     graph.remove([node])
     graph.add(

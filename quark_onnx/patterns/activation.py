@@ -118,8 +118,10 @@ def _is_hard_swish_gate(graph: Graph, gate: Node) -> bool:
 
 
 _X = tensor("x")
+#: Functions whose product with their input is an activation function, too.
+GATES = frozenset({"Sigmoid", "HardSigmoid"})
 #: A tensor times a gate, which is computed from the same tensor.
-GATED = _X * op({"Sigmoid", "HardSigmoid"}, _X)
+GATED = _X * op(GATES, _X)
 _GATED = {
     "silu": _X * op("Sigmoid", _X),
     "hardswish": _X * op("HardSigmoid", _X, where=_is_hard_swish_gate),
@@ -180,8 +182,8 @@ FUNCTIONS = frozenset(
 def function_after(graph: Graph, result: str) -> tuple[Node, ...]:
     """Return the operators of the activation function that alone reads a layer's result.
 
-    A bias that exporters write after a MatMul may lie between. Relu and Clip are not among the
-    functions: any engine computes them by rounding.
+    A bias that exporters write after a MatMul may lie between, and so may Relu and Clip. The latter
+    are not among the functions: any engine computes them by rounding.
 
     Args:
         graph: the graph.
@@ -191,9 +193,12 @@ def function_after(graph: Graph, result: str) -> tuple[Node, ...]:
     if reader is None:
         match = gated(graph, result)
         return () if match is None else match.nodes
-    if reader.kind == "Add" and any(map(graph.is_constant, reader.inputs)):
+    is_biased = reader.kind == "Add" and any(map(graph.is_constant, reader.inputs))
+    if is_biased or reader.kind in ("Relu", "Clip"):
         return function_after(graph, reader.outputs[0])
-    return (reader,) if reader.kind in FUNCTIONS else ()
+    # A PRelu may read the result as its slope.
+    is_function = reader.kind in FUNCTIONS and reader.inputs[0] == result
+    return (reader,) if is_function else ()
 
 
 def gated(

@@ -18,8 +18,10 @@ _PRODUCTS = frozenset({"MatMul", "Einsum", "Gemm"})
 _BETWEEN = REARRANGING | {
     "Add",
     "Cast",
+    "Clip",
     "Div",
     "Mul",
+    "Relu",
     "Softmax",
     "Sub",
     "Tanh",
@@ -41,6 +43,7 @@ def spare_fused(plan: PlanBuilder) -> None:
         functions = function_after(plan.graph, node.outputs[0])
         for member in functions:
             plan.keep_node(member, _FUSED)
+            plan.keep(member.inputs[0], _FUSED)
         if functions:
             plan.keep(node.outputs[0], _FUSED)
 

@@ -82,7 +82,10 @@ def _runs_on_integers(config: QConfig) -> bool:
     Concat of codes. As a convolution it has one weight per channel, which codes represent exactly.
     """
     activation, weight = config.activation, config.weight
-    if activation is None or activation.dynamic or weight is None or config.op_types:
+    if activation is None or activation.dynamic or weight is None:
+        return False
+    # A decision for the operator type BatchNormalization would miss the convolution.
+    if config.op_types or any(override.op_types for override in config.overrides):
         return False
     return isinstance(activation.dtype, Integer) and weight.per_channel
 

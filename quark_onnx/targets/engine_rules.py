@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.patterns.activation import FUNCTIONS
+from quark_onnx.patterns.activation import FUNCTIONS, GATES
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.pairs import Grid, Pairs
@@ -262,7 +262,10 @@ def _separated(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
             continue
         layer = graph.producer_of_kind(quantize.inputs[0], LAYERS)
         function = _only_function(graph, node.outputs[0])
-        if layer is not None and function is not None:
+        if layer is None or function is None:
+            continue
+        # Other readers of the plain result separate the two in any case.
+        if _is_quantized(graph, layer):
             yield _finding(target, "fused", layer, f"a pair before {function.op_type}")
 
 
@@ -270,13 +273,27 @@ def _only_function(graph: Graph, tensor: str) -> Node | None:
     """Return the activation function of a tensor that nothing else reads, but a product with it."""
     readers = graph.consumers(tensor)
     functions = [reader for reader in readers if reader.kind in FUNCTIONS]
-    if len(functions) != 1:
+    if len(functions) != 1 or functions[0].inputs[0] != tensor:
         return None
     function = functions[0]
     gated = [reader for reader in readers if reader is not function]
-    if gated and gated != beyond_pairs(function, graph.followers):
+    if not gated:
+        return function
+    if function.kind not in GATES or _is_output(graph, function):
         return None
-    return function if all(node.kind == "Mul" for node in gated) else None
+    if len(gated) != 1 or gated != beyond_pairs(function, graph.followers):
+        return None
+    return function if gated[0].kind == "Mul" else None
+
+
+def _is_output(graph: Graph, node: Node) -> bool:
+    """Return whether the result of a node, or its rounded result, is an output of the model."""
+
+    def pairs(member: Node) -> list[Node]:
+        readers = graph.followers(member)
+        return [each for each in readers if each.op_type in QUANTIZE | DEQUANTIZE]
+
+    return any(graph.is_output(each.outputs[0]) for each in reach([node], pairs))
 
 
 def _is_quantized(graph: Graph, node: Node) -> bool:

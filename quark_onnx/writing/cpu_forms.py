@@ -135,7 +135,9 @@ def _is_maximum(graph: Graph, prelu: Node) -> bool:
     slope = _constant(graph, prelu.inputs[1])
     if slope is None or not np.all(slope <= 1):
         return False
-    # Infinity times a slope of 0 is not a number; dequantized values are finite.
+    # Infinity times 0 is not a number; dequantized values are finite.
+    if not np.isfinite(slope).all():
+        return False
     is_finite = graph.producer_of_type(prelu.inputs[0], DEQUANTIZE) is not None
     return is_finite or bool(np.all(slope > 0))
 

@@ -198,6 +198,23 @@ def test_a_quantized_model_is_deployed_with_its_codes(tmp_path: Path) -> None:
     assert forecast.best.to_dict() == measured.forecast.to_dict()
 
 
+@pytest.mark.parametrize("tensor", ["r", "e", "p"])
+def test_a_quantized_model_is_cut_behind_a_pair(tensor: str, tmp_path: Path) -> None:
+    """Quantization has dropped the Relu before ``r`` and ``e``: codes are not negative."""
+    quantized = quantize(network(), data(), "A8W8").model
+    parts = npu.cut(quantized, [tensor])
+    made = npu.deploy(parts, data(), tmp_path / "b", float_model=network())
+    front, tail = parts.first, parts.second
+    reference = npu.cut(network(), [tensor]).first
+    for feeds in data(3):
+        [expected], [found] = run(reference, feeds), run(front, feeds)
+        assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+        whole = run(quantized, feeds)[0]
+        np.testing.assert_array_equal(run(tail, {tensor: found})[0], whole)
+    assert made.cut_at == (tensor,)
+    assert made.worst_sqnr == pytest.approx(compare(reference, front, data()).sqnr)
+
+
 def test_quantized_models_that_are_refused(tmp_path: Path) -> None:
     config = QConfig.of("A8W8").with_(target="stx")
     quantized = quantize(network(), data(), config).model
@@ -210,6 +227,10 @@ def test_quantized_models_that_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(ConfigError, match="leave out float_model"):
         npu.deploy(network(), data(), tmp_path / "b", float_model=network())
+    with pytest.raises(ConfigError, match="float_model needs data"):
+        npu.deploy(quantized, None, tmp_path / "b", float_model=network())
+    with pytest.raises(ConfigError, match="float_model is quantized"):
+        npu.deploy(quantized, data(), tmp_path / "b", float_model=quantized)
     operators = quantize_dynamic(network())
     with pytest.raises(ConfigError, match="no Q/DQ pairs"):
         npu.deploy(operators, None, tmp_path / "b")

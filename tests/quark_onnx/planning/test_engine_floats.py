@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.targets import check
@@ -16,6 +16,8 @@ FUNCTIONS = {
     "gated hard": "g = HardSigmoid (c)  a = Mul (c, g)",
     "alone": "a = HardSwish (c)",
     "leaky": "a = LeakyRelu (c)",
+    "after Relu": "r = Relu (c)  a = Sigmoid (r)",
+    "after Clip": "r = Clip (c)  a = Tanh (r)",
 }
 #: The function is not all that reads the layer's result: the result is quantized for its readers.
 SHARED = "g = Sigmoid (c)  d = Neg (c)  a = Mul (d, g)"
@@ -31,6 +33,7 @@ def network(text: str) -> ModelProto:
         }}""",
         w=normal(4, 4, 3, 3),
         u=normal(3, 4, 1, 1, seed=1),
+        zero=np.float32(0),
     )
 
 
@@ -66,9 +69,64 @@ def test_no_pair_separates_a_layer_from_its_function(text: str) -> None:
     assert not check(found, "openvino").findings
     # Elsewhere the layer runs on integers only where its result is quantized.
     usual = quantize(model, samples(model, 8), "A8W8").model
-    assert "c" in quantized_tensors(usual)
+    assert quantized_tensors(usual) & {"c", "r"}
     rules = [finding.rule for finding in check(usual, "openvino").findings]
     assert rules == ["openvino.fused"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"g = {kind} (c)  a = Mul (c, g)" for kind in ("Tanh", "HardSwish", "Elu")),
+        "g = Sigmoid (c)  d = Mul (c, g)  e = Mul (g, c)  f = Neg (e)  a = Max (d, f)",
+    ],
+)
+def test_other_products_are_no_gates(text: str) -> None:
+    """The engine has no kernel for them, and reads the layer's result twice."""
+    model = network(text)
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert "c" in quantized_tensors(found)
+    assert not check(found, "openvino").findings
+
+
+def test_a_gate_that_is_an_output_is_no_part_of_a_function() -> None:
+    model = network(FUNCTIONS["gated"])
+    value = helper.make_tensor_value_info("g", TensorProto.FLOAT, [1, 4, 6, 6])
+    model.graph.output.append(value)
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert "c" in quantized_tensors(found)
+    assert not check(found, "openvino").findings
+
+
+def test_a_result_that_a_body_reads_is_quantized() -> None:
+    body = "g = Neg (c)", "g = Abs (c)"
+    branches = ", ".join(
+        f"{name}_branch = {name} () => (float[1,4,6,6] g) {{ {text} }}"
+        for name, text in zip(("then", "else"), body, strict=True)
+    )
+    model = network(
+        f"""n = ReduceSum <keepdims = 0> (x)  b = Greater (n, zero)
+        f = If (b) <{branches}>  s = Sigmoid (c)  a = Add (f, s)"""
+    )
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert "c" in quantized_tensors(found)
+    assert not check(found, "openvino").findings
+
+
+def test_a_slope_is_not_the_argument_of_a_function() -> None:
+    model = network("a = PRelu (x, c)")
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert "c" in quantized_tensors(found)
+    assert not check(found, "openvino").findings
+
+
+def test_attention_with_relu_is_float() -> None:
+    model = attention()
+    for node in model.graph.node:
+        if node.op_type == "Softmax":
+            node.op_type = "Relu"
+    found = quantize(model, samples(model, 8), OPENVINO).model
+    assert quantized_tensors(found) == {"x", "o"}
 
 
 def test_a_function_of_a_shared_result_is_quantized() -> None:

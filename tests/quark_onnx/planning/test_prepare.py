@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from onnx import ModelProto
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import OPTIMIZERS
+from quark_onnx.config import Override
 from quark_onnx.graph import Graph
-from quark_onnx.passes import CLEANING, Pass, fold_batch_norm
+from quark_onnx.passes import CLEANING, Pass, batch_norm_to_conv, fold_batch_norm
 from quark_onnx.planning.prepare import prepare
 from quark_onnx.running.run import Reference, agree
 from tests.models import (
@@ -210,3 +212,60 @@ def test_a_norm_that_no_layer_takes_up_is_a_convolution_on_integers(
         steps = np.float32([1, 100 / 2**0.5, 0.01 / 0.1**0.5, 1]).reshape(1, 4, 1, 1)
         limit = steps * np.ptp(values) / 255 + np.ptp(everywhere) / 255
         assert np.all(np.abs(found - expected) <= limit)
+
+
+def late_norm(largest: float = 1.0) -> ModelProto:
+    """A BatchNormalization that no layer before it takes in."""
+    model = parse(
+        """g (float[1,4,6,6] x) => (float[1,3,6,6] y) {
+            r = Relu (x)  n = BatchNormalization (r, scale, shift, mean, spread)
+            y = Conv (n, w)
+        }""",
+        scale=np.float32([largest, 1, 0.5, 0]),
+        shift=normal(4, seed=1),
+        mean=normal(4, seed=2),
+        spread=np.float32([0, 1, 2, 3]),
+        w=normal(3, 4, 1, 1, seed=3),
+    )
+    [norm] = [each for each in model.graph.node if each.output[0] == "n"]
+    norm.name = "norm"
+    return model
+
+
+def stored_codes(model: ModelProto) -> list[str]:
+    """Return the initializers with codes of parameters of the normalization."""
+    names = [each.name for each in model.graph.initializer]
+    return [each for each in names if "norm" in each and each.endswith("_quantized")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"exclude": ("norm",)},
+        {"overrides": (Override(nodes=("norm",), keep=True),)},
+        {"overrides": (Override(op_types=("BatchNormalization",), keep=True),)},
+        {"nodes": ("Conv_y",)},
+    ],
+    ids=str,
+)
+def test_settings_of_a_normalization_hold_for_its_convolution(
+    settings: dict[str, Any],
+) -> None:
+    model = late_norm()
+    config = QConfig.of("A8W8")
+    assert stored_codes(quantize(model, samples(model), config).model)
+    found = quantize(model, samples(model), config.with_(**settings)).model
+    assert not stored_codes(found)
+    assert "norm" in [node.name for node in found.graph.node]
+
+
+def test_only_a_normalization_is_quantized_that_is_named() -> None:
+    model = late_norm()
+    config = QConfig.of("A8W8").with_(nodes=("norm",))
+    assert stored_codes(quantize(model, samples(model), config).model)
+
+
+def test_a_factor_beyond_float32_stays_a_normalization() -> None:
+    """The factor is 3e38 / sqrt(1e-5)."""
+    assert batch_norm_to_conv(Graph.of(late_norm())) == 1
+    assert batch_norm_to_conv(Graph.of(late_norm(3e38))) == 0

@@ -231,3 +231,17 @@ def test_a_portable_prelu_stays_with_a_note() -> None:
     result = quantize(model, samples(model), "A8W8")
     assert "PRelu" in {node.op_type for node in result.model.graph.node}
     assert any("--target cpu writes Max" in note for note in result.report.notes)
+
+
+def test_a_prelu_with_an_infinite_slope_stays() -> None:
+    """An infinite slope times 0 is not a number, while a PRelu of 0 is 0."""
+    model = rectified(-np.inf, 0.5)
+    result = quantize(model, samples(model), on_cpu("A8W8")).model
+    assert "PRelu" in {node.op_type for node in result.graph.node}
+
+
+def test_a_maximum_has_the_name_of_the_prelu() -> None:
+    graph = Graph(rectified(0.1, 0.5))
+    [prelu] = graph.nodes_of({"PRelu"})
+    assert write_cpu_forms(graph, on_cpu("W8"))
+    assert [node.name for node in graph.nodes_of({"Max"})] == [prelu.name]
