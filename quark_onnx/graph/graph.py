@@ -385,7 +385,7 @@ class Graph:
             **attributes: attributes by name; those of value None are omitted.
         """
         proto = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
-        if name in self._vacant:
+        if name and name in self._vacant:
             self._vacant.remove(name)
             proto.name = name
         else:
