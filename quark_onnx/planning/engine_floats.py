@@ -61,10 +61,7 @@ def spare_products(plan: PlanBuilder) -> None:
         return [reader for reader in graph.followers(node) if reader.kind in _BETWEEN]
 
     def before(node: Node) -> list[Node]:
-        producers = (graph.producer(name) for name in node.inputs)
-        return [
-            node for node in producers if node is not None and node.kind in _BETWEEN
-        ]
+        return [leader for leader in graph.leaders(node) if leader.kind in _BETWEEN]
 
     forward = reach(products, after)
     backward = reach(products, before)
@@ -73,7 +70,7 @@ def spare_products(plan: PlanBuilder) -> None:
 
 
 def spare_results(plan: PlanBuilder) -> None:
-    """Keep what no layer reads float: the results of the last layers, and operators after them.
+    """Keep the results of the last layers float, and all operators from which no layer reads.
 
     onnxruntime, in contrast, runs a convolution on integers only if its result is quantized.
     """
@@ -84,5 +81,6 @@ def spare_results(plan: PlanBuilder) -> None:
         if node not in leading:
             plan.keep_node(node, _LAST)
     for layer in layers:
-        if layer.results and not any(map(leading.__contains__, graph.followers(layer))):
+        is_read = any(reader in leading for reader in graph.followers(layer))
+        if layer.results and not is_read:
             plan.keep(layer.outputs[0], _LAST)
