@@ -39,10 +39,12 @@ from quark_onnx.preprocessing.first_layers import (
     fits,
     much_farther,
     octaves,
+    scaled_by_model,
     too_large,
 )
 from quark_onnx.preprocessing.pixels import (
     are_faint,
+    as_channels_last,
     picture_axis,
     scaling_of,
     smoothness,
@@ -80,7 +82,7 @@ _MUCH_LARGER, _STEADIER = 8.0, 0.95
 _FAINT = Finding(
     "scaling",
     "the pictures hardly differ from one value per channel, as by a mean of pixels from 0 to 255"
-    " that is subtracted from pixels from 0 to 1",
+    " that is subtracted from pixels from 0 to 1, before the model or in it",
     "use --scale 1",
     "--scale 1",
 )
@@ -245,7 +247,7 @@ class PreprocessingCheck:
         yield from token_findings(self._model, self._feeds)
         pictures = self._pictures()
         # Before the outputs are looked at, which are nearly constant then, too.
-        if pictures is not None and are_faint(pictures[2][: self._count(FIRST)]):
+        if pictures is not None and self._is_faint(pictures[0], pictures[2]):
             yield _FAINT
             return
         if self._constant():
@@ -257,13 +259,14 @@ class PreprocessingCheck:
         if pictures is None:
             return
         name, axis, images = pictures
-        smooth = smoothness(images[: self._count(_ROWS)])
-        if smooth.interleaved:
+        few = images[: self._count(_ROWS)]
+        smooth, other = smoothness(few), smoothness(as_channels_last(few))
+        if axis == 1 and smooth.is_interleaved(other):
             yield Finding(
                 "layout",
-                f"neighbouring rows of input {name!r} are unrelated (correlation"
-                f" {smooth.down:.2f}), and every third value of a row is alike"
-                f" ({smooth.third:.2f})",
+                f"neighbouring rows of input {name!r} have a correlation of"
+                f" {smooth.down:.2f}, and of {other.down:.2f} if its values are read as (height,"
+                " width, channel)",
                 "the pixels are (height, width, channel) read as (channel, height,"
                 " width): --layout nchw for image files, --input-layout nhwc for arrays",
                 "--layout nchw",
@@ -274,6 +277,19 @@ class PreprocessingCheck:
                 yield from self._picture_findings(
                     partial(lanes.in_order, run), name, axis, images
                 )
+
+    def _is_faint(self, name: str, images: list[NDArray[Any]]) -> bool:
+        """Return whether pictures are faint, as given or after the model's own mean and scale.
+
+        Args:
+            name: the input with the pictures.
+            images: the pictures of every sample, channels on axis 1.
+        """
+        few = self._count(FIRST)
+        if are_faint(images[:few]):
+            return True
+        scaled = scaled_by_model(self._model, name, self._feeds[:few])
+        return bool(scaled) and are_faint(scaled)
 
     def _constant(self) -> bool:
         """Return whether the output is constant although the inputs change."""

@@ -31,6 +31,10 @@ _NORMALIZING = frozenset(
     {"InstanceNormalization", "GroupNormalization", "LayerNormalization", "GroupNorm"}
 )
 _REARRANGING = frozenset({"Reshape", "Transpose"})
+#: Operators by which a model scales its input itself.
+_OWN_SCALING = frozenset(
+    {"Mul", "Add", "Sub", "Div", "BatchNormalization", "Transpose", "Identity", "Cast"}
+)
 #: Ratio of responses to biases for too large inputs (minimum), and for fitting inputs (maximum).
 _TOO_LARGE, _FITS = 20.0, 8.0
 #: Distance in octaves beyond which a scaling is farther from the biases than another one, and
@@ -64,7 +68,8 @@ class FirstLayers:
         self._session: Any = None
         if self._layers:
             self._session = open_session(
-                _cut(model, self._layers), what="a first layer"
+                _cut(model, [layer.output for layer in self._layers]),
+                what="a first layer",
             )
 
     def __bool__(self) -> bool:
@@ -172,6 +177,27 @@ class BatchNormDistance:
         return self.total + _NEARER < other.total
 
 
+def scaled_by_model(
+    model: ModelProto, name: str, feeds: Sequence[Feeds]
+) -> list[NDArray[Any]]:
+    """Return the pictures that the first convolution reads, if the model scales them itself.
+
+    Args:
+        model: the float model; not changed.
+        name: the input with the pictures.
+        feeds: the samples.
+
+    Returns:
+        (batch, channels, height, width) for each sample; empty if the first convolution reads the
+        input itself, or something else than the input times and plus constants.
+    """
+    scaled = _scaled(model, name)
+    if not scaled:
+        return []
+    session = open_session(_cut(model, [scaled]), what="the model's own scaling")
+    return [outputs_of(session, feed, [scaled])[scaled] for feed in feeds]
+
+
 def too_large(ratios: Sequence[float]) -> bool:
     """Return whether responses of every first layer far exceed the bias.
 
@@ -269,6 +295,31 @@ def _first(model: ModelProto) -> list[_Layer]:
     return layers
 
 
+def _scaled(model: ModelProto, name: str) -> str:
+    """Return the tensor that a convolution reads after the model's own scaling of an input.
+
+    Args:
+        name: the input.
+
+    Returns:
+        The tensor; empty without a scaling, or where anything else reads the input.
+    """
+    tensors = constants_of(model)
+    while True:
+        readers = [node for node in model.graph.node if name in node.input]
+        if len(readers) != 1:
+            return ""
+        [reader] = readers
+        if reader.op_type == "Conv":
+            return "" if name in (value.name for value in model.graph.input) else name
+        others = [other for other in reader.input if other != name]
+        if reader.op_type not in _OWN_SCALING or not all(
+            other in tensors for other in others
+        ):
+            return ""
+        name = reader.output[0]
+
+
 def _is_normalized(graph: GraphProto, output: str) -> bool:
     """Return whether only a normalization of the data themselves reads an output."""
     name = output
@@ -320,19 +371,18 @@ def _added_constant(
         name = reader.output[0]
 
 
-def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
-    """Return the part of a model up to the layers.
+def _cut(model: ModelProto, outputs: Sequence[str]) -> ModelProto:
+    """Return the part of a model up to tensors.
 
     Args:
         model: the float model; not changed.
-        layers: the layers, whose outputs become those of the part, in order.
+        outputs: the tensors, which become the outputs of the part, in order.
     """
     makers = makers_of(model.graph.node)
 
     def before(name: str) -> Iterable[str]:
         return filter(None, makers[name].input) if name in makers else ()
 
-    outputs = [layer.output for layer in layers]
     needed = reach(outputs, before)
     part = ModelProto()
     part.ir_version = model.ir_version

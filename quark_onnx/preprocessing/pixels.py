@@ -15,9 +15,12 @@ Images = NDArray[Any]
 _CHANNELS = (1, 3)
 #: Maximum deviation of a channel's range from a scaling's range, as a share of it.
 _UNLIKE = 0.3
-#: Correlation of neighbouring pixels of a natural image (minimum), and of unrelated rows
-#: (maximum).
-_SMOOTH, _UNRELATED = 0.5, 0.3
+#: Minimum correlation of neighbouring pixels of a natural image.
+_SMOOTH = 0.5
+#: Correlation below which channels are those of no picture.
+_UNRELATED = 0.7
+#: Correlation by which the rows of pictures are more alike in another layout (minimum).
+_SMOOTHER = 0.3
 #: Standard deviation of a channel, as a share of its mean, below which pictures are faint.
 _FAINT = 0.02
 #: Minimum side in pixels of an image with meaningful smoothness.
@@ -166,30 +169,34 @@ def are_faint(images: Sequence[Images]) -> bool:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """The correlation of a pixel with nearby pixels of the channel.
+    """The correlation of a pixel with its neighbours, and with its other channels.
 
     Attributes:
         across: with the next pixel in its row.
-        third: with the third next pixel in its row.
         down: with the pixel below.
+        channels: with the same pixel in the next channel; 1 for one channel.
     """
 
     across: float
-    third: float
     down: float
+    channels: float
 
     @property
     def natural(self) -> bool:
         """Return whether the arrays look like pictures."""
         return self.across > _SMOOTH and self.down > _SMOOTH
 
-    @property
-    def interleaved(self) -> bool:
-        """Return whether arrays look like channels-last images read as channels first.
+    def is_interleaved(self, other: Smoothness) -> bool:
+        """Return whether channels-last pictures were read as channels first.
 
-        Every third value is then of one channel, and rows are unrelated.
+        The rows are then parts of a row, and the channels the thirds of a picture: both are hardly
+        related, and the rows of the other reading are.
+
+        Args:
+            other: of the same values read as channels last.
         """
-        return self.down < _UNRELATED and self.third > max(self.across, _SMOOTH) + 0.05
+        smoother = other.natural and other.down > self.down + _SMOOTHER
+        return smoother and self.channels < _UNRELATED
 
 
 def smoothness(images: Sequence[Images]) -> Smoothness:
@@ -205,9 +212,30 @@ def smoothness(images: Sequence[Images]) -> Smoothness:
         centred = centred - centred.mean(axis=(2, 3), keepdims=True)
         # A constant batch has no energy; every correlation is then 0.
         energy = float(np.square(centred).mean()) or 1.0
-        across = (centred[..., 1:] * centred[..., :-1]).mean()
-        third = (centred[..., 3:] * centred[..., :-3]).mean()
-        down = (centred[..., 1:, :] * centred[..., :-1, :]).mean()
-        correlations.append((across / energy, third / energy, down / energy))
-    across, third, down = np.mean(correlations, axis=0)
-    return Smoothness(float(across), float(third), float(down))
+        across = (centred[..., 1:] * centred[..., :-1]).mean() / energy
+        down = (centred[..., 1:, :] * centred[..., :-1, :]).mean() / energy
+        # Per channel, as each may have a scale of its own.
+        power = np.square(centred).mean(axis=(2, 3))
+        products = (centred[:, 1:] * centred[:, :-1]).mean(axis=(2, 3))
+        scales = np.sqrt(power[:, 1:] * power[:, :-1])
+        alike = products / np.where(scales > 0, scales, 1.0)
+        correlations.append((across, down, alike.mean() if alike.size else 1.0))
+    across, down, channels = np.mean(correlations, axis=0)
+    return Smoothness(float(across), float(down), float(channels))
+
+
+def as_channels_last(images: Sequence[Images]) -> list[Images]:
+    """Return the pictures that the values are if channels come last in memory.
+
+    Args:
+        images: (batch, channels, height, width) each.
+
+    Returns:
+        Pictures of the same shapes, channels on axis 1.
+    """
+    found = []
+    for batch in images:
+        count, channels, height, width = batch.shape
+        last = np.ascontiguousarray(batch).reshape(count, height, width, channels)
+        found.append(last.transpose(0, 3, 1, 2))
+    return found

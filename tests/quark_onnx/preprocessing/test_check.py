@@ -24,6 +24,7 @@ from quark_onnx.preprocessing.pixels import (
     SCALINGS,
     Scaling,
     are_faint,
+    as_channels_last,
     picture_axis,
     scaling_of,
     smoothness,
@@ -103,6 +104,28 @@ def test_a_wrong_layout_is_seen_in_the_inputs() -> None:
     assert finding.cause == "layout" and "--input-layout nhwc" in finding.advice
 
 
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("size", [24, 32, 40])
+def test_a_wrong_layout_of_gray_pictures_is_seen(scaling: Scaling, size: int) -> None:
+    """Three equal values follow each other, and then those of the next pixel."""
+    gray = [np.repeat(each[:, :1], 3, axis=1) for each in pictures(16, size)]
+    images = [scaling.of_pixels(each) for each in gray]
+    rows = [each.transpose(0, 2, 3, 1).copy().reshape(each.shape) for each in images]
+    (finding,) = findings(trained(scaling), rows)
+    assert finding.cause == "layout"
+    found = findings(trained(scaling), images)
+    assert all(finding.cause != "layout" for finding in found)
+
+
+def test_stripes_are_no_wrong_layout() -> None:
+    """Every third row is alike, as if rows were parts of rows; the channels are alike, too."""
+    stripes = np.resize([0.0, 120.0, 255.0], 24).reshape(1, 1, 24, 1)
+    images = [0.2 * each + 0.8 * stripes for each in pictures(16)]
+    given, other = smoothness(images), smoothness(as_channels_last(images))
+    assert given.down < 0 and other.natural, "the rows alone would tell a wrong layout"
+    assert not given.is_interleaved(other)
+
+
 def test_noise_is_no_picture() -> None:
     noise = [normal(2, 3, 24, 24, seed=seed) for seed in range(16)]
     assert findings(trained(SCALINGS[0]), noise) == []
@@ -140,6 +163,36 @@ def test_a_mean_of_pixels_that_is_subtracted_from_shares() -> None:
     assert (finding.cause, finding.options) == ("scaling", "--scale 1")
     assert not are_faint(shares)
     assert not are_faint([0.9 + 0.1 * each for each in shares]), "bright pictures"
+
+
+@pytest.mark.parametrize("operators", ["Sub Div", "Mul Add", "BatchNormalization"])
+def test_a_model_that_scales_pixels_itself(operators: str) -> None:
+    """Pixels from 0 to 1 hardly change what its first convolution reads."""
+    scaling = {
+        "Sub Div": "c = Sub (x, mean) s = Div (c, deviation)",
+        "Mul Add": "c = Mul (x, factor) s = Add (c, offset)",
+        "BatchNormalization": "s = BatchNormalization (x, one, zero, middle, variance)",
+    }
+    model = parse(
+        f"""g (float[N, 3, H, W] x) => (float y) {{
+            {scaling[operators]}
+            a = Conv (s, w)
+            b = Relu (a)
+            y = GlobalAveragePool (b)
+        }}""",
+        mean=np.full((1, 3, 1, 1), 120, np.float32),
+        deviation=np.float32(58),
+        factor=np.float32(1 / 58),
+        offset=np.full((1, 3, 1, 1), -120 / 58, np.float32),
+        one=np.ones(3, np.float32),
+        zero=np.zeros(3, np.float32),
+        middle=np.full(3, 120, np.float32),
+        variance=np.full(3, 58**2, np.float32),
+        w=weight(8, 3, 3, 3),
+    )
+    assert not findings(model, pictures(16))
+    (finding,) = findings(model, [each / 255 for each in pictures(16)])
+    assert (finding.cause, finding.options) == ("scaling", "--scale 1")
 
 
 def test_one_class_that_another_order_of_channels_makes_several() -> None:
@@ -180,7 +233,8 @@ def test_channels_and_smoothness() -> None:
     assert picture_axis((1, 32, 32, 3)) == 3
     assert picture_axis((1, 64, 32, 32)) is None and picture_axis((1, 3)) is None
     smooth = smoothness(pictures(4))
-    assert smooth.natural and not smooth.interleaved
+    assert smooth.natural
+    assert not smooth.is_interleaved(smoothness(as_channels_last(pictures(4))))
 
 
 def test_odd_outputs_are_taken() -> None:
