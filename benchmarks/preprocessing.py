@@ -11,7 +11,8 @@ mask of zeros, padding that is not masked, no special tokens, identifiers shifte
 unknown to the vocabulary, and characters for tokens. 32 samples each, 16 for those of packages. The
 exit code is 1 when fewer than 80 % are found, or a right one is doubted.
 
-Images are also tried with a wrong scaling and the wrong order of channels at once, and images for
+Images are also tried with a wrong scaling and the wrong order of channels at once, with the right
+preprocessing of unusual pictures (dark, in gray, frames of a film, eight of them), and images for
 classifiers a second time with labels, on 96 samples. For these, a second count tells how often the
 advice is the right preprocessing.
 
@@ -102,6 +103,7 @@ OPTIONS = {
 COMMON = ("imagenet", "0..1")
 SWAP = "--color swapped"
 TWO_ERRORS = "and swapped"
+UNUSUAL = "right, "
 TASKS = (*IMAGES, "minilm-stsb", "speech", "file-types")
 CLASSIFIERS = ("resnet20", "resnet44", "squeezenet", "mobilenetv2")
 #: Scalings of about one, and of about a hundred: the biases tell the two sizes apart.
@@ -136,6 +138,32 @@ def image_variants(
         yield f"{common} {TWO_ERRORS}", feeds([SCALINGS[common](p) for p in swapped])
     rows = [each.transpose(0, 2, 3, 1).copy().reshape(each.shape) for each in inputs]
     yield "wrong layout", feeds(rows)
+
+
+def unusual_variants(
+    name: str, samples: list[Feeds]
+) -> Iterator[tuple[str, list[Feeds]]]:
+    """The right scaling of pictures that are not as those of the training."""
+    [key] = samples[0]
+    right, _ = IMAGES[name]
+    pixels = [np.clip(PIXELS[right](sample[key]), 0, 255).round() for sample in samples]
+    generator = np.random.default_rng(0)
+    film = [
+        np.clip(pixels[9] + generator.normal(0, 4, pixels[9].shape), 0, 255).round()
+        for _ in pixels
+    ]
+    unusual = {
+        "dark": [0.4 * each for each in pixels],
+        "in gray": [each.mean(1, keepdims=True).repeat(3, axis=1) for each in pixels],
+        "a film": film,
+        "eight": pixels[8:16],
+    }
+    for kind, pictures in unusual.items():
+        feeds = [
+            {key: np.ascontiguousarray(SCALINGS[right](each), np.float32)}
+            for each in pictures
+        ]
+        yield UNUSUAL + kind, feeds
 
 
 def text_variants(samples: list[Feeds]) -> Iterator[tuple[str, list[Feeds]]]:
@@ -197,12 +225,18 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        return bool(self.findings) is (self.variant != "right")
+        is_right = self.variant == "right" or self.unusual
+        return bool(self.findings) is not is_right
+
+    @property
+    def unusual(self) -> bool:
+        return self.variant.startswith(UNUSUAL)
 
     @property
     def counts(self) -> bool:
-        """Whether the outcome is one of those without labels, six for each task."""
-        return not self.labelled and TWO_ERRORS not in self.variant
+        """Whether the outcome is one of those without labels, seven for each task."""
+        others = self.labelled or self.unusual or TWO_ERRORS in self.variant
+        return not others
 
     @property
     def advice_is_right(self) -> bool:
@@ -266,6 +300,9 @@ def outcomes(name: str) -> Iterator[Outcome]:
     samples = every[::3] if len(every) == 3 * SAMPLES else every[:SAMPLES]
     for variant, feeds in variants_of(name, samples):
         yield outcome(variant, feeds, None)
+    if name in IMAGES:
+        for variant, feeds in unusual_variants(name, samples):
+            yield outcome(variant, feeds, None)
     if labels is not None:
         for variant, feeds in image_variants(name, every):
             yield outcome(variant, feeds, labels)
@@ -435,6 +472,12 @@ def summary(found: list[Outcome]) -> str:
         lines.append(
             f"two errors at once: {sum(each.right for each in twice)} of {len(twice)}"
             f" found, {sum(each.advice_is_right for each in twice)} with the right advice"
+        )
+    unusual = [each for each in found if each.unusual]
+    if unusual:
+        lines.append(
+            "unusual pictures with the right preprocessing (dark, in gray, a film, eight):"
+            f" {sum(not each.right for each in unusual)} of {len(unusual)} doubted"
         )
     labelled = [each for each in found if each.labelled]
     if labelled:

@@ -514,11 +514,11 @@ def _assemble_and_finish(
     needs onnxruntime in a separate process.
     """
     if current() is None:  # without isolation, a crash ends this process
-        return _finish(job, _assemble(job, measured, progress), measured)
+        return _finish(job, _assemble(job, measured, progress), measured, progress)
     planned = measured.planned
     graph = planned.graph.copy()  # for the second attempt: optimizers change the graph
     try:
-        return _finish(job, _assemble(job, measured, progress), measured)
+        return _finish(job, _assemble(job, measured, progress), measured, progress)
     except Exception as error:
         crash = crash_behind(error)
         # A killed process has most likely run out of memory.
@@ -542,7 +542,7 @@ def _assemble_and_finish(
         notes=[*planned.notes, note],
     )
     measured = replace(measured, planned=planned, ranges=ranges)
-    return _finish(job, _assemble(job, measured, progress), measured)
+    return _finish(job, _assemble(job, measured, progress), measured, progress)
 
 
 def _assemble(job: Job, measured: MeasuredPlan, progress: bool | None) -> Assembled:
@@ -552,7 +552,9 @@ def _assemble(job: Job, measured: MeasuredPlan, progress: bool | None) -> Assemb
     )
 
 
-def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
+def _finish(
+    job: Job, assembled: Assembled, measured: MeasuredPlan, progress: bool | None
+) -> Result:
     """Check the model, compare it with the float model, write it, and report."""
     config, data = measured.planned.config, measured.data
     plans = [assembled.plan, *all_plans(measured.planned.body_plans)]
@@ -590,6 +592,7 @@ def _finish(job: Job, assembled: Assembled, measured: MeasuredPlan) -> Result:
         judging=judging,
         target=config.target if job.keeps_rules else "",
         frugal=data.random,
+        progress=progress,
     )
     verdict, warnings = verdict_of(judging, finished, data, reference)
     scorer = judging.scorer

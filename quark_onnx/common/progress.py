@@ -114,6 +114,8 @@ class Progress:
         self._name = name
         self._unit = unit
         self._bar: Bar | None = None
+        #: What ended the work: an exception of the user's progress function, or the time limit.
+        self.ended_by: BaseException | None = None
 
     def __enter__(self) -> Progress:
         self._bar = open_bar(self._show, self._total, self._name, self._unit)
@@ -129,10 +131,14 @@ class Progress:
         Raises:
             TimeLimitError: an enclosing ``time_limit`` is over.
         """
-        # Before the bar: a loop without a display ends as well.
-        check_time()
-        if self._bar is not None:
-            self._bar.update(done, skipped=skipped)
+        try:
+            # Before the bar: a loop without a display ends as well.
+            check_time()
+            if self._bar is not None:
+                self._bar.update(done, skipped=skipped)
+        except BaseException as error:
+            self.ended_by = error
+            raise
 
     def __exit__(
         self, *error: type[BaseException] | BaseException | TracebackType | None

@@ -43,6 +43,7 @@ from quark_onnx.preprocessing.first_layers import (
     too_large,
 )
 from quark_onnx.preprocessing.pixels import (
+    are_alike,
     are_faint,
     as_channels_last,
     picture_axis,
@@ -75,6 +76,9 @@ _TELLING_ROWS = 12
 _OF_A_SIZE = 1.5
 #: Factor from which inputs are as large as others.
 _AS_LARGE = 0.9
+#: Factors between which inputs are those of pictures with more contrast, in which a detector finds
+#: more.
+_MORE_CONTRAST = 1.1, 3.0
 #: Factor by which inputs are of another size, and maximum changes of a classifier's predictions
 #: with a shift then, compared with those as given.
 _MUCH_LARGER, _STEADIER = 8.0, 0.95
@@ -271,7 +275,11 @@ class PreprocessingCheck:
                 " width): --layout nchw for image files, --input-layout nhwc for arrays",
                 "--layout nchw",
             )
-        elif smooth.natural and estimate_bytes(self._model) <= _LARGEST:
+        elif (
+            smooth.natural
+            and not are_alike(few)
+            and estimate_bytes(self._model) <= _LARGEST
+        ):
             with lanes_for(session) as lanes:
                 run = partial(_outputs, without_memory(session))
                 yield from self._picture_findings(
@@ -472,7 +480,9 @@ class PreprocessingCheck:
     def _is_plausible(
         self, run: OutputsOn, alternative: Alternative, evidence: Evidence
     ) -> bool:
-        """Return whether a classifier's evidence with an alternative can be believed.
+        """Return whether the evidence with an alternative can be believed.
+
+        A detector finds more in pictures with more contrast, without being meant for them.
 
         Where all pictures show one thing, wrong inputs make predictions differ, which looks like
         information. The right ones make them surer, too, unless the given inputs are larger.
@@ -480,8 +490,6 @@ class PreprocessingCheck:
         Inputs of another size saturate a softmax, which looks like certainty. Much larger ones
         speak for themselves only if predictions change less with a small shift.
         """
-        if not isinstance(self._given, Classified):
-            return True
         pictures = alternative.pictures
         given = self._feeds[: self._count(_TELLING_ROWS)]
         other = list(alternative.feeds(0, len(given)))
@@ -498,8 +506,11 @@ class PreprocessingCheck:
             assert isinstance(evidence, Classified) and isinstance(shifted, Classified)
             return evidence.change(shifted)
 
-        assert isinstance(evidence, Classified)
         given_size, other_size = size(given), size(other)
+        if not isinstance(self._given, Classified):
+            least, most = _MORE_CONTRAST
+            return not least * given_size < other_size < most * given_size
+        assert isinstance(evidence, Classified)
         surer = self._given.head(len(evidence)).student(evidence) >= 0
         if other_size >= _AS_LARGE * given_size and not surer:
             return False

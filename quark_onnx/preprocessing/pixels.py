@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ Images = NDArray[Any]
 _CHANNELS = (1, 3)
 #: Maximum deviation of a channel's range from a scaling's range, as a share of it.
 _UNLIKE = 0.3
+#: Value of white, and deviation from the pixels' range within which a scaling holds pictures:
+#: interpolation exceeds it a little.
+_WHITE, _BEYOND = 255.0, 8.0
+#: Mean distance of consecutive pictures below which they show one thing.
+_ALIKE = 0.5
 #: Minimum correlation of neighbouring pixels of a natural image.
 _SMOOTH = 0.5
 #: Correlation below which channels are those of no picture.
@@ -131,24 +137,46 @@ def picture_axis(shape: tuple[int, ...]) -> int | None:
 def scaling_of(images: Sequence[Images]) -> Scaling | None:
     """Return the scaling for the ranges of the channels; None without a fit.
 
+    Pictures nearly reach black and white, so that their range tells the scaling. Dark, bright and
+    faint ones do not: theirs is the scaling that holds them, and in which they reach farthest.
+
     Args:
         images: batches with the channels on axis 1.
     """
-    # (channels,) over all batches.
+    # (1, channels, 1, 1) over all batches.
     least = np.min([batch.min(axis=(0, 2, 3)) for batch in images], axis=0)
     greatest = np.max([batch.max(axis=(0, 2, 3)) for batch in images], axis=0)
-    shape = (1, len(least), 1, 1)
+    least, greatest = least.reshape(1, -1, 1, 1), greatest.reshape(1, -1, 1, 1)
     errors = []
+    reach = []
     for scaling in SCALINGS:
-        black = scaling.of_pixels(np.zeros(shape)).ravel()
-        white = scaling.of_pixels(np.full(shape, 255.0)).ravel()
-        # Pictures nearly reach black and white, so that their range tells the scaling.
-        deviation = np.maximum(np.abs(least - black), np.abs(greatest - white))
-        errors.append(float((deviation / (white - black)).max()))
-    best = int(np.argmin(errors))
-    if errors[best] > _UNLIKE:
-        return None
-    return SCALINGS[best]
+        dark, bright = scaling.pixels(least), scaling.pixels(greatest)
+        errors.append(np.maximum(np.abs(dark), np.abs(bright - _WHITE)).max() / _WHITE)
+        holds = dark.min() >= -_BEYOND and bright.max() <= _WHITE + _BEYOND
+        # Rounded, so that the first of equal ones is taken.
+        reach.append(round(float((bright - dark).max()), 3) if holds else 0.0)
+    if min(errors) <= _UNLIKE:
+        return SCALINGS[int(np.argmin(errors))]
+    return SCALINGS[int(np.argmax(reach))] if any(reach) else None
+
+
+def are_alike(images: Sequence[Images]) -> bool:
+    """Return whether pictures show one thing, as frames of a film do.
+
+    What a model finds in them is one observation, not many.
+
+    Args:
+        images: batches with the channels on axis 1, in the order of the samples.
+    """
+    rows = [row.astype(np.float64).ravel() for batch in images for row in batch]
+    if len(rows) < 2 or len({row.size for row in rows}) > 1:
+        return False
+    distances = []
+    for row, following in pairwise(rows):
+        # The distance of unrelated pictures is 1; those of one value are all alike.
+        spread = np.hypot(row.std(), following.std())
+        distances.append((row - following).std() / spread if spread else 0.0)
+    return bool(np.mean(distances) < _ALIKE)
 
 
 def are_faint(images: Sequence[Images]) -> bool:

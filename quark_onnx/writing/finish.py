@@ -20,6 +20,7 @@ from calibrators.onnx_runtime.tensors import estimate_bytes, loaded
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
+from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
 from quark_onnx.engines import EngineRun, Selected, selected
@@ -95,6 +96,7 @@ def finish(  # noqa: PLR0913
     judging: Judging | None = None,
     target: str = "",
     frugal: bool = False,
+    progress: bool | None = False,
 ) -> Finished:
     """Return the final model with output errors, after a check and a run.
 
@@ -117,6 +119,7 @@ def finish(  # noqa: PLR0913
         target: name of the target whose rules the model must keep; empty for none.
         frugal: run the model in little memory: weights are neither packed nor dequantized before
             they are needed.
+        progress: as for ``quantize_static``.
 
     Raises:
         AccuracyError: an output is below ``min_sqnr``; nothing is written.
@@ -147,6 +150,7 @@ def finish(  # noqa: PLR0913
         judging,
         faster=None if lean else _faster(graph),
         frugal=frugal,
+        progress=progress,
     )
     measured, model = _for_target(graph, model, gate, target)
     bare = bool(model.functions) and not functions
@@ -344,6 +348,7 @@ class Gate:
         faster: an equivalent of the quantized model that is computed faster; it is measured in
             place of the model if the results are equal.
         frugal: as for `finish`.
+        progress: as for `finish`.
     """
 
     reference: Reference
@@ -355,6 +360,7 @@ class Gate:
     judging: Judging | None = None
     faster: ModelProto | None = None
     frugal: bool = False
+    progress: bool | None = False
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
         """Return output errors without saturating sums, and notes on the processor.
@@ -469,20 +475,33 @@ class Gate:
         Raises:
             ModelError: a model does not run, or an output has another shape than the float one.
         """
-        with self._measuring():
-            errors = measure_with_states(
-                self.reference.remembering, session, self.samples, self.states, observe
-            )
+        done = 0
+        total = len(self.samples)
+        with Progress(self.progress, total, "measuring", "sample") as bar:
+
+            def show(*run: Any) -> None:
+                nonlocal done
+                if observe is not None:
+                    observe(*run)
+                done += 1
+                bar.update(done)
+
+            with self._measuring(bar):
+                errors = measure_with_states(
+                    self.reference.remembering, session, self.samples, self.states, show
+                )
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
         return errors
 
     @staticmethod
     @contextmanager
-    def _measuring() -> Iterator[None]:
-        """Turn any error of a measurement into a ModelError."""
+    def _measuring(bar: Progress | None = None) -> Iterator[None]:
+        """Turn any error of a measurement into a ModelError, except for one of the progress."""
         try:
             yield
         except Exception as error:  # onnxruntime raises several unrelated types
+            if bar is not None and error is bar.ended_by:
+                raise
             raise ModelError(
                 f"the quantized model cannot be measured against the float one: {error}"
             ) from error

@@ -18,11 +18,12 @@ from quark_onnx import QConfig, compare, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.preprocessing.alternatives import Pictures
-from quark_onnx.preprocessing.evidence import Classified, Labelled, Outputs
+from quark_onnx.preprocessing.evidence import Classified, Detected, Labelled, Outputs
 from quark_onnx.preprocessing.first_layers import farther
 from quark_onnx.preprocessing.pixels import (
     SCALINGS,
     Scaling,
+    are_alike,
     are_faint,
     as_channels_last,
     picture_axis,
@@ -30,6 +31,7 @@ from quark_onnx.preprocessing.pixels import (
     smoothness,
 )
 from quark_onnx.preprocessing.search import PreprocessingSearch
+from quark_onnx.report.verdict.task import find_task
 from quark_onnx.running.run import Reference
 from tests.models import in_a_branch, in_constant_nodes, normal, parse, weight
 from tests.pictures import Images, pictures, trained
@@ -226,6 +228,72 @@ def test_one_class_that_another_order_of_channels_makes_several() -> None:
 
 def test_a_range_of_no_scaling() -> None:
     assert scaling_of([np.concatenate(pictures(4)) * 17]) is None
+
+
+@pytest.mark.parametrize("scaling", SCALINGS[1:4], ids=lambda each: each.name)
+def test_dark_pictures_keep_their_scaling(scaling: Scaling) -> None:
+    """Stretched to black and white, they would seem to have another one."""
+    dark = [scaling.of_pixels(0.4 * each) for each in pictures(4)]
+    assert scaling_of(dark) is scaling
+
+
+def test_frames_of_a_film_are_one_observation() -> None:
+    frames = [pictures(1)[0] + normal(1, 3, 24, 24, seed=seed) for seed in range(8)]
+    assert are_alike(frames) and are_alike([np.zeros((2, 3, 24, 24))])
+    assert not are_alike(pictures(8)) and not are_alike(pictures(1))
+    assert not are_alike([*pictures(1), *pictures(1, 32)]), "pictures of two sizes"
+
+
+def test_more_contrast_in_which_a_detector_finds_more() -> None:
+    """Its scores rise with edges of twice the contrast of the pictures, not of a hundred times."""
+    grid = np.stack(np.meshgrid(np.arange(6), np.arange(6)), axis=-1).reshape(36, 2)
+    model = parse(
+        """g (float[N, 3, 24, 24] x) => (float[N, 36, 1] scores, float[N, 36, 4] boxes) {
+            a = Conv (x, edges)
+            b = Abs (a)
+            c = AveragePool <kernel_shape = [4, 3], strides = [4, 4]> (b)
+            d = Reshape (c, rows)
+            e = Mul (d, d)
+            f = Add (d, d)
+            g = Sub (f, e)
+            h = ReduceMax <keepdims = 0> (x)
+            i = Less (h, large)
+            j = Cast <to = 1> (i)
+            k = Clip (g, nothing, one)
+            scores = Mul (k, j)
+            moved = Mul (scores, little)
+            boxes = Add (moved, places)
+        }""",
+        edges=np.resize(np.array([-0.3, 0.3], np.float32), (1, 3, 1, 2)),
+        rows=np.array([0, 36, 1]),
+        large=np.float32(9),
+        nothing=np.float32(0),
+        little=np.float32(1e-3),
+        one=np.float32(1),
+        places=np.concatenate([grid, grid + 1], axis=1, dtype=np.float32)[None] / 6,
+    )
+    given, other = SCALINGS[2], SCALINGS[1]
+    session = Reference(model).session
+    check = PreprocessingCheck(model, "detector")
+    images = [each * 0.5 + 64 for each in pictures(16)]
+    task = find_task(model, *_feeds_and_outputs(session, given.of_pixels(images[0])))
+    found, more = Detected(task), Detected(task)
+    for image in images:
+        image[..., 0, 0], image[..., -1, -1] = 0, 255
+        feeds, outputs = _feeds_and_outputs(session, given.of_pixels(image))
+        check.add(feeds, outputs)
+        found.add(outputs)
+        more.add(_feeds_and_outputs(session, other.of_pixels(image))[1])
+    assert found.beaten_by(more), "what would speak for it"
+    assert check.findings(session) == []
+
+
+def _feeds_and_outputs(
+    session: Any, image: Images
+) -> tuple[dict[str, Images], dict[str, Images]]:
+    feeds = {"x": image.astype(np.float32)}
+    names = [value.name for value in session.get_outputs()]
+    return feeds, dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def test_channels_and_smoothness() -> None:
