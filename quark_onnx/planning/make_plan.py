@@ -126,6 +126,8 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
     _read_floats(plan)
     _store_biases(plan, config.bias if takes.biases != _FLOAT_BIASES else False)
     _lift(plan)
+    if aligns:
+        _lift_for_engine(plan)
     _spare_float_readers(plan)
     _spare_shapes(plan)
     _calibrate_outputs(plan)
@@ -294,6 +296,46 @@ def _lift(plan: PlanBuilder) -> None:
         alone = graph.consumers(source.tensor) == [node]
         if alone and not graph.is_output(source.tensor):
             plan.entries[source], plan.entries[result] = entry, SameAs(source)
+
+
+def _lift_for_engine(plan: PlanBuilder) -> None:
+    """Quantize what is only moved, as slices of an image, before it is quantized.
+
+    An integer engine moves codes; operators that move floats would run on the processor in front
+    of it. amd-quark 0.13 quantizes inputs of the model in front of such operators as well.
+    """
+    graph = plan.graph
+    # From the end: what a chain of operators moves is lifted step by step.
+    for node in reversed(graph.nodes):
+        if node.kind not in HANDING_ON or Use(node.inputs[0]) in plan.entries:
+            continue
+        source = node.inputs[0]
+        if graph.is_constant(source) or graph.is_output(source):
+            continue
+        movers = graph.consumers(source)
+        results = [
+            plan.entry(Use(name)) for mover in movers for name in mover.outputs if name
+        ]
+        entry = results[0]
+        if not isinstance(entry, Quantize) or plan.ineligible(source):
+            continue
+        moved_only = all(
+            mover.kind in HANDING_ON
+            and mover.name not in plan.kept
+            and mover.inputs[0] == source
+            for mover in movers
+        )
+        # Channels may have another axis before a Transpose.
+        alike = all(
+            isinstance(result, Quantize)
+            and result.axis is None
+            and result.spec.alike(entry.spec)
+            for result in results
+        )
+        if moved_only and alike:
+            plan.entries[Use(source)] = entry
+            for mover in movers:
+                RULES[mover.kind](mover, plan)
 
 
 def _spare_float_readers(plan: PlanBuilder) -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from quark_onnx import Override, QConfig, QuantizationSpec
+from quark_onnx import Override, QConfig, QuantizationSpec, npu
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, SameAs, Use
 from quark_onnx.planning.make_plan import make_plan
@@ -96,14 +96,18 @@ def decisions(nodes: list[onnx.NodeProto], config: QConfig) -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize("target", ["", "stx"])
 @pytest.mark.parametrize("config", ["tensor", "pow2"])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_order_of_independent_nodes_does_not_matter(seed: int, config: str) -> None:
+def test_the_order_of_independent_nodes_does_not_matter(
+    seed: int, config: str, target: str
+) -> None:
     generator = random.Random(seed)
     nodes = random_nodes(generator)
-    expected = decisions(nodes, ALL[config])
+    settings = ALL[config].with_(target=target)
+    expected = decisions(nodes, settings)
     for _ in range(4):
-        assert decisions(shuffled(nodes, generator), ALL[config]) == expected
+        assert decisions(shuffled(nodes, generator), settings) == expected
 
 
 def parse(body: str) -> Graph:
@@ -124,6 +128,44 @@ def test_a_scale_is_handed_on_that_a_later_sibling_asked_for() -> None:
     plan = make_plan(graph, TENSOR)
     assert isinstance(plan.entries[Use("h")], Quantize)
     assert plan.entries[Use("p")] == SameAs(Use("h"))
+
+
+FOCUS = """g (float[1, 3, 8, 8] x) => (float[?, ?, ?, ?] y)
+    <float[2, 6, 1, 1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, int64[1] first = {0},
+     int64[1] second = {1}, int64[1] end = {100}, int64[1] axis = {3}, int64[1] step = {2},
+     int64[1] rows = {2}> {
+        a = Slice (x, first, end, rows, step)
+        p = Slice (a, first, end, axis, step)
+        b = Slice (x, second, end, rows, step)
+        q = Slice (b, second, end, axis, step)
+        c = Concat <axis = 1> (p, q)
+        y = Conv (c, w)
+    }"""
+
+
+def test_an_integer_engine_gets_the_codes_of_an_input_that_is_cut_first() -> None:
+    """All slices have the scale of the picture, and none is computed in float."""
+    plan = make_plan(parse(FOCUS), TENSOR.with_(target="stx"))
+    assert isinstance(plan.entries[Use("x")], Quantize)
+    for piece in "apbq":
+        assert plan.root(Use(piece)) == Use("x")
+    forecast = npu.deploy_forecast(parse(FOCUS).to_model(), "stx", kind="A8W8").best
+    assert {placed.device for placed in forecast.placements} == {"NPU"}
+    # Elsewhere slices of floats cost little, and pieces are rounded once, after they are joined.
+    assert Use("x") not in make_plan(parse(FOCUS), TENSOR).entries
+
+
+@pytest.mark.parametrize(
+    "other", ["Cos (x)", "Slice (x, first, end, rows)", "Identity (x)"]
+)
+def test_a_float_reader_of_an_input_leaves_its_slices_float(other: str) -> None:
+    """The pair before the slices would round what it reads."""
+    body = FOCUS.replace(
+        "float[?, ?, ?, ?] y)", "float[?, ?, ?, ?] y, float[?, ?, ?, ?] z)"
+    )
+    body = body.replace("a = Slice", f"z = {other} a = Slice")
+    plan = make_plan(parse(body), TENSOR.with_(target="stx"))
+    assert Use("x") not in plan.entries and isinstance(plan.entry(Use("p")), Quantize)
 
 
 def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_into() -> (
