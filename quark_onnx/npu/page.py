@@ -108,8 +108,9 @@ def forecast_blocks(forecast: Preflight) -> list[Block]:
 
 def _action(mend: str, effect: str) -> Action:
     """Return an action; a fix that is a command is set as a command."""
-    if mend.startswith("quark-onnx "):
-        return Action("run", mend, effect)
+    if mend.startswith("quark-onnx npu "):
+        verb = mend.split()[2]
+        return Action(f"{verb} the model", mend, effect)
     return Action(mend, effect=effect)
 
 

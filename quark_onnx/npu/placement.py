@@ -172,7 +172,7 @@ class Case:
             sizes = [f"--shape {name}=SIZES" for name in open_inputs(self.graph)]
             return cause, " ".join([_LEGALIZE, *sizes])
         if cause == BY_DATA:
-            return cause, "quark-onnx npu cut in front of it"
+            return cause, "cut the model in front of it (quark-onnx npu cut)"
         return cause, _LEGALIZE
 
     @cached_property
@@ -319,6 +319,7 @@ def _ignored_pads(_case: Case, node: Node) -> NodePlacement | None:
 
 
 _LEGALIZE = "quark-onnx npu legalize MODEL -o OUT"
+_CUT = "quark-onnx npu cut MODEL -o FIRST SECOND"
 _ONE = (
     "export the model with a batch of 1, or with a dynamic batch, which"
     " 'quark-onnx npu legalize' makes 1"
@@ -527,7 +528,7 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
             node,
             CPU,
             reason,
-            "quark-onnx npu cut",
+            _CUT,
             "measured",
             "XDNA1 study, Ryzen AI 1.7.1",
         )
@@ -555,13 +556,13 @@ def _left_float(case: Case, node: Node) -> NodePlacement | None:
     # Measured on XDNA1 for the decoding of boxes, on XDNA2 for the bias of a product.
     source = "XDNA1 study, Ryzen AI 1.7.1" if case.on_convolution_engine else _ONNXSIM
     if node not in case.up_to_layers:
-        mend = "quark-onnx npu cut" if case.on_convolution_engine else ""
+        mend = _CUT if case.on_convolution_engine else ""
         return placement(node, CPU, FLOAT_TAIL, mend, "inferred", source)
     return placement(
         node,
         CPU,
         "it is left float, between integer operators",
-        "quantize it as well, or quark-onnx npu cut in front of it",
+        "quantize it as well, or cut the model in front of it (quark-onnx npu cut)",
         "inferred",
         source,
     )

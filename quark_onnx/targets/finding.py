@@ -135,7 +135,7 @@ RULES: dict[str, Rule] = {
         "no LSTM, and no branch that depends on data",
         f"{_ONNXSIM}; onnxsim/onnxsim#1432",
         True,
-        "quark-onnx npu cut in front of it, or run this model on the CPU",
+        "cut the model in front of it (quark-onnx npu cut), or run this model on the CPU",
     ),
     "G9": Rule(
         "what a node reads is there, and computed once",
@@ -160,7 +160,7 @@ RULES: dict[str, Rule] = {
         "no shape depends on data",
         f"{_VAIP}; the nodes around it run on the CPU",
         False,
-        "quark-onnx npu cut in front of it",
+        "cut the model in front of it (quark-onnx npu cut)",
     ),
 }
 

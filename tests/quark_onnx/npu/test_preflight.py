@@ -232,7 +232,7 @@ def test_whole_models_that_stay_on_the_cpu(
         (
             "g (float[1,8] x) => (y) { i = NonZero (x) y = Abs (i) }",
             "data decides a shape",
-            "quark-onnx npu cut in front of it",
+            "cut the model in front of it (quark-onnx npu cut)",
         ),
     ],
     ids=["batch", "input", "arithmetic", "data"],
@@ -563,7 +563,7 @@ def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
     }
     assert (
         "left float" in placements["last"].reason
-        and placements["last"].mend == "quark-onnx npu cut"
+        and placements["last"].mend == "quark-onnx npu cut MODEL -o FIRST SECOND"
     )
 
 
@@ -616,7 +616,10 @@ def test_float_decoding_behind_the_last_layer_is_put_apart(target: str) -> None:
         assert result.share == result.least_share > 0.95 and result.band == "good"
         return
     (doubt,) = result.doubts
-    assert (doubt.confidence, group.mend) == ("measured", "quark-onnx npu cut")
+    assert (doubt.confidence, group.mend) == (
+        "measured",
+        "quark-onnx npu cut MODEL -o FIRST SECOND",
+    )
     assert "deploy with --cut" in doubt.reason
     assert result.share > 0.95 and result.least_share == 0 and result.band == "risky"
     in_doubt = "(3 float nodes decode behind the last layer)"
