@@ -165,21 +165,15 @@ def bounded() -> ModelProto:
 
 
 def gated() -> ModelProto:
-    """Gates of a detector with three outputs; CLE adds an operator at each that it scales."""
-    heads = " ".join(
-        f"s{i} = Sigmoid (b{i}) m{i} = Mul (b{i}, s{i}) y{i} = Conv (m{i}, v{i})"
-        for i in range(3)
-    )
+    """SiLU as detectors have it; CLE adds an operator at each gate that it scales."""
     return parse(
-        f"""g (float[1,3,8,8] x)
-            => (float[1,4,8,8] y0, float[1,4,8,8] y1, float[1,4,8,8] y2) {{
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
             a = Conv <pads = [1,1,1,1]> (x, w) s = Sigmoid (a) m = Mul (a, s)
-            b0 = Conv <pads = [1,1,1,1], group = 8> (m, d0)
-            b1 = Conv <pads = [1,1,1,1], group = 8> (m, d1)
-            b2 = Conv <pads = [1,1,1,1], group = 8> (m, d2) {heads} }}""",
+            b = Conv <pads = [1,1,1,1], group = 8> (m, d) t = Sigmoid (b) n = Mul (b, t)
+            y = Conv (n, v) }""",
         w=spread(weight(8, 3, 3, 3)),
-        **{f"d{i}": spread(weight(8, 1, 3, 3, seed=i + 1)) for i in range(3)},
-        **{f"v{i}": weight(4, 8, 1, 1, seed=i + 4) for i in range(3)},
+        d=spread(weight(8, 1, 3, 3, seed=1)),
+        v=weight(4, 8, 1, 1, seed=2),
     )
 
 
@@ -189,18 +183,21 @@ def spread(weights: Any) -> Any:
     return weights * factors.reshape(-1, 1, 1, 1)
 
 
-#: Networks, with the recipes on phx and stx that change their nodes.
-BY_RECIPE = {
-    bounded: ({"classifier", "depthwise"}, {"classifier", "depthwise", "detector"}),
-    gated: (set(), {"detector"}),
-    hard_swish: (set(), {"detector"}),
-}
-
-
-@pytest.mark.parametrize("target", ["phx", "stx", "stx-x1"])
-@pytest.mark.parametrize("make", BY_RECIPE, ids=lambda make: make.__name__)
-def test_a_forecast_knows_the_recipe(make: Factory, target: str) -> None:
-    """The optimizers of a recipe replace and add nodes."""
+@pytest.mark.parametrize(
+    ("make", "target", "expected"),
+    [
+        (bounded, "phx", {"classifier", "depthwise"}),
+        (bounded, "stx", {"classifier", "depthwise"}),
+        (bounded, "stx-x1", {"classifier", "depthwise"}),
+        (gated, "phx", set()),
+        (gated, "stx", {"detector"}),
+        (hard_swish, "stx", {"detector"}),
+    ],
+)
+def test_a_forecast_knows_the_recipe(
+    make: Factory, target: str, expected: set[str]
+) -> None:
+    """The optimizers of the expected recipes replace or add operators."""
     model, changing = make(), set[str]()
     data = samples(model, 4)
     for name in NPU_RECIPES:
@@ -211,33 +208,40 @@ def test_a_forecast_knows_the_recipe(make: Factory, target: str) -> None:
                 model, data, Path(folder) / "b", target, config, min_sqnr=None
             )
         assert forecast.best.to_dict() == bundle.forecast.to_dict(), name
-        plain = config.with_(optimizers=())
-        without = npu.deploy_forecast(model, target, config=plain, data=data)
-        if _operators(without) != _operators(forecast):
+        plain = npu.deploy_forecast(
+            model, target, config=config.with_(optimizers=()), data=data
+        )
+        if operators(plain) != operators(forecast):
             changing.add(name)
-    assert changing == BY_RECIPE[make][target == "stx"]
+    assert changing == expected
 
 
-def _operators(forecast: npu.DeployForecast) -> list[str]:
+def operators(forecast: npu.DeployForecast) -> list[str]:
     return [placed.op_type for placed in forecast.best.placements]
 
 
-@pytest.mark.parametrize("changes", [{}, {"equalize": False}, {"auto_mixed": 30.0}])
-def test_a_forecast_knows_the_settings(changes: dict[str, Any]) -> None:
-    """A trial decides on CLE that nobody asked for, and on 16 bits, with the scales of deploy."""
+@pytest.mark.parametrize(
+    ("preset", "settings", "count"),
+    [
+        ("XINT8", {}, 9),
+        ("XINT8", {"equalize": False}, 7),
+        ("A8W8", {"optimizers": [AutoMixedPrecision(target=30.0, to="16bit")]}, 7),
+    ],
+)
+def test_a_forecast_makes_the_trials_of_deploy(
+    preset: str, settings: dict[str, Any], count: int
+) -> None:
+    """Output errors decide on the two operators of CLE, and on nodes of 16 bits."""
     model = gated()
     data = samples(model, 8)
-    config = QConfig.of("A8W8").with_(target="stx")
-    if "auto_mixed" in changes:
-        changes = {"optimizers": (AutoMixedPrecision(target=30.0, to="16bit"),)}
-    config = config.with_(**changes)
+    config = QConfig.of(preset).with_(target="stx", **settings)
     forecast = npu.deploy_forecast(model, "stx", config=config, data=data)
     with TemporaryDirectory() as folder:
         bundle = npu.deploy(
             model, data, Path(folder) / "b", "stx", config, min_sqnr=None
         )
     assert forecast.best.to_dict() == bundle.forecast.to_dict()
-    print(changes, len(forecast.best.placements), bundle.report.notes)
+    assert len(forecast.best.placements) == count
 
 
 def test_a_forecast_takes_one_format() -> None:
