@@ -13,6 +13,7 @@ from calibrators.readers.open import CalibrationData
 from quark_onnx.common.errors import (
     ConfigError,
     ConstraintError,
+    DataError,
     ModelError,
     QuarkError,
 )
@@ -115,6 +116,7 @@ def deploy_forecast(  # noqa: PLR0913
     Raises:
         ConfigError: the device, number format, configuration, release or input is unknown, or both
             ``kind`` and ``config`` are given.
+        DataError: the data cannot be read, or does not fit the model.
         ModelError: the model cannot be read.
     """
     if kind and config is not None:
@@ -136,9 +138,11 @@ def deploy_forecast(  # noqa: PLR0913
             written = _quantized(written, given.config, data)
         require_rules(check(written, target), "nothing would be written")
     except QuarkError as error:
-        # With shapes of the user the error is about them; without any, a forecast is still
-        # possible.
+        # With shapes of the user the error is about them, and one of data about their data;
+        # without any, a forecast is still possible.
         if shapes and not isinstance(error, ConstraintError):
+            raise
+        if data is not None and isinstance(error, DataError):
             raise
         return DeployForecast(as_is, None, problem=str(error))
     forecast = preflight(written, target, kind=given.kind, release=release)

@@ -203,6 +203,8 @@ def test_preflight_by_the_recipe_of_deploy(cli: Any) -> None:
     assert made.json["counts"] == found["legalized"]["counts"]
     text = cli("npu", "preflight", "bounded.onnx", *chosen).out
     assert text.startswith("recipe    classifier: 2 convolutions, 0 of them depthwise")
+    unfit = cli("npu", "preflight", "bounded.onnx", "--data", "data")
+    assert unfit.code == 2 and "image" in unfit.err
     coded = cli("npu", "preflight", "b/model.onnx", "--recipe", "classifier")
     assert coded.code == 2 and "--recipe has no effect" in coded.err
     both = cli("npu", "preflight", "bounded.onnx", *chosen, "--preset", "A8W8")
