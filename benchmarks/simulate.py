@@ -21,7 +21,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,7 @@ def shares(
 def measure(name: str) -> Row:
     """All figures of a model."""
     from quark_onnx import QConfig, quantize
-    from quark_onnx.npu import simulate
+    from quark_onnx.npu import Simulator
 
     task = load(name)
     samples = list(task.calibration(CALIBRATION_SAMPLES + IMAGES))
@@ -158,17 +157,12 @@ def measure(name: str) -> Row:
     wanted = [cpu.all_codes(feeds) for feeds in images]
     row: Row = {"cpu": percent(reference == right)}
     for arithmetic in VARIANTS:
-        computed = partial(
-            simulate, model, rounding=arithmetic.rounding, average=arithmetic.average
-        )
+        run = Simulator(model, arithmetic.rounding, average=arithmetic.average).run
         alone = [
-            computed(feeds, codes=codes)
-            for feeds, codes in zip(images, wanted, strict=True)
+            run(feeds, codes=codes) for feeds, codes in zip(images, wanted, strict=True)
         ]
-        whole = [computed(feeds) for feeds in images]
-        found = classes(
-            lambda feeds, computed=computed: computed(feeds).outputs[outputs[0]], tests
-        )  # type: ignore[misc]
+        whole = [run(feeds) for feeds in images]
+        found = classes(lambda feeds, run=run: run(feeds).outputs[outputs[0]], tests)  # type: ignore[misc]
         row[arithmetic.name] = {
             "alone": shares(
                 (each.codes, codes) for each, codes in zip(alone, wanted, strict=True)
