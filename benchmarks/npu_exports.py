@@ -38,6 +38,7 @@ from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.passes import LEGALIZING
 from quark_onnx.planning.prepare import passes_for
 from quark_onnx.running.run import Reference
+from quark_onnx.targets import format_of
 
 #: Devices and formats of the columns.
 TARGET_FORMATS = (
@@ -199,19 +200,19 @@ def forecasts(path: Path) -> dict[str, Any]:
     return found
 
 
-def bundle(path: Path, target: str, config: QConfig, kind: str) -> str:
+def bundle(path: Path, target: str, config: QConfig) -> str:
     """Return "good" for a bundle that keeps its promises, else what is wrong.
 
     Args:
         path: the float model.
         target: name of the device.
         config: the configuration, without a search of scales.
-        kind: its format, as ``preflight`` names it.
     """
+    kind = format_of(config)
     model = npu.legalize(path, target, kind=kind).model
     sample = random_sample(Graph.of(model), Reference(model))
     data = None if kind == "BF16" else [sample]
-    before = npu.deploy_forecast(path, target, kind=kind, data=data)
+    before = npu.deploy_forecast(path, target, config=config, data=data)
     with TemporaryDirectory() as folder:
         try:
             made = npu.deploy(
@@ -234,16 +235,12 @@ def bundles(path: Path, *, recipes: bool) -> dict[str, str]:
     if not recipes:
         for target, kind in TARGET_FORMATS:
             config = QConfig.of(kind).with_(search=0)
-            results[f"{target} {kind}"] = bundle(path, target, config, kind)
+            results[f"{target} {kind}"] = bundle(path, target, config)
         return results
     for target in ("phx", "stx"):
         for name in NPU_RECIPES:
-            recipe = NPU_RECIPES[name]
-            kind = (
-                TARGETS[target].presets[0] if recipe.instead(target) else recipe.preset
-            )
-            config = recipe.config_for(target).with_(search=0)
-            results[f"{target}, recipe {name}"] = bundle(path, target, config, kind)
+            config = NPU_RECIPES[name].config_for(target).with_(search=0)
+            results[f"{target}, recipe {name}"] = bundle(path, target, config)
     return results
 
 

@@ -152,6 +152,10 @@ def run(
             del prepared
             measured = _measure(job, planned, run_data, executor, progress)
             measured = _mix(job, measured, progress)
+            if job.nodes_only:
+                # Without samples no scale is searched, no layer optimized and no bias corrected.
+                without_samples = RunData(measured.data.sample, random=True)
+                measured = replace(measured, data=without_samples)
             return _assemble_and_finish(job, measured, progress)
     except Exception:
         # A file of the model that has changed during the run can cause any error.
@@ -177,6 +181,8 @@ class Job:
         findings: signs of wrong preprocessing that are known before the run; None to look for
             them.
         scorer: a scorer of the data by given labels; None to use labels that come with the data.
+        nodes_only: leave out what changes numbers alone: the search of scales, optimizers of
+            layers and corrections of biases. The result has the nodes of the full run.
     """
 
     config: QConfig
@@ -190,6 +196,7 @@ class Job:
     trained: ModelProto | None = None
     findings: tuple[Finding, ...] | None = None
     scorer: Scorer | None = None
+    nodes_only: bool = False
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -456,7 +463,7 @@ def _measure(
     means = None
     # Layer optimizers choose the biases themselves.
     stages = [optimizer.stage for optimizer in config.optimizers]
-    if config.search and "layer" not in stages:
+    if config.search and "layer" not in stages and not job.nodes_only:
         # A tensor such as the list of detections may be empty, and has no mean then.
         means = InputMeans(graph, plan.shapes.sized_by_data)
 

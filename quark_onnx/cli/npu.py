@@ -100,6 +100,14 @@ def _add_target(parser: Parser) -> None:
     )
 
 
+def _add_recipe(parser: Parser) -> None:
+    parser.add_argument(
+        "--recipe",
+        choices=[AUTO, *NPU_RECIPES],
+        help=f"settings by model type ({AUTO} detects it), see 'quark-onnx list npu-recipes'",
+    )
+
+
 def _add_preset(parser: Parser) -> None:
     parser.add_argument(
         "--preset",
@@ -160,9 +168,10 @@ def _legalize(options: Namespace) -> Answer:
 
 def _preflight_options(parser: Parser) -> None:
     add_model_argument(parser, _MODEL)
-    _add_target(parser)
     add_shape_option(parser, _SHAPE)
-    _add_preset(parser)
+    add_data_options(parser)
+    add_config_options(parser, note="; the first of --target without --recipe")
+    _add_recipe(parser)
     parser.add_argument(
         "--release",
         metavar="VERSION",
@@ -176,18 +185,27 @@ def _preflight_options(parser: Parser) -> None:
         type=input_path,
         help="vitisai_ep_report.json of a real run, to compare with",
     )
+    # Options of deploy alone that its settings depend on.
+    parser.set_defaults(target="npu", ep_option=[])
 
 
 def _preflight(options: Namespace) -> Answer:
+    choice, config = _deployed(options)
+    if is_coded(load(options.model), config):
+        _refuse_settings(options, "recipe", "config")
     both = npu.deploy_forecast(
         options.model,
         options.target,
-        kind=options.preset or "",
+        config=config,
         release=options.release,
         shapes=dict(options.shape),
+        data=data_of(options, needed=False),
     )
     # A float model has two forecasts: as it is, and as deploy would legalize it.
     blocks, document = both.blocks(), both.to_dict()
+    if choice is not None:
+        blocks = [_recipe_fact(choice), *blocks]
+        document |= _recipe_document(choice)
     if options.ep_report is not None:
         scored = npu.score(both.as_is, npu.read_report(options.ep_report))
         # The model as it is, since that is what the run of the report has seen.
@@ -248,11 +266,7 @@ def _deploy_options(parser: Parser) -> None:
     add_shape_option(parser, _SHAPE)
     add_data_options(parser)
     add_config_options(parser, note="; XINT8 without --recipe")
-    parser.add_argument(
-        "--recipe",
-        choices=[AUTO, *NPU_RECIPES],
-        help=f"settings by model type ({AUTO} detects it), see 'quark-onnx list npu-recipes'",
-    )
+    _add_recipe(parser)
     add_gate_option(parser, f"nothing is written; {_GATE:g} unless given")
     behind = parser.add_mutually_exclusive_group()
     behind.add_argument(
@@ -288,12 +302,6 @@ def _deploy_options(parser: Parser) -> None:
 
 
 def _deploy(options: Namespace) -> Answer:
-    # argparse excludes --preset and --config from each other; --recipe is of this command alone.
-    for name in ("preset", "config"):
-        if options.recipe is not None and getattr(options, name) is not None:
-            raise UsageError(
-                f"--recipe and --{name} both name a configuration; give one of them",
-            )
     check_advice_options(options)
     ep_options = _ep_options(options.ep_option)
     choice, config = _deployed(options)
@@ -338,9 +346,26 @@ def _deploy(options: Namespace) -> Answer:
         write_bundle_page(bundle, options.html, options.model.name)
     if choice is None:
         return Answer(bundle.blocks(), bundle.to_dict())
-    recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
-    chosen = Facts((), {"recipe": [choice.described]})
-    return Answer([chosen, *bundle.blocks()], {**bundle.to_dict(), **recipe})
+    document = {**bundle.to_dict(), **_recipe_document(choice)}
+    return Answer([_recipe_fact(choice), *bundle.blocks()], document)
+
+
+def _recipe_fact(choice: npu.Choice) -> Facts:
+    return Facts((), {"recipe": [choice.described]})
+
+
+def _recipe_document(choice: npu.Choice) -> dict[str, str]:
+    return {"recipe": choice.recipe.name, "reason": choice.reason}
+
+
+def _refuse_settings(options: Namespace, *names: str) -> None:
+    """Raise UsageError for options that have no effect on a quantized model."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"{options.model} is quantized already: --{name} has no effect; leave it out, or"
+                " give the float model"
+            )
 
 
 def _check_coded(options: Namespace, *, coded: bool) -> None:
@@ -350,12 +375,8 @@ def _check_coded(options: Namespace, *, coded: bool) -> None:
         options: the options of the command.
         coded: whether the model is quantized already.
     """
-    for name in ("recipe", "preset", "config"):
-        if coded and getattr(options, name) is not None:
-            raise UsageError(
-                f"{options.model} is quantized already: --{name} has no effect; leave it out, or"
-                " give the float model"
-            )
+    if coded:
+        _refuse_settings(options, "recipe", "preset", "config")
     if options.float_model is None:
         return
     if not coded:
@@ -387,6 +408,12 @@ def _model(options: Namespace) -> Path | npu.Parts:
 
 def _deployed(options: Namespace) -> tuple[npu.Choice | None, QConfig]:
     """Return the recipe that was chosen for the model, if any, and the configuration."""
+    # argparse excludes --preset and --config from each other; --recipe is of two commands alone.
+    for name in ("preset", "config"):
+        if options.recipe is not None and getattr(options, name) is not None:
+            raise UsageError(
+                f"--recipe and --{name} both name a configuration; give one of them",
+            )
     target = compiled_for(options.target, _ep_options(options.ep_option))
     choice, config = configured(options, target, NPU_RECIPES, npu.choose)
     return choice, config.with_(target=target)

@@ -8,7 +8,7 @@ from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
 from quark_onnx.npu.legalize import Legalized, legalize
 from quark_onnx.npu.placement import NodePlacement
 from quark_onnx.npu.preflight import Preflight, preflight
-from quark_onnx.npu.simulate import Simulation, simulate
+from quark_onnx.npu.simulate import Simulation, Simulator, simulate
 from quark_onnx.recipes import Choice, Recipe
 from quark_onnx.targets.check import Check, check
 from quark_onnx.targets.finding import RULES, Finding, Rule
@@ -29,6 +29,7 @@ __all__ = [
     "Rule",
     "Scored",
     "Simulation",
+    "Simulator",
     "check",
     "choose",
     "cut",

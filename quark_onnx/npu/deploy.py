@@ -298,9 +298,9 @@ def deploy(  # noqa: PLR0913
             {"model": model, "data": data, "config": config}, {"folder": folder}
         )
         path = _bundle_folder(Path(folder))
-        given = _Given.of(model, target, QConfig.of(config), extra, min_sqnr)
+        given = Given.of(model, target, QConfig.of(config), extra, min_sqnr)
         overlay = _overlay(xclbin, given.target)
-        _check_float_model(float_model, data, given)
+        reference = _reference(float_model, model, data, given)
         _check_inputs(given.front)
         target, kind = given.target.name, given.kind
         # Before calibration: data must have the fixed shapes, and scales belong to the final
@@ -318,8 +318,7 @@ def deploy(  # noqa: PLR0913
                 report = quantized.report
                 if kind != "BF16":
                     result = quantized.model
-        elif float_model is not None and data is not None:
-            reference = _cut_like(float_model, given.cut_at)
+        elif reference is not None and data is not None:
             reference = legalize(reference, target, shapes=shapes, kind=kind).model
             report = _compared(reference, legal.model, data, given, show)
         checked, forecast = check(result, target), preflight(result, target, kind=kind)
@@ -348,8 +347,8 @@ def deploy(  # noqa: PLR0913
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What is deployed, and for which device.
+class Given:
+    """Model to deploy, the device, and the settings, as ``deploy`` and its forecast take them.
 
     Attributes:
         front: the model for the processor.
@@ -382,7 +381,7 @@ class _Given:
         config: QConfig,
         extra: Mapping[str, str],
         min_sqnr: float | None,
-    ) -> _Given:
+    ) -> Given:
         """Load the model, and check the options and the number format.
 
         Args:
@@ -417,7 +416,7 @@ class _Given:
 
 
 def _read(
-    legal: ModelProto, data: CalibrationData | None, given: _Given
+    legal: ModelProto, data: CalibrationData | None, given: Given
 ) -> tuple[Reader, list[Sample]]:
     """Return a reader of the calibration data, and the samples to ship."""
     # A model of 16 bits is quantized in float32. Samples are shipped in the model's own types, in
@@ -431,14 +430,19 @@ def _read(
     return reader, _shipped(reader, narrowing.inputs)
 
 
-def _check_float_model(
+def _reference(
     float_model: str | Path | ModelProto | None,
+    model: str | Path | ModelProto | Parts,
     data: CalibrationData | None,
-    given: _Given,
-) -> None:
-    """Raise ConfigError for a float model that the model cannot be compared with."""
+    given: Given,
+) -> ModelProto | None:
+    """Return the float model, cut as the quantized one was; None if there is none.
+
+    Raises:
+        ConfigError: the quantized model cannot be compared with it.
+    """
     if float_model is None:
-        return
+        return None
     if not given.coded:
         raise ConfigError("the model is a float model: leave out float_model")
     if data is None:
@@ -447,6 +451,23 @@ def _check_float_model(
         raise ConfigError(
             "float_model is quantized; give the model that was quantized, or leave it out"
         )
+    if given.cut_at:
+        reference = cut(float_model, given.cut_at).first
+    else:
+        reference = load(float_model)
+    # Without the constants that a model lists as inputs.
+    names, names_of_float = (
+        [value.name for value in Graph.of(each).fed]
+        for each in (given.front, reference)
+    )
+    if set(names) != set(names_of_float):
+        quantized = f" {model}" if isinstance(model, str | Path) else ""
+        original = f" {float_model}" if isinstance(float_model, str | Path) else ""
+        raise ConfigError(
+            f"the quantized model{quantized} has the inputs {', '.join(names)}, and the float"
+            f" model{original} has {', '.join(names_of_float)}; give the one that was quantized"
+        )
+    return reference
 
 
 def _overlay(xclbin: str | Path | None, target: Target) -> Path | None:
@@ -508,18 +529,11 @@ def unfit_codes(forecast: Preflight) -> str:
     )
 
 
-def _cut_like(
-    float_model: str | Path | ModelProto, tensors: Sequence[str]
-) -> ModelProto:
-    """Return the float model, cut at the tensors at which the quantized one was cut."""
-    return cut(float_model, tensors).first if tensors else load(float_model)
-
-
 def _compared(
     reference: ModelProto,
     model: ModelProto,
     data: CalibrationData,
-    given: _Given,
+    given: Given,
     progress: bool | None,
 ) -> Comparison:
     """Compare a quantized model with its float model.
@@ -543,7 +557,7 @@ def _compared(
 
 
 def _quantized(
-    legal: ModelProto, given: _Given, reader: Reader, progress: bool | None
+    legal: ModelProto, given: Given, reader: Reader, progress: bool | None
 ) -> Result:
     """Quantize a legalized model; the check of the preprocessing sees the float model.
 

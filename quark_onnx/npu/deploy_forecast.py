@@ -10,22 +10,27 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.common.errors import ConstraintError, ModelError, QuarkError
-from quark_onnx.common.registry import TARGETS
+from quark_onnx.common.errors import (
+    ConfigError,
+    ConstraintError,
+    DataError,
+    ModelError,
+    QuarkError,
+)
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.job import Job, run
 from quark_onnx.measuring.random_sample import random_sample
-from quark_onnx.npu.deploy import is_coded, unfit_codes
+from quark_onnx.npu.deploy import Given
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.preflight import Preflight, preflight
-from quark_onnx.npu.support import RELEASE
+from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.page.blocks import Block, Judgement, Notes, Warnings
 from quark_onnx.page.reported import Reported
 from quark_onnx.running.run import Reference
-from quark_onnx.targets import check, refusal, require_rules
+from quark_onnx.targets import check, format_of, require_rules
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,6 +87,7 @@ def deploy_forecast(  # noqa: PLR0913
     target: str = "stx",
     *,
     kind: str = "",
+    config: QConfig | str | Path | dict[str, Any] | None = None,
     release: str = RELEASE,
     shapes: Mapping[str, Sequence[int]] | None = None,
     data: CalibrationData | None = None,
@@ -89,59 +95,74 @@ def deploy_forecast(  # noqa: PLR0913
     """Forecast where the nodes of a model run, in the file as it is and as ``deploy`` writes it.
 
     A float model is legalized and quantized, and a quantized one legalized, so that the nodes are
-    those of the file that ``deploy`` would write; no accuracy is measured. Ranges decide about some
-    nodes, such as the factors of an equalization: with the data of the deployment the forecast has
-    these as well.
+    those of the file that ``deploy`` would write. What changes no node is left out: the search of
+    scales, optimizers of layers, and the accuracy.
 
     Args:
         model: as for ``preflight``.
         target: as for ``preflight``.
         kind: as for ``preflight``.
+        config: configuration of the deployment, as for ``deploy``; None for that of ``kind``. That
+            of a recipe is ``choose(model, target).config``.
         release: as for ``preflight``.
         shapes: sizes of dynamic dimensions, by the name of an input, as for ``legalize``.
-        data: calibration data, as for ``deploy``; None for a random sample.
+        data: calibration data, as for ``deploy``; None for a random sample. Ranges and errors
+            decide about some nodes, such as those that an equalization adds, so that a random
+            sample may give other nodes than the data of the deployment.
 
     Returns:
         Both forecasts, and the rewrites.
 
     Raises:
-        ConfigError: the device, number format, release or input is unknown.
+        ConfigError: the device, number format, configuration, release or input is unknown, or both
+            ``kind`` and ``config`` are given.
+        DataError: the data cannot be read, or does not fit the model.
         ModelError: the model cannot be read.
     """
+    if kind and config is not None:
+        raise ConfigError("kind and config both name a number format; give one of them")
     loaded = load(model)
+    if config is not None:
+        config = QConfig.of(config)
+        # A format of no target is refused below.
+        kind = format_of(config) if format_of(config) in KINDS else ""
     as_is = preflight(loaded, target, kind=kind, release=release)
-    config = QConfig.of(as_is.kind).with_(target=target)
-    coded = is_coded(loaded, config)
-    if why := unfit_codes(as_is) if coded else refusal(TARGETS[target], config):
-        return DeployForecast(as_is, None, problem=why)
     try:
-        legal = legalize(loaded, target, shapes=shapes, kind=as_is.kind)
+        given = Given.of(loaded, target, config or QConfig.of(as_is.kind), {}, None)
+    except ConfigError as error:
+        return DeployForecast(as_is, None, problem=str(error))
+    try:
+        legal = legalize(loaded, target, shapes=shapes, kind=given.kind)
         written = legal.model
-        if as_is.kind != "BF16" and not coded:
-            written = _quantized(written, config, data)
+        if given.kind != "BF16" and not given.coded:
+            written = _quantized(written, given.config, data)
         require_rules(check(written, target), "nothing would be written")
     except QuarkError as error:
-        # With shapes of the user the error is about them; without any, a forecast is still
-        # possible.
+        # With shapes of the user the error is about them, and one of data about their data;
+        # without any, a forecast is still possible.
         if shapes and not isinstance(error, ConstraintError):
             raise
+        if data is not None and isinstance(error, DataError):
+            raise
         return DeployForecast(as_is, None, problem=str(error))
-    forecast = preflight(written, target, kind=as_is.kind, release=release)
+    forecast = preflight(written, target, kind=given.kind, release=release)
     return DeployForecast(as_is, forecast, legal.notes)
 
 
 def _quantized(
     legal: ModelProto, config: QConfig, data: CalibrationData | None
 ) -> ModelProto:
-    """Quantize a legalized model without a search of scales, which changes no node."""
+    """Quantize a legalized model, without what changes no node."""
     if data is None:
         wide, _ = upcast_to_float32(legal)
         sample = random_sample(Graph.of(wide), Reference(wide))
         if sample is None:
             raise ModelError("the model runs on no random input; give it data")
         data = [sample]
-    job = Job.open(legal, config.with_(search=0, min_sqnr=None), None, external=False)
+    job = Job.open(legal, config.with_(min_sqnr=None), None, external=False)
     try:
+        # No finding on the preprocessing: the data may be random.
+        job = replace(job, findings=(), nodes_only=True)
         return run(job, data, None, False).model
     finally:
         job.close()

@@ -110,41 +110,110 @@ def simulate(  # noqa: PLR0913
     >>> found.codes["q"], found.codes["c"]
     (array([ -2,   1, 127], dtype=int8), array([ 0,  1, 64], dtype=int8))
     """
-    operators = {"average": average, "gate": gate, "softmax": softmax}
-    kinds = {
-        "rounding": Rounding,
-        "average": Exactly,
-        "gate": Exactly,
-        "softmax": Softmaxes,
-    }
-    for option, value in {"rounding": rounding, **operators}.items():
-        if value not in (known := get_args(kinds[option])):
-            raise ConfigError(
-                f"{option} is {value!r}; it is one of {', '.join(map(repr, known))}",
-            )
-    # Only now, as a misspelled option should not cost the time of a large model.
-    graph = Graph.of(load(model))
-    check_sample(graph, feeds)
-    gather_constants(graph, keep_inputs=True)
-    engine = frozenset(name for name, value in operators.items() if value == "dpu")
-    run = _Run(graph, rounding, engine, dict(codes or {}))
-    wanted = [until] if until else [output.name for output in graph.outputs]
-    return run.of(wanted, feeds)
+    simulator = Simulator(model, rounding, average=average, gate=gate, softmax=softmax)
+    return simulator.run(feeds, codes=codes, until=until)
+
+
+class Simulator:
+    """A model on integers for many samples, which is read and checked once."""
+
+    def __init__(
+        self,
+        model: str | Path | ModelProto,
+        rounding: Rounding = "even",
+        *,
+        average: Exactly = "exact",
+        gate: Exactly = "exact",
+        softmax: Softmaxes = "float",
+    ) -> None:
+        """Read a model.
+
+        Args:
+            model: as for ``simulate``.
+            rounding: as for ``simulate``.
+            average: as for ``simulate``.
+            gate: as for ``simulate``.
+            softmax: as for ``simulate``.
+
+        Raises:
+            ConfigError: a setting is unknown.
+            ModelError: the model cannot be read.
+        """
+        operators = {"average": average, "gate": gate, "softmax": softmax}
+        kinds = {
+            "rounding": Rounding,
+            "average": Exactly,
+            "gate": Exactly,
+            "softmax": Softmaxes,
+        }
+        for option, value in {"rounding": rounding, **operators}.items():
+            if value not in (known := get_args(kinds[option])):
+                raise ConfigError(
+                    f"{option} is {value!r}; it is one of {', '.join(map(repr, known))}",
+                )
+        # Only now, as a misspelled option should not cost the time of a large model.
+        self._graph = Graph.of(load(model))
+        gather_constants(self._graph, keep_inputs=True)
+        self._pairs = Pairs(self._graph)
+        self._rounding = rounding
+        self._engine = frozenset(
+            name for name, value in operators.items() if value == "dpu"
+        )
+        self._weights = dict[str, Value]()
+
+    def run(
+        self,
+        feeds: Mapping[str, Array],
+        *,
+        codes: Mapping[str, Array] | None = None,
+        until: str = "",
+    ) -> Simulation:
+        """Run the model on a sample.
+
+        Args:
+            feeds: as for ``simulate``.
+            codes: as for ``simulate``.
+            until: as for ``simulate``.
+
+        Raises:
+            ConfigError: a name is unknown.
+            DataError: the feeds or codes do not fit the model.
+            ModelError: the model has other scales, or unsupported operators.
+        """
+        check_sample(self._graph, feeds)
+        run = _Run(
+            self._graph,
+            self._pairs,
+            self._rounding,
+            self._engine,
+            dict(codes or {}),
+            self._weights,
+        )
+        wanted = [until] if until else [output.name for output in self._graph.outputs]
+        return run.of(wanted, feeds)
 
 
 class _Run:
     """A simulation in progress, with the values that are computed so far."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         graph: Graph,
+        pairs: Pairs,
         rounding: Rounding,
         engine: frozenset[str],
         codes: dict[str, Array],
+        weights: dict[str, Value],
     ) -> None:
-        self._graph, self._pairs = graph, Pairs(graph)
+        """Prepare a run.
+
+        Args:
+            weights: dequantized constants of earlier runs, to which this one adds its own.
+        """
+        self._graph, self._pairs = graph, pairs
         self._rounding, self._engine, self._given = rounding, engine, codes
-        self._values: dict[str, Value] = {}
+        self._weights = weights
+        self._values: dict[str, Value] = dict(weights)
         self._codes: dict[str, Array] = {}
         self._inexact: list[str] = []
         # Only codes of QuantizeLinear are replaced: all other values follow from codes.
@@ -166,7 +235,7 @@ class _Run:
             if any(reader in needed for reader in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)
         for node in graph.nodes:
-            if node in needed:
+            if node in needed and node.outputs[0] not in self._weights:
                 self._compute(node)
         outputs = {name: self._result(name) for name in wanted}
         return Simulation(self._codes, outputs, tuple(self._inexact))
@@ -213,6 +282,8 @@ class _Run:
         except OverflowError as error:
             raise call.refused(str(error)) from error
         self._values.update(zip(node.results, results, strict=True))
+        if node.op_type in DEQUANTIZE and self._graph.is_constant(node.inputs[0]):
+            self._weights[node.outputs[0]] = results[0]
 
     def _read(self, name: str) -> Value | None:
         """Return the value of an input: computed, given or constant; None if omitted."""

@@ -174,7 +174,11 @@ def rounded(number: Fixed, position: int, rounding: Rounding) -> Ints:
     # beyond the limit all values round to zero for any unit
     unit = min(number.divisor << max(0, shift), 2 * _LIMIT)
     above = doubled + unit
-    nearest: Ints = above // (2 * unit)
+    nearest: Ints
+    if unit & (unit - 1):
+        nearest = above // (2 * unit)
+    else:  # a shift, which is faster, rounds down as well
+        nearest = above >> unit.bit_length()
     if rounding == "even":
         # A division without a remainder is a tie, which went up: an odd result is one too high.
         nearest = nearest - (nearest & (above == 2 * unit * nearest))

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.models import depthwise_layers, normal, parse
+from tests.models import depthwise_layers, normal, parse, weight
 
 
 def test_a_model_with_errors(cli: Any) -> None:
@@ -173,6 +173,42 @@ def test_preflight(cli: Any) -> None:
         "confidence",
         "piece",
     } <= set(document["nodes"][0])
+
+
+def test_preflight_by_the_recipe_of_deploy(cli: Any) -> None:
+    """CLE replaces the Clip, so that the forecast without a recipe is of other nodes."""
+    onnx.save(
+        parse(
+            """g (float[1,3,8,8] x) => (float[1,8,8,8] y) {
+                a = Conv <pads = [1,1,1,1]> (x, w) b = Clip (a, l, h) c = Conv (b, v)
+                y = Clip (c, l, h) }""",
+            w=weight(8, 3, 3, 3),
+            v=weight(8, 8, 1, 1, seed=1),
+            l=np.array(0.0, np.float32),
+            h=np.array(6.0, np.float32),
+        ),
+        "bounded.onnx",
+    )
+    plain = cli("npu", "preflight", "bounded.onnx", "--json").json
+    chosen = ("--target", "stx", "--recipe", "auto", "--random-data", "8")
+    found = cli("npu", "preflight", "bounded.onnx", *chosen, "--json").json
+    assert found["recipe"] == "classifier"
+    kinds = {node["op_type"] for node in found["legalized"]["nodes"]}
+    assert (kinds, {node["op_type"] for node in plain["legalized"]["nodes"]}) == (
+        {"Conv", "Relu"},
+        {"Conv", "Clip"},
+    )
+    gate = ("--min-sqnr", "-99", "--advice", "none")
+    made = cli("npu", "deploy", "bounded.onnx", "-o", "b", *chosen, *gate, "--json")
+    assert made.json["counts"] == found["legalized"]["counts"]
+    text = cli("npu", "preflight", "bounded.onnx", *chosen).out
+    assert text.startswith("recipe    classifier: 2 convolutions, 0 of them depthwise")
+    unfit = cli("npu", "preflight", "bounded.onnx", "--data", "data")
+    assert unfit.code == 2 and "image" in unfit.err
+    coded = cli("npu", "preflight", "b/model.onnx", "--recipe", "classifier")
+    assert coded.code == 2 and "--recipe has no effect" in coded.err
+    both = cli("npu", "preflight", "bounded.onnx", *chosen, "--preset", "A8W8")
+    assert both.code == 2 and "--recipe and --preset" in both.err
 
 
 def test_preflight_beside_a_report(cli: Any) -> None:

@@ -231,6 +231,17 @@ def test_quantized_models_that_are_refused(tmp_path: Path) -> None:
         npu.deploy(quantized, None, tmp_path / "b", float_model=network())
     with pytest.raises(ConfigError, match="float_model is quantized"):
         npu.deploy(quantized, data(), tmp_path / "b", float_model=quantized)
+    renamed = parse(
+        "g (float[1,3,8,8] image) => (float[1,3,8,8] y) { y = Relu (image) }"
+    )
+    files = tmp_path / "q.onnx", tmp_path / "f.onnx"
+    for model, file in zip((quantized, renamed), files, strict=True):
+        onnx.save(model, file)
+    whole = f"quantized model {files[0]} has the inputs x, and the float model {files[1]} has image"
+    with pytest.raises(ConfigError, match=re.escape(whole)):
+        npu.deploy(files[0], data(), tmp_path / "b", float_model=files[1])
+    with pytest.raises(ConfigError, match="and the float model has image; give the"):
+        npu.deploy(quantized, data(), tmp_path / "b", float_model=renamed)
     operators = quantize_dynamic(network())
     with pytest.raises(ConfigError, match="no Q/DQ pairs"):
         npu.deploy(operators, None, tmp_path / "b")

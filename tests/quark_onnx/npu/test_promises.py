@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import ModelProto
 
 from quark_onnx import QConfig, npu, quantize
-from quark_onnx.common.errors import QuarkError
+from quark_onnx.common.errors import ConfigError, QuarkError
+from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.graph import Graph
+from quark_onnx.optimizers import AutoMixedPrecision
 from tests.cases import loop_over
 from tests.models import MODELS, Factory, parse, run, samples, weight
 
@@ -144,6 +147,113 @@ def test_a_forecast_is_that_of_the_written_file(
             return
     assert not forecast.problem and bundle.check.errors == 0
     assert forecast.best.to_dict() == bundle.forecast.to_dict()
+
+
+def bounded() -> ModelProto:
+    """Blocks of MobileNetV2, whose Relu6 CLE replaces; the convolutions have no biases."""
+    return parse(
+        """g (float[1,3,8,8] x) => (float[1,8] y) {
+            a = Conv <pads = [1,1,1,1], strides = [2,2]> (x, w) b = Clip (a, l, h)
+            c = Conv <pads = [1,1,1,1], group = 8> (b, d) e = Clip (c, l, h)
+            f = Conv (e, v) p = GlobalAveragePool (f) y = Flatten (p) }""",
+        w=weight(8, 3, 3, 3),
+        d=spread(weight(8, 1, 3, 3, seed=1)),
+        v=weight(8, 8, 1, 1, seed=2),
+        l=np.array(0.0, np.float32),
+        h=np.array(6.0, np.float32),
+    )
+
+
+def gated() -> ModelProto:
+    """SiLU as detectors have it; CLE adds an operator at each gate that it scales."""
+    return parse(
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv <pads = [1,1,1,1]> (x, w) s = Sigmoid (a) m = Mul (a, s)
+            b = Conv <pads = [1,1,1,1], group = 8> (m, d) t = Sigmoid (b) n = Mul (b, t)
+            y = Conv (n, v) }""",
+        w=spread(weight(8, 3, 3, 3)),
+        d=spread(weight(8, 1, 3, 3, seed=1)),
+        v=weight(4, 8, 1, 1, seed=2),
+    )
+
+
+def spread(weights: Any) -> Any:
+    """Return weights whose output channels have unlike ranges, which CLE makes alike."""
+    factors = np.geomspace(0.01, 1, len(weights), dtype=np.float32)
+    return weights * factors.reshape(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "expected"),
+    [
+        (bounded, "phx", {"classifier", "depthwise"}),
+        (bounded, "stx", {"classifier", "depthwise"}),
+        (bounded, "stx-x1", {"classifier", "depthwise"}),
+        (gated, "phx", set()),
+        (gated, "stx", {"detector"}),
+        (hard_swish, "stx", {"detector"}),
+    ],
+)
+def test_a_forecast_knows_the_recipe(
+    make: Factory, target: str, expected: set[str]
+) -> None:
+    """The optimizers of the expected recipes replace or add operators."""
+    model, changing = make(), set[str]()
+    data = samples(model, 4)
+    for name in NPU_RECIPES:
+        config = NPU_RECIPES[name].config_for(target)
+        forecast = npu.deploy_forecast(model, target, config=config, data=data)
+        with TemporaryDirectory() as folder:
+            bundle = npu.deploy(
+                model, data, Path(folder) / "b", target, config, min_sqnr=None
+            )
+        assert forecast.best.to_dict() == bundle.forecast.to_dict(), name
+        plain = npu.deploy_forecast(
+            model, target, config=config.with_(optimizers=()), data=data
+        )
+        if operators(plain) != operators(forecast):
+            changing.add(name)
+    assert changing == expected
+
+
+def operators(forecast: npu.DeployForecast) -> list[str]:
+    return [placed.op_type for placed in forecast.best.placements]
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "count"),
+    [
+        ("XINT8", {}, 9),
+        ("XINT8", {"equalize": False}, 7),
+        ("A8W8", {"optimizers": [AutoMixedPrecision(target=30.0, to="16bit")]}, 7),
+    ],
+)
+def test_a_forecast_makes_the_trials_of_deploy(
+    preset: str, settings: dict[str, Any], count: int
+) -> None:
+    """Output errors decide on the two operators of CLE, and on nodes of 16 bits."""
+    model = gated()
+    data = samples(model, 8)
+    config = QConfig.of(preset).with_(target="stx", **settings)
+    forecast = npu.deploy_forecast(model, "stx", config=config, data=data)
+    with TemporaryDirectory() as folder:
+        bundle = npu.deploy(
+            model, data, Path(folder) / "b", "stx", config, min_sqnr=None
+        )
+    assert forecast.best.to_dict() == bundle.forecast.to_dict()
+    assert len(forecast.best.placements) == count
+
+
+def test_a_forecast_takes_one_format() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        npu.deploy_forecast(bounded(), "stx", kind="A8W8", config="A16W8")
+    refused = npu.deploy_forecast(bounded(), "phx", config="A8W8")
+    assert refused.legalized is None
+    assert "config is A8W8, but phx" in refused.problem
+    assert (
+        "config is W8, but phx"
+        in npu.deploy_forecast(bounded(), "phx", config="W8").problem
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
-from quark_onnx.npu import simulate
+from quark_onnx.npu import Simulator, simulate
 from quark_onnx.npu.integers.fixed import Fixed, rounded, summed, times, together
 from quark_onnx.npu.integers.pools import engine_factor
 from tests.models import Feeds, in_constant_nodes, normal, parse, run, samples, weight
@@ -940,3 +940,34 @@ def test_codes_of_another_machine_are_read_in_place_of_the_simulated_ones() -> N
     assert found.codes["x_codes"].tolist() == [0, 0] and found.codes[
         "y_codes"
     ].tolist() == [10, -14]
+
+
+def test_a_simulator_takes_many_samples() -> None:
+    """No sample, codes or stop of an earlier run has an effect on a later one."""
+    model = xint8(
+        parse(
+            """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+                a = Conv (x, w, b) r = Relu (a) y = Conv (r, v) }""",
+            w=weight(4, 3, 1, 1),
+            b=weight(4, seed=1),
+            v=weight(4, 4, 1, 1, seed=2),
+        )
+    )
+    first, second = samples(model, 2)
+    simulator = Simulator(model, "up")
+    codes = oracle(model, second)
+    for feeds, more in (
+        (first, {}),
+        (second, {"codes": codes}),
+        (second, {}),
+        (first, {"until": next(iter(codes))}),
+        (first, {}),
+    ):
+        found = simulator.run(feeds, **more)
+        expected = simulate(model, feeds, "up", **more)
+        assert found.codes.keys() == expected.codes.keys()
+        for name, wanted in expected.codes.items():
+            np.testing.assert_array_equal(found.codes[name], wanted)
+        np.testing.assert_array_equal(
+            [*found.outputs.values()], [*expected.outputs.values()]
+        )
