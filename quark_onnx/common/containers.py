@@ -28,3 +28,18 @@ def grouped_by(values: Iterable[T], key_of: Callable[[T], K]) -> dict[K, list[T]
     {2: ['up', 'to'], 4: ['gate']}
     """
     return grouped((key_of(value), value) for value in values)
+
+
+def tie(groups: dict[K, tuple[K, ...]], keys: Iterable[K]) -> None:
+    """Merge the groups that share keys with a new group, which each of their keys then has.
+
+    >>> groups = {"a": ("a", "b"), "b": ("a", "b")}
+    >>> tie(groups, ["b", "c"])
+    >>> groups["a"]
+    ('a', 'b', 'c')
+    """
+    # A dictionary as an ordered set: the results do not depend on hashes.
+    joined = dict[K, None]()
+    for key in keys:
+        joined.update(dict.fromkeys(groups.get(key, (key,))))
+    groups.update(dict.fromkeys(joined, tuple(joined)))

@@ -104,11 +104,12 @@ class FloatOptimizer(Protocol):
 class Adaptive(Protocol):
     """An optimizer of the float graph with settings that are chosen by their effect."""
 
-    def variants(self, graph: Graph) -> list[tuple[Any, float]]:
+    def variants(self, graph: Graph, *, fused: bool = False) -> list[tuple[Any, float]]:
         """Return optimizers to try in place of ``self``, in order, each with its cost.
 
         The cost is the estimated slowdown of the quantized model (0.2 for 20 %). The caller takes
-        the first variant whose gain in accuracy is worth the cost.
+        the first variant whose gain in accuracy is worth the cost. Functions cost nothing after
+        layers where they are ``fused``.
         """
         ...
 

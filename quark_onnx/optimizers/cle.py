@@ -34,6 +34,7 @@ from quark_onnx.patterns.channel_pairs import (
     Pair,
     Passed,
     Reader,
+    divide_result,
     layers_of,
     pairs_of,
     upper_bound,
@@ -43,7 +44,7 @@ from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 
 #: Values of the settings that are words.
 _CHOICES = {
-    "silu": ("auto", "keep", "scale"),
+    "silu": ("auto", "keep", "scale", "after"),
     "passing": ("all", "depthwise"),
     "relu6": ("auto", "keep", "bound", "replace"),
 }
@@ -75,7 +76,8 @@ class CLE(FloatOptimizer):
         silu: handling of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
             around it alone; "scale" inserts a factor per channel before the Sigmoid, which computes
             the same: a depthwise Conv where weights have a scale per channel, otherwise a Mul.
-            "auto" tries "scale" under the same conditions.
+            "after" inserts a Mul after the product instead, which OpenVINO computes with the layer.
+            "auto" tries "after" for such an engine, and "scale" under the same conditions.
         activations: choose the factors by the rounding of activations, too; without data, and if
             False, weights alone choose them, as in the paper.
         passing: the clips and gates that factors pass, each for an operator more: "all", or those
@@ -122,32 +124,37 @@ class CLE(FloatOptimizer):
         """Whether the optimizer can use samples."""
         return self.activations
 
-    def variants(self, graph: Graph) -> list[tuple[CLE, float]]:
+    def variants(self, graph: Graph, *, fused: bool = False) -> list[tuple[CLE, float]]:
         """Return settings to try in place of "auto", each with its estimated slowdown.
 
         A slowdown of 0.2 is a quantized model that runs 20 % longer. The settings with the most
         pairs of layers come first, those that keep all operators as they are last.
+
+        Args:
+            graph: the graph.
+            fused: the engine computes an activation function with the layer before it.
         """
         # Nothing to choose: the optimizer itself is the only variant.
         if "auto" not in (self.relu6, self.silu):
             return [(self, 0.0)]
         clips = ["bound", "keep"] if self.relu6 == "auto" else [self.relu6]
-        gates = ["scale", "keep"] if self.silu == "auto" else [self.silu]
+        scaled = "after" if fused else "scale"
+        gates = [scaled, "keep"] if self.silu == "auto" else [self.silu]
         # The widest choice; what no pair has then need not be tried.
-        pairs = self._pairs(graph, Passed("bound" in clips, "scale" in gates))
+        pairs = self._pairs(graph, Passed("bound" in clips, gates[0] != "keep"))
         if self.relu6 == "auto" and not any(pair.clips for pair in pairs):
             clips = ["keep"]
         if self.silu == "auto" and not any(pair.gates for pair in pairs):
             gates = ["keep"]
         # what the user asks for has no price
-        free = _gated_tensors(self._pairs(graph, self._passed))
+        free = self._added_to(self._pairs(graph, self._passed))
         runtime = estimated_runtime(graph)
         variants = list[tuple[CLE, float]]()
         # The order of the product is from the greatest change to the least.
         for relu6, silu in product(clips, gates):
             variant = replace(self, relu6=relu6, silu=silu)
             pairs = variant._pairs(graph, variant._passed)
-            added = sorted(_gated_tensors(pairs) - free)
+            added = sorted(variant._added_to(pairs) - free)
             # Without added operators the runtime stays.
             slowdown = unfused_runtime(graph, added) / runtime if added else 0.0
             if slowdown <= _MOST_SLOWDOWN:
@@ -162,13 +169,39 @@ class CLE(FloatOptimizer):
         return [
             pair
             for pair in pairs
-            if not (pair.clips or pair.gates) or _reads_depthwise(graph, pair)
+            if not self._added_to([pair]) or _reads_depthwise(graph, pair)
         ]
+
+    def _added_to(self, pairs: list[Pair]) -> set[str]:
+        """Return the tensors that get an operator of their own where factors pass."""
+        passed = [each for pair in pairs for each in pair.clips]
+        # The engine computes a factor after the function with the layer before it.
+        if self.silu != "after":
+            passed += [each for pair in pairs for each in pair.gates]
+        return {node.inputs[0] for node, _ in passed}
+
+    def _small_gains(self, balanced: Balance) -> list[int]:
+        """Return the pairs whose added operators bring less than a fall of the noise, by index."""
+        if not self.least_noise:
+            return []
+        return [
+            index
+            for index, pair in enumerate(balanced.pairs)
+            if self._added_to([pair]) and balanced.gain(index) < self.least_noise
+        ]
+
+    def _share_of_runtime(
+        self, graph: Graph, pairs: list[Pair], left_out: list[int]
+    ) -> float:
+        """Return the share of the added operators' runtime that remains without some pairs."""
+        runtime = unfused_runtime(graph, sorted(self._added_to(pairs)))
+        dropped = self._added_to([pairs[index] for index in left_out])
+        return 1 - unfused_runtime(graph, sorted(dropped)) / runtime if runtime else 1.0
 
     @property
     def _passed(self) -> Passed:
         """The activation functions that the settings let factors pass; none for "auto"."""
-        return Passed(self.relu6 == "bound", self.silu == "scale")
+        return Passed(self.relu6 == "bound", self.silu in ("scale", "after"))
 
     def __call__(
         self,
@@ -198,18 +231,18 @@ class CLE(FloatOptimizer):
             return Rewrites(0)
         if self.activations and len(samples):
             balanced = balance(graph, pairs, samples, rounding)
-            small = _small_gains(balanced, self.least_noise)
+            small = self._small_gains(balanced)
             if small:
                 # Without a new descent: the other factors stay near their optimum.
                 balanced = balanced.without(small)
-            share = _share_of_runtime(graph, balanced.pairs, small)
+            share = self._share_of_runtime(graph, balanced.pairs, small)
             note = (
                 f"modelled noise of the layers {balanced.before:.3g} before,"
                 f" {balanced.after:.3g} after"
             )
-            count = _apply(graph, balanced.pairs, balanced.factors, rounding)
+            count = self._apply(graph, balanced.pairs, balanced.factors, rounding)
             return Rewrites(count, [note], share)
-        count = _apply(graph, pairs, self._equalized(graph, pairs), rounding)
+        count = self._apply(graph, pairs, self._equalized(graph, pairs), rounding)
         if not self.activations:
             return Rewrites(count)
         note = "without calibration data weights alone chose the factors"
@@ -237,6 +270,41 @@ class CLE(FloatOptimizer):
                 break
         return total
 
+    def _apply(
+        self,
+        graph: Graph,
+        pairs: list[Pair],
+        factors: list[Doubles],
+        rounding: Rounding,
+    ) -> int:
+        """Apply factors to the graph; return the number of changed pairs.
+
+        Args:
+            factors: the factors of each pair, (channels,).
+            rounding: rounding of the weights, which decides how gates are corrected.
+        """
+        changed = [
+            (pair, factor)
+            for pair, factor in zip(pairs, factors, strict=True)
+            if (factor != 1).any()
+        ]
+        # A layer may be the first of one pair and a reader of another: its weight is stored once.
+        layers = layers_of([pair for pair, _ in changed])
+        weights = {name: layer.weight(graph) for name, layer in layers.items()}
+        # A quantized weight with one value per scale has that value exactly.
+        exact_layers = rounding.per_channel and bool(rounding.weight)
+        for pair, factor in changed:
+            product = pair.gated_product(graph) if self.silu == "after" else None
+            if product is not None:
+                pair.scale_readers(weights, factor)
+                divide_result(graph, product, factor)
+                continue
+            pair.scale_weights(weights, factor)
+            pair.rescale_rest(graph, factor, gates_by_layers=exact_layers)
+        for name, layer in layers.items():
+            layer.set_weight(graph, weights[name], "equalized")
+        return len(changed)
+
 
 def _replace_clips(graph: Graph) -> None:
     """Replace each Clip with lower bound zero by a Relu."""
@@ -246,59 +314,9 @@ def _replace_clips(graph: Graph) -> None:
         graph.add("Relu", [node.inputs[0]], [node.outputs[0]], name=node.name)
 
 
-def _gated_tensors(pairs: list[Pair]) -> set[str]:
-    """Return the tensors that get an operator where factors pass clips and gates."""
-    return {node.inputs[0] for pair in pairs for node, _ in (*pair.clips, *pair.gates)}
-
-
 def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
     """Return whether a depthwise convolution reads the channels of a pair."""
     return any(is_depthwise(graph, reader.layer.node) for reader in pair.readers)
-
-
-def _small_gains(balanced: Balance, least: float) -> list[int]:
-    """Return the pairs whose clips and gates bring less than a fall of the noise, by index."""
-    if not least:
-        return []
-    return [
-        index
-        for index, pair in enumerate(balanced.pairs)
-        if (pair.clips or pair.gates) and balanced.gain(index) < least
-    ]
-
-
-def _share_of_runtime(graph: Graph, pairs: list[Pair], left_out: list[int]) -> float:
-    """Return the share of the added operators' runtime that remains without some pairs."""
-    runtime = unfused_runtime(graph, sorted(_gated_tensors(pairs)))
-    dropped = _gated_tensors([pairs[index] for index in left_out])
-    return 1 - unfused_runtime(graph, sorted(dropped)) / runtime if runtime else 1.0
-
-
-def _apply(
-    graph: Graph, pairs: list[Pair], factors: list[Doubles], rounding: Rounding
-) -> int:
-    """Apply factors to the graph; return the number of changed pairs.
-
-    Args:
-        factors: the factors of each pair, (channels,).
-        rounding: rounding of the weights, which decides how gates are corrected.
-    """
-    changed = [
-        (pair, factor)
-        for pair, factor in zip(pairs, factors, strict=True)
-        if (factor != 1).any()
-    ]
-    # A layer may be the first of one pair and a reader of another: its weight is stored once.
-    layers = layers_of([pair for pair, _ in changed])
-    weights = {name: layer.weight(graph) for name, layer in layers.items()}
-    # A quantized weight with one value per scale has that value exactly.
-    exact_layers = rounding.per_channel and bool(rounding.weight)
-    for pair, factor in changed:
-        pair.scale_weights(weights, factor)
-        pair.rescale_rest(graph, factor, gates_by_layers=exact_layers)
-    for name, layer in layers.items():
-        layer.set_weight(graph, weights[name], "equalized")
-    return len(changed)
 
 
 def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:

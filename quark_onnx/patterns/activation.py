@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.matching import only_reader
+from quark_onnx.graph.matching import only_reader, only_use
 from quark_onnx.graph.pattern import Match, Pattern, op, tensor
 from quark_onnx.patterns.clip_bounds import clip_bounds
 
@@ -183,7 +183,8 @@ def function_after(graph: Graph, result: str) -> tuple[Node, ...]:
     """Return the operators of the activation function that alone reads a layer's result.
 
     A bias that exporters write after a MatMul may lie between, and so may Relu and Clip. The latter
-    are not among the functions: any engine computes them by rounding.
+    are not among the functions: any engine computes them by rounding. A gated function may end in
+    a constant factor.
 
     Args:
         graph: the graph.
@@ -192,7 +193,12 @@ def function_after(graph: Graph, result: str) -> tuple[Node, ...]:
     reader = only_reader(graph, result)
     if reader is None:
         match = gated(graph, result)
-        return () if match is None else match.nodes
+        if match is None:
+            return ()
+        factor = only_use(graph, match.nodes[0].outputs[0], "Mul")
+        if factor is None or not any(map(graph.is_constant, factor.inputs)):
+            return match.nodes
+        return (factor, *match.nodes)
     is_biased = reader.kind == "Add" and any(map(graph.is_constant, reader.inputs))
     if is_biased or reader.kind in ("Relu", "Clip"):
         return function_after(graph, reader.outputs[0])

@@ -91,6 +91,10 @@ class Pair:
         weight = weights[name]
         divisors = factor.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
         weights[name] = weight / divisors
+        self.scale_readers(weights, factor)
+
+    def scale_readers(self, weights: dict[str, Doubles], factor: Doubles) -> None:
+        """Multiply the inputs of the readers by factors; arguments as ``scale_weights``."""
         for reader in self.readers:
             weight = weights[reader.layer.node.name]
             # One factor per input channel of the reader, 1 outside of the span.
@@ -99,6 +103,13 @@ class Pair:
             # (groups, 1, inputs / groups, 1, ...): inputs count group by group.
             shape = (weight.shape[0], 1, weight.shape[2], *[1] * (weight.ndim - 3))
             weights[reader.layer.node.name] = weight * factors.reshape(shape)
+
+    def gated_product(self, graph: Graph) -> Node | None:
+        """Return the product of the first layer's result and a gate, if factors pass no other."""
+        if self.clips or len(self.gates) != 1:
+            return None
+        match = gated(graph, self.first.node.outputs[0])
+        return None if match is None else match.nodes[0]
 
     def rescale_rest(
         self,
@@ -412,6 +423,24 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
         "Relu", [source], f"{result}_positive", name=f"{node.name}_Relu"
     )
     graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
+
+
+def divide_result(graph: Graph, node: Node, factor: Doubles) -> None:
+    """Insert a Mul by the inverse of a factor per channel after a node.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the node; its result has channels along the second axis.
+        factor: positive factors, one per channel of the result.
+    """
+    result = node.outputs[0]
+    shape = (1, factor.size, *[1] * (len(graph.sizes(result)) - 2))
+    factors = graph.add_constant(
+        f"{result}_factors", (1 / factor).astype(np.float32).reshape(shape)
+    )
+    undivided = graph.fresh(f"{result}_undivided")
+    graph.set_output(node, 0, undivided)
+    graph.add("Mul", [undivided, factors], [result], name=f"{node.name}_factors")
 
 
 def _scale(

@@ -82,6 +82,8 @@ class Asked:
             before the pair of a Softmax of unknown size.
         makes_gemms: the engine makes a Gemm of a MatMul and the Add of its bias, as onnxruntime
             does: the bias is stored as that of a Gemm.
+        moves: the engine moves codes through operators without a pair after them, and the inputs
+            of a Concat get one scale for this.
     """
 
     tensors: TensorOverrides = field(default_factory=TensorOverrides)
@@ -92,6 +94,7 @@ class Asked:
     like_onnxruntime: bool = False
     saturates: bool = True
     makes_gemms: bool = True
+    moves: bool = False
 
 
 class Plan:

@@ -97,6 +97,7 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
             config.all_pairs,
             not config.portable,
             target is None or target.keeps_barriers,
+            takes.moves,
         ),
     )
     # A caller may replace such an initializer by a value that calibration has not seen.

@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.progress import Progress
+from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import prefixed
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.config.text import format_call
@@ -158,8 +159,10 @@ def optimize_float(  # noqa: PLR0913
     Returns:
         The graph, and notes for the report.
     """
+    takes = TARGETS[config.target].takes if config.target else None
+    fused = takes is not None and takes.fuses
     rewriter = _Rewriter(
-        graph, reference, sample, samples, _rounding(config), _Judge(sqnr), show
+        graph, reference, sample, samples, _rounding(config), _Judge(sqnr), show, fused
     )
     for optimizer in config.optimizers:
         if optimizer.stage == "float":
@@ -179,6 +182,7 @@ class _Rewriter:
         rounding: the rounding steps of the configuration.
         judge: compares quantized graphs.
         show: whether to show a progress bar, as ``Progress`` takes it.
+        fused: the engine computes an activation function with the layer before it.
         notes: notes for the report.
     """
 
@@ -189,6 +193,7 @@ class _Rewriter:
     rounding: Rounding
     judge: _Judge
     show: bool | None
+    fused: bool
     notes: list[str] = field(default_factory=list)
     _outputs: dict[str, Any] = field(default_factory=dict)
 
@@ -208,7 +213,7 @@ class _Rewriter:
             return
         variants = [(optimizer, 0.0)]
         if isinstance(optimizer, Adaptive):
-            variants = optimizer.variants(self.graph)
+            variants = optimizer.variants(self.graph, fused=self.fused)
         rewritten = False
         # From the greatest change to the least: the first that is worth its cost is taken.
         for variant, most_slowdown in variants:

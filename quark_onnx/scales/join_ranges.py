@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from calibrators import Grid, QParams, Range, params_for
+from quark_onnx.common.containers import tie
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import known_sizes
@@ -36,6 +37,8 @@ def join_ranges(
     An input of zeros, such as padded channels, has no range of its own and gets the parameters of
     the result.
 
+    Where the engine moves codes without pairs, all inputs get the scale of the result.
+
     Power-of-two scales are skipped, because their search moves them within the constraints of a
     target. Results with a configured or known range are skipped too.
 
@@ -46,6 +49,7 @@ def join_ranges(
             replaced.
         zeros: uses whose values are all zero.
     """
+    groups: dict[Use, tuple[Use, ...]] = {}
     for node in graph.nodes:
         if node.kind != "Concat":
             continue
@@ -62,6 +66,13 @@ def join_ranges(
             # Zero is a code of every grid.
             if root in zeros:
                 table[root] = table[result]
+        if plan.asked.moves and not any(_is_given(plan, root) for root in roots):
+            tie(groups, [result, *roots])
+    for group in dict.fromkeys(groups.values()):
+        entry = plan.entries[group[0]]
+        assert isinstance(entry, Quantize)
+        joined = _union([table[use] for use in group], entry)
+        table.update(dict.fromkeys(group, joined))
 
 
 def join_time_steps(
@@ -118,6 +129,12 @@ def _roots(node: Node, plan: Plan, result: Use, table: dict[Use, QParams]) -> li
             return []
         roots.append(root)
     return roots
+
+
+def _is_given(plan: Plan, use: Use) -> bool:
+    """Return whether the user configured the range of a use."""
+    entry = plan.entries[use]
+    return isinstance(entry, Quantize) and entry.given is not None
 
 
 def _joinable(entry: Quantize) -> bool:

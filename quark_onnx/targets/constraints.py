@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quark_onnx.common.containers import tie
 from quark_onnx.common.errors import ConstraintError
 
 Key = Hashable
@@ -290,10 +291,7 @@ class Constraints:
         for constraint in self.found:
             if not isinstance(constraint, Near) or constraint.most:
                 continue
-            joined: dict[Key, None] = {}
-            for key in constraint.keys:
-                joined.update(dict.fromkeys(groups.get(key, (key,))))
-            groups.update(dict.fromkeys(joined, tuple(joined)))
+            tie(groups, constraint.keys)
         return groups
 
     def broken(self, at: Positions) -> list[tuple[Constraint, str]]:

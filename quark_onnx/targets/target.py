@@ -30,6 +30,8 @@ class Takes:
         paired: an operator runs on integers only where its result is quantized, too.
         fuses: an activation function runs with the layer before it, on float sums.
         products: products of two activations run on integers.
+        moves: operators that only move values move codes without a pair after them, and a Concat
+            whose inputs have one scale.
         barriers: Min operators that keep onnxruntime from fusions with wrong results stay.
         cpu_forms: forms that onnxruntime's CPU runs faster are written (``writing.cpu_forms``).
         timed: onnxruntime's latency on this machine's CPU is that of the target.
@@ -49,6 +51,7 @@ class Takes:
     paired: bool = False
     fuses: bool = False
     products: bool = True
+    moves: bool = False
     barriers: bool = False
     cpu_forms: bool = False
     timed: bool = False
@@ -194,6 +197,7 @@ _ENGINES = (
             floats=("LSTM", "GRU"),
             fuses=True,
             products=False,
+            moves=True,
         ),
     ),
     _engine(

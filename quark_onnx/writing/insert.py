@@ -39,6 +39,7 @@ from quark_onnx.writing.fusion_barriers import (
     is_small,
     moves_codes,
 )
+from quark_onnx.writing.moved_codes import drop_moved_pairs
 
 #: Suffixes that onnxruntime appends to the name of a tensor for codes and dequantized values.
 #: Its debugging tools rely on these names.
@@ -149,6 +150,8 @@ class _Writer:
             source = node.inputs[0]
             pair = self._pair(source, Use(source), self._scale(self.plan.root(use)))
             self.graph.replace_input(node, source, pair)
+        if self.plan.asked.moves:
+            drop_moved_pairs(self.graph)
         pair_moved(self.graph)
         unfuse_biases(self.graph)
 

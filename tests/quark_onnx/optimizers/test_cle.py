@@ -186,6 +186,10 @@ CLIP = (
     + "r = Clip (a, zero, six) p = MaxPool <kernel_shape = [2,2]> (r) y = Conv (p, l)"
 )
 GATE = CONV + "s = Sigmoid (a) r = Mul (a, s) y = Conv (r, l)"
+POOLED_GATE = (
+    CONV
+    + "p = MaxPool <kernel_shape = [2,2]> (a) s = Sigmoid (p) r = Mul (p, s) y = Conv (r, l)"
+)
 HARD_GATE = (
     CONV + "s = HardSigmoid <alpha = 0.1666667> (a) r = Mul (s, a) f = Flatten (r) y ="
     " MatMul (f, m)"
@@ -198,6 +202,9 @@ HARD_GATE = (
         (CLIP, CLE(relu6="bound")),
         (GATE, CLE(silu="scale")),
         (HARD_GATE, CLE(silu="scale")),
+        (GATE, CLE(silu="after")),
+        (HARD_GATE, CLE(silu="after")),
+        (POOLED_GATE, CLE(silu="after")),
         (CONV + "r = Resize (a, , sizes) y = Conv (r, l)", CLE()),
     ],
 )
@@ -402,6 +409,9 @@ def test_a_batch_of_any_size_passes_a_resize() -> None:
     assert CLE()(graph) == 1
 
 
+SILU = "s = Sigmoid (a) r = Mul (a, s)"
+
+
 def separable(activation: str, channels: int) -> ModelProto:
     """Two convolutions, of which much or little is the function between them."""
     return parse(
@@ -414,19 +424,21 @@ def separable(activation: str, channels: int) -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("activation", "settings"),
+    ("activation", "fused", "settings"),
     [
-        ("s = Sigmoid (a) r = Mul (a, s)", [("keep", "scale"), ("keep", "keep")]),
-        ("r = Relu (a)", [("keep", "keep")]),
+        (SILU, False, [("keep", "scale"), ("keep", "keep")]),
+        (SILU, True, [("keep", "after"), ("keep", "keep")]),
+        ("r = Relu (a)", False, [("keep", "keep")]),
     ],
 )
 def test_settings_to_try_follow_from_the_graph(
-    activation: str, settings: list[tuple[str, str]]
+    activation: str, fused: bool, settings: list[tuple[str, str]]
 ) -> None:
-    variants = CLE().variants(Graph.of(separable(activation, 8)))
+    variants = CLE().variants(Graph.of(separable(activation, 8)), fused=fused)
     assert [(each.relu6, each.silu) for each, _ in variants] == settings
     slowdowns = [slowdown for _, slowdown in variants]
     assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[-1] == 0.0
+    assert (slowdowns[0] > 0) == (settings[0][1] == "scale")
 
 
 def test_what_would_cost_half_the_runtime_is_not_tried_unless_it_is_asked_for() -> None:
@@ -439,7 +451,7 @@ def test_what_would_cost_half_the_runtime_is_not_tried_unless_it_is_asked_for() 
 
 
 def test_the_settings_that_were_chosen_are_reported_with_their_price() -> None:
-    model = separable("s = Sigmoid (a) r = Mul (a, s)", 8)
+    model = separable(SILU, 8)
     random = np.random.default_rng(7)
     data = [
         {"x": random.normal(size=(2, 3, 10, 10)).astype(np.float32)} for _ in range(24)
@@ -573,7 +585,10 @@ def test_it_is_a_setting_and_in_the_report() -> None:
             "relu6 of cle is 'drop'; it must be one of auto, keep, bound, replace",
         ),
         ("cle:activations=3", "activations of cle is 3; it must be true or false"),
-        ("cle:silu=yes", "silu of cle is 'yes'; it must be one of auto, keep, scale"),
+        (
+            "cle:silu=yes",
+            "silu of cle is 'yes'; it must be one of auto, keep, scale, after",
+        ),
         (3, "optimizers is 3"),
         ((CLE,), "it must be an optimizer or a name"),
     ],

@@ -61,6 +61,30 @@ def quantized_tensors(model: ModelProto) -> set[str]:
     return {n.input[0] for n in model.graph.node if n.op_type == "QuantizeLinear"}
 
 
+def test_factors_of_equalization_run_with_the_layer_and_its_function() -> None:
+    reach = np.exp2(np.linspace(-5, 3, 16)).astype(np.float32).reshape(-1, 1, 1, 1)
+    model = parse(
+        """g (float[1,3,12,12] x) => (float[1,4,10,10] y) {
+            c = Conv (x, w, b)
+            g = Sigmoid (c)  a = Mul (c, g)
+            d = Conv <group = 16> (a, v)
+            y = Conv (d, u)
+        }""",
+        w=normal(16, 3, 1, 1) * reach,
+        b=normal(16, seed=1) * reach.ravel(),
+        v=normal(16, 1, 3, 3, seed=2) / reach,
+        u=normal(4, 16, 1, 1, seed=3),
+    )
+    data = samples(model, 16)
+    plain = quantize(model, data, OPENVINO.with_(equalize=False))
+    found = quantize(model, data, OPENVINO)
+    kinds = [node.op_type for node in found.model.graph.node]
+    assert (kinds.count("Conv"), kinds.count("Mul")) == (3, 2)
+    assert quantized_tensors(found.model) == {"x", "a", "d"}
+    assert not check(found.model, "openvino").findings
+    assert found.report.worst_sqnr > plain.report.worst_sqnr + 3
+
+
 @pytest.mark.parametrize("text", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_no_pair_separates_a_layer_from_its_function(text: str) -> None:
     model = network(text)

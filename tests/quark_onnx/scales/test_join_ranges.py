@@ -61,6 +61,35 @@ def test_no_value_is_clipped_at_the_join() -> None:
     assert ends(c)[1] == pytest.approx(max(ends(a)[1], ends(b)[1]), abs=step)
 
 
+SHARED = """g (float[N, 8] a, float[N, 8] b) => (float[N, 4] y)
+{ c = Concat <axis = 1> (a, b) d = Concat <axis = 1> (b, c) y = MatMul (d, w) }"""
+
+
+def test_an_engine_that_moves_codes_gets_one_scale() -> None:
+    """Also through a tensor that two Concats read, of which the first one spans more."""
+    data = uniform((-9, 1), (-5, 5))
+    model = parse(SHARED, w=weight(24, 4))
+    usual = Stages.of(model, QConfig.of("A8W8"), data).params.table
+    table = Stages.of(
+        model, QConfig.of("A8W8").with_(target="openvino"), data
+    ).params.table
+    assert table[Use("a")] == table[Use("b")] == table[Use("c")] == table[Use("d")]
+    low = -float(table[Use("a")].zero_point) * float(table[Use("a")].scale)
+    step = float(table[Use("a")].scale)
+    assert low == pytest.approx(-9, abs=step)
+    assert low + 255 * step == pytest.approx(5, abs=step)
+    assert usual[Use("a")] != usual[Use("b")]
+
+
+def test_a_scale_of_the_user_stays_where_codes_are_moved() -> None:
+    given = TensorOverride("b", low=-6.0, high=6.0)
+    config = QConfig.of("A8W8").with_(target="openvino", tensors=[given])
+    data = uniform((-9, 1), (-5, 5))
+    table = Stages.of(parse(SHARED, w=weight(24, 4)), config, data).params.table
+    assert float(table[Use("b")].scale) == pytest.approx(12 / 255)
+    assert table[Use("a")] != table[Use("b")]
+
+
 def test_codes_of_the_spanning_input_are_copied() -> None:
     stages = Stages.of(joined(), CLIPPING, uniform((-1, 1), (-5, 5)))
     feeds = uniform((-1, 1), (-9, 9), 1)[0]
