@@ -15,6 +15,9 @@ os.environ.setdefault(
     "ORT_DISABLE_TELEMETRY", "1"
 )  # tests import onnxruntime before the package does
 
+# No test downloads: what is not there fails at once, without trying again for 23 seconds.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 OPTIONAL = ("torch", "transformers", "safetensors", "gguf", "onnxscript")
 MISSING = [name for name in OPTIONAL if find_spec(name) is None]
 collect_ignore = [] if find_spec("olive") else ["quark_onnx/olive/passes.py"]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +81,48 @@ def source(tmp_path: Path) -> Path:
     return saved(made(llama(num_hidden_layers=4)), tmp_path / "model")
 
 
+@dataclass
+class Runs:
+    """Runs of one model that many tests compare with.
+
+    Attributes:
+        source: the model.
+        wanted: what a whole run writes.
+        killed: its journal behind two blocks.
+        other: that of another run.
+    """
+
+    source: Path
+    wanted: dict[str, bytes | str]
+    killed: Path
+    other: Path
+
+    def resume(self, folder: Path) -> Path:
+        """A copy of the journal."""
+        return Path(shutil.copytree(self.killed, folder / "resume"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    source = saved(made(llama(num_hidden_layers=4)), folder / "model")
+    wanted = run(source, folder / "whole", None)
+    killed, other = folder / "killed", folder / "other"
+    with pytest.MonkeyPatch.context() as patch:
+        killed_behind(2, source, folder / "out", killed, patch)
+        config = FP8.with_(exclude=("*q_proj",))
+        killed_behind(2, source, folder / "out", other, patch, config)
+    return Runs(source, wanted, killed, other)
+
+
 @pytest.mark.parametrize(
     "damage", ["", "block-00000", "block-00001", "hidden", "state"]
 )
 @pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
 def test_a_damaged_folder_changes_nothing(
-    damage: str, how: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: str, how: str, runs: Runs, tmp_path: Path
 ) -> None:
-    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
-    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
+    source, resume = runs.source, runs.resume(tmp_path)
     for file in resume.glob(f"{damage}*") if damage else ():
         content = bytearray(file.read_bytes())
         if how == "gone":
@@ -101,19 +136,19 @@ def test_a_damaged_folder_changes_nothing(
         with pytest.raises(ConfigError, match="remove"):
             run(source, tmp_path / "out", resume)
     else:
-        assert run(source, tmp_path / "out", resume) == wanted
+        assert run(source, tmp_path / "out", resume) == runs.wanted
 
 
 @pytest.mark.parametrize("kind", ["block", "hidden"])
 def test_a_full_disk_costs_the_journal_alone(
     kind: str,
-    source: Path,
+    runs: Runs,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The run ends with its result, and the next one resumes from what was kept before."""
-    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
+    source, wanted, resume = runs.source, runs.wanted, tmp_path / "resume"
     write = ResumeFolder.write
 
     def full(folder: ResumeFolder, name: str, writer: Any) -> None:
@@ -175,22 +210,16 @@ def other_notes(text: str) -> Any:
 def test_a_file_that_is_none_of_the_run_is_not_believed(
     file: str,
     change: Any,
-    source: Path,
+    runs: Runs,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A file belongs to a journal by run and block, and has the entries that were written."""
     if file.startswith("hidden") and change.__name__ == "change":
         return  # hidden states have no entries of a report
-    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
-    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
-    other = tmp_path / "other"
-    killed_behind(
-        2, source, tmp_path / "out", other, monkeypatch, FP8.with_(exclude=("*q_proj",))
-    )
-    change(resume / f"{file}.safetensors", resume, other)
-    assert run(source, tmp_path / "out", resume) == wanted
+    resume = runs.resume(tmp_path)
+    change(resume / f"{file}.safetensors", resume, runs.other)
+    assert run(runs.source, tmp_path / "out", resume) == runs.wanted
     assert f"{file}.safetensors is damaged" in caplog.text
 
 
@@ -291,11 +320,8 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     assert sorted(source.iterdir()) == before
 
 
-def test_a_file_of_another_name_is_no_result(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_name_is_no_result(runs: Runs, tmp_path: Path) -> None:
     """As a copy that someone made of the hidden states."""
-    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
-    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
+    resume = runs.resume(tmp_path)
     (resume / "hidden-00001 (copy).safetensors").write_bytes(b"")
-    assert run(source, tmp_path / "out", resume) == wanted
+    assert run(runs.source, tmp_path / "out", resume) == runs.wanted

@@ -64,6 +64,37 @@ def quantized(folder: Path, config: TorchConfig, model: Any, **settings: Any) ->
     return folder / "out"
 
 
+class Written:
+    """Checkpoints that several tests read, each of which is quantized once."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._folders = dict[tuple[str, str], Path]()
+
+    def scheme(self, name: str, dtype: str) -> Path:
+        if (name, dtype) not in self._folders:
+            settings = llama(hidden_size=128, intermediate_size=256)
+            model = made(settings, getattr(torch, dtype))
+            folder = quantized(self._factory.mktemp("w"), config_for(name), model)
+            self._folders[name, dtype] = folder
+        return self._folders[name, dtype]
+
+    def family(self, name: str) -> Path:
+        if (name, "family") not in self._folders:
+            config = TorchConfig(
+                scheme("uint4_wo_32"), exclude=(torch_families.head_of(name),)
+            )
+            model = made(torch_families.config_of(name))
+            folder = quantized(self._factory.mktemp("w"), config, model)
+            self._folders[name, "family"] = folder
+        return self._folders[name, "family"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory)
+
+
 def loaded(folder: Path, cls: str = "AutoModelForCausalLM", **settings: Any) -> Any:
     """The model as transformers loads it; it must report nothing."""
     auto_class = getattr(transformers, cls)
@@ -79,9 +110,8 @@ def loaded(folder: Path, cls: str = "AutoModelForCausalLM", **settings: Any) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_scheme(name: str, dtype: str, tmp_path: Path) -> None:
-    model = made(llama(hidden_size=128, intermediate_size=256), getattr(torch, dtype))
-    folder = quantized(tmp_path, config_for(name), model)
+def test_a_scheme(name: str, dtype: str, written: Written) -> None:
+    folder = written.scheme(name, dtype)
     found = loaded(folder)
     assert torch.equal(
         logits(found, tokens()[0]), logits(load_checkpoint(folder), tokens()[0])
@@ -93,10 +123,9 @@ def test_a_scheme(name: str, dtype: str, tmp_path: Path) -> None:
     not torch.cuda.is_available(), reason="loading onto a GPU needs a GPU"
 )
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_scheme_on_a_gpu(name: str, tmp_path: Path) -> None:
+def test_a_scheme_on_a_gpu(name: str, written: Written) -> None:
     """Sums are taken in another order there, so that the last bits may differ."""
-    model = made(llama(hidden_size=128, intermediate_size=256))
-    folder = quantized(tmp_path, config_for(name), model)
+    folder = written.scheme(name, "float32")
     expected = logits(load_checkpoint(folder), tokens()[0])
     found = loaded(folder, device_map="cuda:0")
     assert {tensor.device.type for tensor in found.parameters()} == {"cuda"}
@@ -115,11 +144,8 @@ def test_rounded_attention(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)
-def test_a_family(family: str, tmp_path: Path) -> None:
-    config = TorchConfig(
-        scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),)
-    )
-    folder = quantized(tmp_path, config, made(torch_families.config_of(family)))
+def test_a_family(family: str, written: Written) -> None:
+    folder = written.family(family)
     expected = logits(load_checkpoint(folder, trust_code=True), tokens()[0])
     assert torch.equal(
         logits(loaded(folder, trust_remote_code=True), tokens()[0]), expected
@@ -278,9 +304,10 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_was_loaded_is_saved_as_it_was(name: str, tmp_path: Path) -> None:
-    model = made(llama(hidden_size=128, intermediate_size=256), torch.bfloat16)
-    folder = quantized(tmp_path, config_for(name), model)
+def test_what_was_loaded_is_saved_as_it_was(
+    name: str, written: Written, tmp_path: Path
+) -> None:
+    folder = written.scheme(name, "bfloat16")
     loaded(folder).save_pretrained(tmp_path / "again", max_shard_size="40KB")
     before, after = tensors(folder), tensors(tmp_path / "again")
     assert before.keys() == after.keys()
@@ -295,12 +322,11 @@ def test_what_was_loaded_is_saved_as_it_was(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)
-def test_a_family_is_saved_as_it_was(family: str, tmp_path: Path) -> None:
+def test_a_family_is_saved_as_it_was(
+    family: str, written: Written, tmp_path: Path
+) -> None:
     """Under the names of files, whatever transformers calls the tensors."""
-    config = TorchConfig(
-        scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),)
-    )
-    folder = quantized(tmp_path, config, made(torch_families.config_of(family)))
+    folder = written.family(family)
     loaded(folder, trust_remote_code=True).save_pretrained(tmp_path / "again")
     before, after = tensors(folder), tensors(tmp_path / "again")
     assert before.keys() == after.keys()
@@ -353,13 +379,12 @@ def test_layers_of_other_kinds_are_dequantized(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_experts_are_dequantized_into_their_stacks(family: str, tmp_path: Path) -> None:
+def test_experts_are_dequantized_into_their_stacks(
+    family: str, written: Written, tmp_path: Path
+) -> None:
     """The oracle is the model with weights alone rounded, before and after saving."""
-    config = TorchConfig(
-        scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),)
-    )
     source = made(torch_families.config_of(family))
-    folder = quantized(tmp_path, config, source)
+    folder = written.family(family)
     model = loaded(folder, trust_remote_code=True)
     expected = logits(model, tokens()[0])
     found = model.dequantize()
