@@ -349,7 +349,7 @@ def deploy(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class _Given:
-    """What is deployed, and for which device.
+    """The models to deploy, and the device.
 
     Attributes:
         front: the model for the processor.
