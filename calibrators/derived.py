@@ -9,7 +9,7 @@ from calibrators.histogram import Histogram
 
 
 def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
-    """Return what another statistic of the same values would have been; None if that is not known.
+    """Derive another statistic of the same values from a measured one; None if that is impossible.
 
     Args:
         statistic: what was measured.

@@ -87,7 +87,7 @@ class MinMSE:
         return lo[best], hi[best]
 
     def _asymmetric(self, row: HistogramRow) -> tuple[float, float]:
-        """Return the best interval, each end of which is searched on its own."""
+        """Return the best interval; its ends are searched separately."""
         lo = row.lo
         hi = row.hi
         # The ends are searched in turn; in the second round the first end adapts to the second one.

@@ -75,7 +75,7 @@ def hold(tensor: TensorProto, array: NDArray[Any]) -> None:
 
 
 def held_key(tensor: TensorProto) -> str:
-    """Return a text that no other array of this process has."""
+    """Return a key that is unique to the array in this process."""
     return _location(tensor)
 
 

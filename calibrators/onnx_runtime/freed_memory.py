@@ -21,7 +21,7 @@ def return_freed_memory() -> None:
 
 @cache
 def _malloc_trim() -> Any:
-    """Return glibc's function; None for other allocators."""
+    """Return glibc's ``malloc_trim``; None for other allocators."""
     if not sys.platform.startswith("linux"):
         return None
     try:

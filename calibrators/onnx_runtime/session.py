@@ -282,7 +282,7 @@ class _Session:
         return {types.get(name) for name in names}.issubset(_PLAIN_TYPES)
 
     def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
-        """Return the seconds that each run takes."""
+        """Return the runtime of each run in seconds."""
         given = self._safe(feeds)
         return interruptible(
             lambda: seconds_of_runs(self._session, given, runs), lambda: None

@@ -115,7 +115,7 @@ class Performance:
         return None
 
     def gain(self, other: Performance, gate: float | None = None) -> Gain:
-        """Return the gain of another model over this one.
+        """Return the gain of another model over this model.
 
         Args:
             other: the performance of the other model.
@@ -336,7 +336,7 @@ def advise_refused(
     config: QConfig,
     trial_settings: TrialSettings,
 ) -> tuple[NextStep, ...]:
-    """Return changes for a run that missed its gate: tried changes that help, then untried ones.
+    """Return changes for a run that missed its gate: first helpful ones, then untried ones.
 
     Args:
         model: the float model.
@@ -433,7 +433,7 @@ def try_changes(
     samples: Spool,
     trial_settings: TrialSettings,
 ) -> tuple[NextStep, ...]:
-    """Try changes; return those that help, best first, then the untried ones.
+    """Try changes; return the changes that help, best first, then the untried changes.
 
     If the run missed its gate, a change that meets the gate also helps.
 

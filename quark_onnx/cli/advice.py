@@ -37,7 +37,7 @@ def add_advice_options(parser: argparse._ActionsContainer) -> None:
 
 
 def check_advice_options(options: Namespace, purpose: str = "trying advice") -> None:
-    """Raise UsageError for options that exclude each other.
+    """Raise UsageError for options that contradict each other.
 
     Args:
         options: the options of the command.

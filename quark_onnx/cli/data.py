@@ -168,7 +168,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
 
 
 def _no_data(options: Namespace) -> str:
-    """Return the message that names the ways to give data, and those that need none."""
+    """Return the message with the ways to give data, and the options that need no data."""
     ways = "give samples with --data PATH, or --random-data for a first try"
     if hasattr(options, "ranges"):
         ways = f"{ways}, or known ranges with --ranges FILE"

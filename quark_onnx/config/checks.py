@@ -27,7 +27,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """Settings that exclude each other.
+    """A contradiction between settings.
 
     Attributes:
         holds: predicate of the settings; true where they exclude each other.

@@ -174,7 +174,7 @@ class Graph:
         return self._producers.get(tensor)
 
     def producer_of_type(self, tensor: str, op_types: Container[str]) -> Node | None:
-        """Return the producer of a tensor if its operator, of any domain, is among some types.
+        """Return the producer of a tensor if its operator type, in any domain, is given.
 
         Args:
             tensor: name of the tensor.
@@ -186,7 +186,7 @@ class Graph:
         return node
 
     def producer_of_kind(self, tensor: str, kinds: Container[str]) -> Node | None:
-        """Return the producer of a tensor if its kind is among some kinds; otherwise None.
+        """Return the producer of a tensor if its kind is one of the given kinds; otherwise None.
 
         Args:
             tensor: name of the tensor.

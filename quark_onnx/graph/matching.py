@@ -114,7 +114,7 @@ def is_along_last_axis(graph: Graph, node: Node, default: int) -> bool:
 
 
 def constant_operand(graph: Graph, tensor: str, kind: str) -> ConstantInput | None:
-    """Return the constant that the only use of a tensor combines with it; otherwise None.
+    """Return the constant operand of the only reader of a tensor; otherwise None.
 
     Args:
         graph: the graph.

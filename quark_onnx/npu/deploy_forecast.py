@@ -51,7 +51,7 @@ class DeployForecast(Reported):
 
     @property
     def best(self) -> Preflight:
-        """Return the forecast of the file that ``deploy`` writes, if it writes one."""
+        """Return the forecast of the file that ``deploy`` would write."""
         return self.as_is if self.legalized is None else self.legalized
 
     def blocks(self) -> list[Block]:

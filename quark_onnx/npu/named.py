@@ -1,4 +1,4 @@
-"""Nodes that a caller names by their results."""
+"""Lookup of nodes by the names of their results."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.running.run import Reference, Sample
@@ -92,13 +92,7 @@ def run_tail(tail: ModelProto, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         session = open_session(tail, what="the model behind")
-        inputs = {
-            value.name: arrays[value.name]
-            for value in session.get_inputs()
-            if value.name in arrays
-        }
-        names = [value.name for value in session.get_outputs()]
-        return dict(zip(names, session.run(None, inputs), strict=True))
+        return outputs_of(session, arrays)
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(
             f"the model behind cannot be run on what the one in front computes: {error}"

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.config import Override, QuantizationSpec
+from quark_onnx.onnxruntime_spelling.request import Wanted
 
 if TYPE_CHECKING:
     from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 
 
 @dataclass
-class Draft:
+class Draft(Wanted):
     """A request that options change step by step.
 
     Attributes:
@@ -30,14 +31,10 @@ class Draft:
         overrides: decisions for some nodes.
         input_nodes: nodes before these stay float.
         output_nodes: nodes after these stay float.
-        float_results: operator types whose results stay float unless a consumer quantizes them.
         float_nodes: nodes whose results stay float.
-        everywhere: settings of all tensors, as arguments of ``TensorOverride``.
-        contrib: True for Q/DQ pairs in the domain com.microsoft.
-        tensors: settings of single tensors, as onnxruntime's TensorQuantOverrides.
+        overridden: settings of single tensors, as onnxruntime's TensorQuantOverrides.
         options: extra options as given by the script.
         constant_matmul: True to keep a MatMul without a constant factor in float.
-        bodies: True to quantize the bodies of If, Loop and Scan.
         algorithms: algorithms with AMD's names.
         accuracy_level: attribute of MatMulNBits.
         samples: maximum number of calibration samples; None for all.
@@ -68,12 +65,8 @@ class Draft:
     input_nodes: Sequence[str] = ()
     output_nodes: Sequence[str] = ()
     constant_matmul: bool = False
-    bodies: bool = True
-    float_results: Sequence[str] = ()
     float_nodes: Sequence[str] = ()
-    everywhere: dict[str, Any] = field(default_factory=dict)
-    contrib: bool = False
-    tensors: dict[str, Any] = field(default_factory=dict)
+    overridden: dict[str, Any] = field(default_factory=dict)
     # Not compared: options that are spelt differently can ask for the same.
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     algorithms: list[AlgoConfig] = field(default_factory=list)

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.config import QuantizationSpec
+from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require_known, require_one_of
 from quark_onnx.files.io import load
 from quark_onnx.onnx.draft import Draft
@@ -46,7 +46,7 @@ def activation_symmetric(draft: Draft, value: object) -> None:
     spec = draft.activation
     # Formats without a scale, such as bfloat16 and block formats, have no such setting.
     if spec is not None and spec.dtype.scaled:
-        draft.activation = spec.with_(symmetric=bool(value))
+        draft.activation = spec.with_(symmetric=value)
 
 
 def names_setter(attribute: str) -> Apply:
@@ -58,20 +58,11 @@ def names_setter(attribute: str) -> Apply:
     return lambda draft, value: setattr(draft, attribute, listed(value, attribute))
 
 
-def flag_setter(attribute: str) -> Apply:
-    """Return an effect that sets an attribute of the draft to True or False.
-
-    Args:
-        attribute: name of the attribute.
-    """
-    return lambda draft, value: setattr(draft, attribute, bool(value))
-
-
 def weight_symmetric(draft: Draft, value: object) -> None:
     """Set a fixed or a variable zero point of weights; only the first omits the least code."""
     spec = draft.weight
     if spec is not None and spec.dtype.scaled:
-        draft.weight = narrowed(spec.with_(symmetric=bool(value), narrow=False))
+        draft.weight = narrowed(spec.with_(symmetric=value, narrow=False))
 
 
 def calibrator_setter(kind: type[Any], setting: str) -> Apply:
@@ -340,18 +331,17 @@ def pair_for_weights(draft: Draft, wanted: object) -> None:
     """Keep weights in float with a Q/DQ pair, except formats without a scale."""
     # A format without a scale has no Q/DQ pair to write.
     if wanted and draft.weight is not None and draft.weight.dtype.scaled:
-        draft.everywhere["stored"] = False
+        draft.tensors.append(TensorOverride("*", stored=False))
 
 
-def dedicated_pairs(draft: Draft, wanted: object) -> None:
-    """Give each consumer of a tensor a Q/DQ pair of its own."""
-    if wanted:
-        draft.everywhere["dedicated"] = True
+def float_results(draft: Draft, names: object) -> None:
+    """Keep results of some operators in float unless a consumer quantizes them."""
+    draft.changes["float_results"] = tuple(listed(names, "float_results"))
 
 
 def tensor_overrides(draft: Draft, overrides: Mapping[str, Any]) -> None:
     """Add overrides of single tensors."""
-    draft.tensors.update(overrides)
+    draft.overridden.update(overrides)
 
 
 def mixed_tensors(draft: Draft, tensors: Mapping[str, Any]) -> None:
@@ -359,7 +349,7 @@ def mixed_tensors(draft: Draft, tensors: Mapping[str, Any]) -> None:
     # The form of TensorQuantOverrides: a list with one dictionary for a per-tensor setting.
     for kind, names in tensors.items():
         for name in listed(names, f"MixedPrecisionTensor[{kind}]"):
-            draft.tensors[name] = [{"quant_type": kind}]
+            draft.overridden[name] = [{"quant_type": kind}]
 
 
 def quantize_bias(draft: Draft, wanted: object) -> None:

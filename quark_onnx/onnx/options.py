@@ -29,6 +29,7 @@ from quark_onnx.onnx.quantization.config.algorithm import (
     QuarotConfig,
     SmoothQuantConfig,
 )
+from quark_onnx.onnxruntime_spelling.options import change, everywhere
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,9 @@ def _apply(
     if value is None:
         return
     kind.check(name, value)
+    # Scripts write 0 and 1, too.
+    if kind is values.FLAG:
+        value = bool(value)
     try:
         apply(draft, value)
     except ConfigError as error:
@@ -184,7 +188,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "MatMulConstBOnly",
         values.FLAG,
-        effects.flag_setter("constant_matmul"),
+        effects.setter("constant_matmul"),
         "a MatMul of two activations stays float",
     ),
     _not_needed(
@@ -201,7 +205,7 @@ ROWS: tuple[Option, ...] = (
         # Not set, it means True here, and False for AMD Quark.
         "EnableSubgraph",
         values.FLAG,
-        effects.flag_setter("bodies"),
+        change("bodies"),
         "`bodies`; bodies of If, Loop and Scan are quantized by default",
     ),
     _not_needed(
@@ -213,7 +217,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "OpTypesToExcludeOutputQuantization",
         values.NAMES,
-        effects.names_setter("float_results"),
+        effects.float_results,
         "`float_results`",
     ),
     _obeyed(
@@ -376,9 +380,7 @@ ROWS: tuple[Option, ...] = (
         "the calibrator of the weights",
     ),
     _obeyed("CalibDataSize", values.COUNT, effects.samples, "`limit` of the reader"),
-    _obeyed(
-        "UseRandomData", values.FLAG, effects.flag_setter("random"), "`RandomData`"
-    ),
+    _obeyed("UseRandomData", values.FLAG, effects.setter("random"), "`RandomData`"),
     _obeyed(
         "RandomDataReaderInputShape",
         values.SHAPES,
@@ -534,7 +536,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "ConvertFP16ToFP32",
         values.FLAG,
-        effects.flag_setter("widen"),
+        effects.setter("widen"),
         "the conversion `float32`",
     ),
     _obeyed(
@@ -547,7 +549,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "ConvertNCHWToNHWC",
         values.FLAG,
-        effects.flag_setter("channels_last"),
+        effects.setter("channels_last"),
         "inputs and outputs of four dimensions get their channels last; data keeps the"
         " float model's layout",
     ),
@@ -646,12 +648,10 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "DedicatedQDQPair",
         values.FLAG,
-        effects.dedicated_pairs,
+        everywhere(dedicated=True),
         '`TensorOverride("*", dedicated=True)`',
     ),
-    _obeyed(
-        "UseQDQContribOps", values.FLAG, effects.flag_setter("contrib"), "`contrib`"
-    ),
+    _obeyed("UseQDQContribOps", values.FLAG, change("contrib"), "`contrib`"),
     _not_needed(
         "QDQOpTypePerChannelSupportToAxis",
         ({}, None),

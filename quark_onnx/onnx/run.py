@@ -124,18 +124,16 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         weight=draft.weight,
         bias=draft.bias,
         form="operators" if draft.dynamic else draft.form,
-        contrib=bool(draft.contrib),
-        bodies=draft.bodies,
         accuracy_level=draft.accuracy_level,
         target=draft.target,
         fix_sizes=False,  # AMD Quark keeps a dynamic batch unless FixShapes is set
         op_types=names.known_types(draft.op_types, draft.op_types_setting),
-        float_results=tuple(draft.float_results),
         tensors=names.tensor_overrides(draft),
         nodes=names.known_nodes(draft.nodes),
         safe=not draft.nodes,  # explicit names disable the exclusions for safety
         optimizers=names.optimizers(algorithms),
         equalize=False,  # AMD Quark equalizes where include_cle says so
+        **draft.changes,
     )
     matching_overrides = [
         names.known_override(override) for override in draft.overrides
@@ -293,16 +291,13 @@ class _Names:
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
         """Return overrides of existing tensors, and overrides for float results."""
-        everywhere = list[TensorOverride]()
-        if draft.everywhere:
-            everywhere.append(TensorOverride("*", **draft.everywhere))
         # The model need not be read.
-        if not draft.tensors and not draft.float_nodes:
-            return tuple(everywhere)
+        if not draft.overridden and not draft.float_nodes:
+            return tuple(draft.tensors)
         names = self._tensors()
         given = {
             name: settings
-            for name, settings in draft.tensors.items()
+            for name, settings in draft.overridden.items()
             if self._warned(name, name in names, names)
         }
         formats = partial(translation.dtype_of, options=draft.options)
@@ -319,7 +314,7 @@ class _Names:
         ]
         if results:
             overrides.append(TensorOverride(results, keep=True))
-        return (*everywhere, *overrides)
+        return (*draft.tensors, *overrides)
 
     def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
         """Return the nodes before the input nodes and after the output nodes."""

@@ -16,6 +16,7 @@ from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.request import (
     CallError,
     Request,
+    Wanted,
     flag,
     logger,
     name_of,
@@ -88,15 +89,15 @@ def nothing(request: Request, value: object) -> None:
     """Accept an option that is read elsewhere or always true."""
 
 
-def change(setting: str) -> Handler:
+def change(setting: str) -> Callable[[Wanted, Any], None]:
     """Return a handler that sets a setting of the configuration."""
     return lambda request, value: request.changes.update({setting: value})
 
 
-def everywhere(**settings: Any) -> Handler:
+def everywhere(**settings: Any) -> Callable[[Wanted, Any], None]:
     """Return a handler that adds an override of all tensors, if the option is on."""
 
-    def handle(request: Request, wanted: bool) -> None:
+    def handle(request: Wanted, wanted: bool) -> None:
         if wanted:
             request.tensors.append(TensorOverride("*", **settings))
 

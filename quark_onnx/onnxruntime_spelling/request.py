@@ -27,8 +27,21 @@ logger = logging.getLogger(__name__)
 NARROW = frozenset({"int8", "int16"})
 
 
+@dataclass(kw_only=True)
+class Wanted:
+    """What extra options change in any spelling.
+
+    Attributes:
+        changes: settings of the QConfig.
+        tensors: overrides of tensors.
+    """
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    tensors: list[TensorOverride] = field(default_factory=list)
+
+
 @dataclass
-class Request:
+class Request(Wanted):
     """An onnxruntime call, and its translation.
 
     Attributes:
@@ -37,8 +50,6 @@ class Request:
         dynamic: True for ``quantize_dynamic``.
         activation: specification of activations.
         weight: specification of weights.
-        changes: other settings of the QConfig.
-        tensors: overrides of single tensors.
         exclude: names of nodes that stay float.
         data: the calibration data.
     """
@@ -48,8 +59,6 @@ class Request:
     dynamic: bool
     activation: QuantizationSpec
     weight: QuantizationSpec
-    changes: dict[str, Any] = field(default_factory=dict)
-    tensors: list[TensorOverride] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
     data: Any = None
 

@@ -132,18 +132,12 @@ def short(value: float) -> str:
     return text.replace("-", "−")
 
 
-def power(exponent: int, x: float, y: float) -> str:
-    """Return a power of ten as a right-aligned label at (x, y).
-
-    >>> power(0, 5, 0), power(-3, 5, 0)
-    ('<text x="5" y="0" text-anchor="end">1</text>',
-     '<text x="5" y="0" text-anchor="end">10<tspan dy="-5" font-size="9">−3</tspan></text>')
-    """
-    return tag("text", power_text(exponent), x=x, y=y, text_anchor="end")
-
-
 def power_text(exponent: int) -> str:
-    """Return a power of ten as the content of a text."""
+    """Return a power of ten as the content of a text.
+
+    >>> power_text(0), power_text(-3)
+    ('1', '10<tspan dy="-5" font-size="9">−3</tspan>')
+    """
     # 0.1, 1 and 10 are shorter than powers.
     if -1 <= exponent < 2:
         return f"{10.0**exponent:g}"

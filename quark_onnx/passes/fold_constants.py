@@ -7,7 +7,7 @@ import math
 from collections.abc import Container, Iterable
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import EXCHANGED
 from calibrators.onnx_runtime.session import open_session
@@ -15,7 +15,7 @@ from calibrators.onnx_runtime.tensors import tensor_bytes
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.cost import count_values
 from quark_onnx.graph.random_operators import RANDOM
-from quark_onnx.graph.shapes import untyped
+from quark_onnx.graph.segment import segment
 from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
@@ -112,17 +112,7 @@ def _compute(
     """Return the values of the wanted tensors, except oversized ones."""
     if not wanted:
         return {}
-    inputs = {name for node in nodes for name in node.inputs if graph.is_constant(name)}
-    # Sorted, as the order of a set differs between runs.
-    operands = [graph.initializers[name] for name in sorted(inputs)]
-    proto = helper.make_graph(
-        [node.to_proto() for node in nodes], "constants", [], untyped(wanted), operands
-    )
-    model = helper.make_model(
-        proto,
-        opset_imports=[helper.make_opsetid("", graph.opset)],
-        ir_version=graph.ir_version,
-    )
+    model = segment(graph, nodes, {}, wanted)
     try:
         values = open_session(model, optimize=False).run(wanted, {})
     except Exception as error:
@@ -130,7 +120,7 @@ def _compute(
         logger.debug("constants are not folded: %s", error)
         return {}
     # Here the operands of the folded nodes alone count.
-    budget = _count_values(operands)
+    budget = _count_values(model.graph.initializer)
     return {
         name: value
         for name, value in zip(wanted, values, strict=True)

@@ -178,7 +178,7 @@ class Plan:
         return explain(self)
 
     def copied(self, kind: type[P], entries: Mapping[Use, Entry]) -> P:
-        """Return this plan as another class, with other entries.
+        """Return a copy of the plan as another class, with other entries.
 
         Args:
             kind: ``Plan``, or ``PlanBuilder`` for a plan to change.

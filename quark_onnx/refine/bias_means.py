@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import untyped
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
@@ -220,8 +220,7 @@ def _means_of(
         model, threads=1, what="the float model with means of its tensors"
     )
     for position, sample in enumerate(samples):
-        values = session.run(names, dict(sample))
-        means.observe(position, dict(zip(names, values, strict=True)))
+        means.observe(position, outputs_of(session, sample, names))
     return means.over(len(samples))
 
 

@@ -22,7 +22,7 @@ def verdict_block(verdict: Verdict | None) -> Judgement:
 
 
 def gallery_blocks(exhibits: Exhibits | None, verdict: Verdict | None) -> list[Gallery]:
-    """Return the samples that differ most; empty for random data, on which they say nothing."""
+    """Return the samples that differ most; empty for random data, where samples have no meaning."""
     if exhibits is None or verdict is None or verdict.band == "unknown":
         return []
     return [exhibits.gallery]

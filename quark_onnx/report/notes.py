@@ -1,4 +1,4 @@
-"""Notes for the report, which each stage of a run passes on with its value."""
+"""Notes for the report; every stage of a run returns its notes with its result."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _joined_layout(
     feeds: Mapping[str, NDArray[Any]],
     outputs: Mapping[str, Any],
 ) -> DetectorLayout | None:
-    """Return the layout of a detector whose output joins boxes and scores, if it has one.
+    """Return the layout of a detector with boxes and scores in one output, if the output has one.
 
     Args:
         feeds: the first sample.

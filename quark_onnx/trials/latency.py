@@ -407,7 +407,7 @@ def _dequantized_weights(model: ModelProto) -> int:
 
 
 def _has_activations(model: ModelProto, kinds: Collection[int]) -> bool:
-    """Return whether activations have codes of one of some types."""
+    """Return whether the codes of activations have one of the types."""
     writes = partial(_writes_codes, kinds)
     return any(starmap(writes, scopes_of(model)))
 
@@ -417,7 +417,7 @@ def _writes_codes(
     graph: GraphProto,
     constants: Mapping[str, TensorProto],
 ) -> bool:
-    """Return whether a graph quantizes an activation to one of some types, without its bodies.
+    """Return whether a graph, without its bodies, quantizes an activation to one of the types.
 
     Args:
         kinds: the types of codes.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from calibrators.onnx_runtime.interrupt import AT_ONCE, Lanes
-from calibrators.onnx_runtime.session import feeds_of, open_session
+from calibrators.onnx_runtime.session import open_session, outputs_of
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE, kinds_of
 from quark_onnx.graph.shapes import ir_version_for, untyped
@@ -126,8 +126,7 @@ class LocalErrors:
 
         def run(sample: Sample) -> dict[str, Any]:
             # Scales are inputs, so that all steps and samples run in one session.
-            feeds = feeds_of(session, {**sample, **scale_inputs})
-            return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+            return outputs_of(session, {**sample, **scale_inputs}, outputs)
 
         ratios: dict[Step, list[float]] = {step: [] for step in scales}
         with Lanes(AT_ONCE) as lanes:

@@ -101,7 +101,7 @@ class Sensitivity:
 
     @property
     def reached(self) -> bool:
-        """Whether the target is met: on samples that decided nothing, if there are any."""
+        """Whether the target is met, on samples that decided nothing if there are such samples."""
         after = self.after if self.held_out is None else self.held_out[1]
         return after >= self.bound
 

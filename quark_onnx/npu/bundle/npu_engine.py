@@ -86,7 +86,7 @@ def counts_of_report(path: Path) -> Counts:
 
 
 def running_of_log(lines: Iterable[str]) -> int | None:
-    """Return the number of subgraphs that the processor runs by a log; None if it has none."""
+    """Return the number of subgraphs on the processor by a log; None if it names no number."""
     found = [match for line in lines if (match := _RUNNING.search(line))]
     return sum(int(match[1]) for match in found) if found else None
 

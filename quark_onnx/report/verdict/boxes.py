@@ -157,7 +157,7 @@ def _paired_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | N
 
 
 def _single_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | None:
-    """Return the layout of boxes and scores that are joined in one output, if any."""
+    """Return the layout of an output with boxes and scores, if the output has one."""
     for name, value in outputs.items():
         form = _single_form(value)
         if form is not None:

@@ -541,7 +541,7 @@ def _kind_of_probabilities(output: _Output) -> Kind | None:
 
 
 def _axis_of_sums(value: NDArray[Any]) -> int | None:
-    """Return the axis along which shares sum to 1; -1 for the last one, None without any.
+    """Return the axis along which values sum to 1; -1 for the last axis, None without any.
 
     Args:
         value: the output, without trailing ones.

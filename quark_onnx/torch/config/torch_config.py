@@ -57,7 +57,7 @@ def matching(names: Iterable[str], glob: str) -> list[str]:
 
 
 def matches(name: str, globs: Iterable[str]) -> bool:
-    """Return whether one of some globs matches a name."""
+    """Return whether a name matches any of the globs."""
     return any(fnmatchcase(name, glob) for glob in globs)
 
 

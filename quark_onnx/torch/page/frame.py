@@ -10,10 +10,11 @@ from itertools import groupby
 
 from quark_onnx.page.svg import (
     Scale,
+    axes,
     drawing,
     linear,
     logarithmic,
-    power,
+    power_text,
     short,
     tag,
     ticks,
@@ -128,40 +129,21 @@ class Frame:
         Returns:
             SVG.
         """
-        right, y = self.width - _RIGHT, self.y
-        elements = self._blocks()
-        for value, label in self._ticks():
-            elements.append(
-                tag(
-                    "line", class_="grid", x1=_LEFT, x2=right, y1=y(value), y2=y(value)
-                ),
-            )
-            elements.append(label)
-        elements.append(
-            tag(
-                "line",
-                class_="axis",
-                x1=_LEFT,
-                x2=right,
-                y1=self.bottom,
-                y2=self.bottom,
-            ),
+        bands, labels = self._blocks()
+        elements = axes(
+            (_LEFT, self.width - _RIGHT, self.bottom),
+            labels,
+            self._ticks(),
+            ("block of the model", unit),
         )
-        middle = (_LEFT + right) / 2
-        elements.append(centred("block of the model", middle, self.height - 4))
-        elements.append(tag("text", unit, x=0, y=12))
-        return drawing(self.width, self.height, title, [*elements, *parts], class_)
+        elements = [*bands, *elements, *parts]
+        return drawing(self.width, self.height, title, elements, class_)
 
-    def _ticks(self) -> list[tuple[float, str]]:
-        """Return the values and the labels of the grid lines."""
+    def _ticks(self) -> dict[float, str]:
+        """Return the label of the grid line at each y."""
         y = self.y
-        lines = list[tuple[float, str]]()
         if not self.log:
-            for value in ticks(self.lo, self.hi, 5):
-                position = {"x": _LEFT - 8, "y": y(value) + 4}
-                label = tag("text", short(value), **position, text_anchor="end")
-                lines.append((value, label))
-            return lines
+            return {y(value): short(value) for value in ticks(self.lo, self.hi, 5)}
         # log10 of a power of ten may be off by its last bit.
         lo, hi = (
             math.ceil(math.log10(self.lo) - 1e-9),
@@ -169,20 +151,18 @@ class Frame:
         )
         # At most eight labels.
         step = max(1, math.ceil((hi - lo) / 7))
-        for exponent in range(lo, hi + 1, step):
-            value = 10.0**exponent
-            lines.append((value, power(exponent, _LEFT - 8, y(value) + 4)))
-        return lines
+        exponents = range(lo, hi + 1, step)
+        return {y(10.0**exponent): power_text(exponent) for exponent in exponents}
 
-    def _blocks(self) -> list[str]:
-        """Shade every second block, and label as many blocks as fit."""
+    def _blocks(self) -> tuple[list[str], dict[float, str]]:
+        """Shade every second block, and label as many blocks as fit, by x."""
         # No label is drawn yet: the first has its distance from anything.
-        parts, start, free = list[str](), 0, -math.inf
+        bands, labels, start, free = list[str](), dict[float, str](), 0, -math.inf
         for index, (block, layers) in enumerate(groupby(self.names, block_of)):
             count = len(list(layers))
             left, wide = self.x(start) - self.slot / 2, count * self.slot
             if index % 2:
-                parts.append(
+                bands.append(
                     tag(
                         "rect",
                         class_="band",
@@ -195,10 +175,10 @@ class Frame:
             # Layers outside of blocks, such as lm_head, have no number.
             label, middle = block.rpartition(".")[2], left + wide / 2
             if label.isdigit() and middle - free >= _APART:
-                parts.append(centred(label, middle, self.bottom + 18))
+                labels[middle] = label
                 free = middle
             start += count
-        return parts
+        return bands, labels
 
 
 def for_widths(

@@ -9,10 +9,19 @@ from functools import partial
 from html import escape
 
 from quark_onnx.page.blocks import Drawing
-from quark_onnx.page.svg import drawing, linear, logarithmic, power, short, tag, ticks
-from quark_onnx.torch.page.frame import centred, for_widths
+from quark_onnx.page.svg import (
+    axes,
+    drawing,
+    linear,
+    logarithmic,
+    power_text,
+    short,
+    tag,
+    ticks,
+)
+from quark_onnx.torch.page.frame import for_widths
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 24.0, 32.0, 44.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 24.0, 32.0, 40.0
 
 
 @dataclass(frozen=True)
@@ -60,25 +69,12 @@ def _plot(points: Sequence[Point], width: float, height: float, class_: str) -> 
     x = linear(lo, hi, _LEFT, width - _RIGHT)
     y = logarithmic(10.0**least, 10.0**most, bottom, _TOP)
     middle = (_LEFT + width - _RIGHT) / 2
-    parts = [
-        tag("text", "divergence, nats a token", x=0, y=14),
-        centred("bits per weight of all layers", middle, height - 4),
-    ]
-    for exponent in range(least, most + 1):
-        position = y(10.0**exponent)
-        parts.append(
-            tag(
-                "line",
-                class_="grid",
-                x1=_LEFT,
-                x2=width - _RIGHT,
-                y1=position,
-                y2=position,
-            )
-        )
-        parts.append(power(exponent, _LEFT - 8, position + 4))
-    for tick in ticks(lo, hi, 5):
-        parts.append(centred(short(tick), x(tick), bottom + 18))
+    parts = axes(
+        (_LEFT, width - _RIGHT, bottom),
+        {x(tick): short(tick) for tick in ticks(lo, hi, 5)},
+        {y(10.0**power): power_text(power) for power in range(least, most + 1)},
+        ("bits per weight of all layers", "divergence, nats a token"),
+    )
     front = sorted(
         (entry for entry in points if entry.kind), key=lambda entry: entry.bits
     )

@@ -134,7 +134,7 @@ class QuantizationRun(ABC):
     def restore_block(
         self, index: int, name: str, layers: Layers, stream: BlockStream
     ) -> bool:
-        """Hand over the block if an earlier run has finished it; return whether it has."""
+        """Restore a block that an earlier run has finished; return whether it was restored."""
         return False
 
     def load_block(self, name: str, layers: Layers) -> None:  # noqa: B027

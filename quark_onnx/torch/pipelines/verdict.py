@@ -113,7 +113,7 @@ class CheckpointVerdict(Reported):
 
     @property
     def bits_text(self) -> str:
-        """The bits per weight of all layers, and of those that are quantized."""
+        """The bits per weight, over all layers and over the quantized layers."""
         text = f"{self.bits:.2f} bits per weight of all layers"
         if self.quantized_bits is not None:
             text = f"{text}, {self.quantized_bits:.2f} of the quantized layers"

@@ -276,8 +276,8 @@ def validate(folder: Path, client: str) -> Validation:
         checkpoint = read(folder)
         layout = checkpoint.method
         needs = LAYOUTS[client].get(layout, Layout()).needs
-        schemes = _schemes(checkpoint, client)
-        findings = findings_of(checkpoint, client)
+        findings, is_readable = _checked(checkpoint, client)
+        schemes = _schemes(checkpoint, client) if is_readable else []
     ordered = sorted(
         # EVERY and a layout may look at the same key; a dictionary drops equal findings in order
         dict.fromkeys(findings),
@@ -302,6 +302,11 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
         checkpoint: configuration and headers.
         client: "vllm" or "transformers".
     """
+    return _checked(checkpoint, client)[0]
+
+
+def _checked(checkpoint: Checkpoint, client: str) -> tuple[list[Finding], bool]:
+    """Return the findings, and whether the configuration tells the formats of layers."""
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
     # the rules of files and sizes hold for layouts without rules of their own as well
@@ -311,9 +316,10 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
         findings.append(_unknown(checkpoint, client))
     config = _run(layout.config, checkpoint)
     findings += config
-    if not _stops(config):
+    is_readable = not _stops(config)
+    if is_readable:
         findings += _run(layout.layers, checkpoint)
-    return findings
+    return findings, is_readable
 
 
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
@@ -370,10 +376,8 @@ def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> list[Finding]:
 
 
 def _schemes(checkpoint: Checkpoint, client: str) -> list[str]:
-    """Return the schemes of the layers; none without a readable configuration."""
+    """Return the schemes of the layers; none if an entry has a type that no tool writes."""
     layout = LAYOUTS[client].get(checkpoint.method, Layout())
-    if _stops(_run(layout.config, checkpoint)):
-        return []
     try:
         return [*layout.schemes(checkpoint)]
     except _MALFORMED:
