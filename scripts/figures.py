@@ -588,6 +588,34 @@ def npu() -> str:
     return table(("", *columns), rows)
 
 
+def npu_exports() -> str:
+    """Return how many exports are forecast in one subgraph, by device and format."""
+    rows = [row["forecasts"] for row in stored("npu_exports").values()]
+    counts = {
+        column: sum(row[column]["subgraphs"] == 1 for row in rows) for column in rows[0]
+    }
+    head = (f"of {len(rows)} exports", *(f"`{name}`" for name in counts))
+    return table(head, [("in one subgraph", *map(str, counts.values()))])
+
+
+def npu_bundles() -> str:
+    """Return how many bundles have the forecast before, by format and by recipe."""
+    rows = []
+    for what, by_recipe in (("in six formats", False), ("by recipe", True)):
+        results = [
+            result
+            for row in stored("npu_exports").values()
+            for key, result in row.get("bundles", {}).items()
+            if ("recipe" in key) == by_recipe
+        ]
+        counts = [
+            sum(result.startswith(word) for result in results)
+            for word in ("good", "refused")
+        ]
+        rows.append((what, *map(str, (len(results), *counts))))
+    return table(("", "bundles", "as forecast", "refused as forecast"), rows)
+
+
 def yolox_cle() -> str:
     """Return mAP of YOLOX-nano with and without equalization."""
     names = {
@@ -674,6 +702,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "llm-peers": llm_peers,
     "llm-plans": llm_plans,
     "llm-rtn": llm_rtn,
+    "npu-bundles": npu_bundles,
+    "npu-exports": npu_exports,
     "npu-optimizers": npu,
     "optimizers": optimizers,
     "architectures": architectures,
