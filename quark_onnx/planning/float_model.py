@@ -119,7 +119,8 @@ class FloatModel:
         Raises:
             ModelError: a tensor exceeds the size limit with the sizes of the target.
         """
-        store = store_for(user.model, output)
+        weights_only = config.activation is None
+        store = store_for(user.model, output, weights_only=weights_only)
         plain, narrowing = upcast_to_float32(user.inlined, store)
         graph = user.graph if plain is user.inlined else Graph.of(plain)
         graph.store = store

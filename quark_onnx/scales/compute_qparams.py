@@ -39,7 +39,7 @@ _LARGEST_SCALE = 2.0**126
 #: The least scale that float16 represents to within 2 %, as a denormal number.
 _LEAST_HALF = 2.0**-18
 #: Number of blocks per call of the solver.
-_BLOCKS = 1 << 14
+_BLOCKS = 1 << 12
 #: Maximum rows, and maximum values, whose statistics are in memory at a time.
 _ROWS, _VALUES = 256, 1 << 16
 

@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import ADVICE, BETTER, SATURATION, saturates
+from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from calibrators.onnx_runtime.isolation import release
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, is_defined, open_session
 from calibrators.onnx_runtime.tensors import estimate_bytes, loaded
@@ -130,6 +131,8 @@ def finish(  # noqa: PLR0913
     opened = list[str]()
     if samples:
         opened = open_contradicted(graph.outputs, reference.outputs(samples[0]))
+    # The peak comes while the result is written and read again, with two copies of it.
+    return_freed_memory()
     graph.infer()
     model = graph.to_model()
     # The constants of the graph are those of the model from here on, without a copy of them.
@@ -234,6 +237,7 @@ def _finished(
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.
     """
+    return_freed_memory()
     errors, notes = measured or ([], [])
     notes = [*notes]
     if traced:
