@@ -8,8 +8,6 @@ onnxruntime-genai, gptqmodel.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from inspect import signature
@@ -28,20 +26,21 @@ from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import fake_quantize
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.in_memory import quantize_model
+from tests.child import child
 from tests.torch_models import llama, logits, made, tokens
 
 CLIENT = """
-import sys, torch
+import torch
 from pathlib import Path
 from transformers import AutoModelForCausalLM, AwqConfig, CompressedTensorsConfig
 settings = {"decompressed": CompressedTensorsConfig, "awq": lambda dequantize: AwqConfig(backend="torch_awq")}
-for line in sys.stdin:
-    folder, dtype, how = line.strip("\\n").split("|")
+def answer(checkpoint):
+    folder, dtype, how = checkpoint.split("|")
     more = {"quantization_config": settings[how](dequantize=True)} if how else {}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), device_map="cpu", **more).eval()
     with torch.no_grad():
         torch.save(model(torch.load(Path(folder) / "tokens.pt")).logits.float(), Path(folder) / "logits.pt")
-    print("done", flush=True)
+    return "loaded"
 """  # noqa: E501
 T = TensorSpec
 _TOKENS = {"per_channel": True, "dynamic": True}
@@ -115,28 +114,13 @@ def written(
 
 
 @pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., None]]:
-    """Load checkpoints in one process, which knows nothing of this package."""
-    log = tmp_path_factory.mktemp("client") / "log"
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-c", CLIENT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as client,
-    ):
-        assert client.stdin is not None and client.stdout is not None
-        lines, answers = client.stdin, client.stdout
+def run() -> Iterator[Callable[..., None]]:
+    """Load checkpoints in a process that knows nothing of this package."""
+    with child(CLIENT) as ask:
 
         def load(*checkpoints: str) -> None:
-            for line in checkpoints:
-                print(line, file=lines, flush=True)
-                assert answers.readline() == "done\n", log.read_text()[-3000:]
+            for checkpoint in checkpoints:
+                assert ask(checkpoint) == "loaded"
 
         yield load
 
