@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quark_onnx.cli.dispatch import parse
 from quark_onnx.common.errors import ConstraintError
+from tests.child import child
 from tests.quark_onnx.torch.validate import drafts
 
 if TYPE_CHECKING:
@@ -274,9 +274,9 @@ def test_layouts(
     ],
 )
 def test_options_are_checked_before_torch_is_imported(
-    options: list[str], message: str, tmp_path: Path
+    options: list[str], message: str, tmp_path: Path, ask: Callable[[Any], Any]
 ) -> None:
-    check_early(["ptq", "absent", "-o", "out", *options], message, tmp_path)
+    check_early(["ptq", "absent", "-o", "out", *options], message, tmp_path, ask)
 
 
 _INT4 = ["--scheme", "int4_wo_32"]
@@ -320,14 +320,14 @@ _INT4 = ["--scheme", "int4_wo_32"]
     ],
 )
 def test_files_are_checked_before_torch_is_imported(
-    words: list[str], message: str, tmp_path: Path
+    words: list[str], message: str, tmp_path: Path, ask: Callable[[Any], Any]
 ) -> None:
     drafts.plain().write(tmp_path / "llama")
     drafts.plain().write(tmp_path / "full")
     (tmp_path / "empty.txt").write_text("", encoding="utf-8")
     (tmp_path / "t.txt").write_text("text", encoding="utf-8")
     (tmp_path / "ids.npy").write_text("ids", encoding="utf-8")
-    check_early(words, message, tmp_path)
+    check_early(words, message, tmp_path, ask)
 
 
 def test_algorithms_that_need_data_are_known_without_torch() -> None:
@@ -344,20 +344,31 @@ def test_algorithms_that_need_data_are_known_without_torch() -> None:
         assert learns_from_data(text) == needs, text
 
 
-def check_early(words: list[str], message: str, tmp_path: Path) -> None:
+#: Answers with the exit code of a command, the packages that are imported by then, and stderr.
+COMMAND = """
+import contextlib, io, os, sys
+from quark_onnx.cli.dispatch import main
+def answer(question):
+    folder, words = question
+    os.chdir(folder)
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(words)
+    return [code, [name for name in ("torch", "transformers") if name in sys.modules], errors.getvalue()]
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Callable[[Any], Any]]:
+    with child(COMMAND) as asked:
+        yield asked
+
+
+def check_early(
+    words: list[str], message: str, folder: Path, ask: Callable[[Any], Any]
+) -> None:
     """Check that a command ends with an error before torch and transformers are imported."""
-    script = (
-        "import sys; from quark_onnx.cli.dispatch import main;"
-        " print(main(sys.argv[1:]), 'torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script, "llm", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == ["2", "False"] and message in run.stderr
+    code, imported, errors = ask([str(folder), ["llm", *words]])
+    assert (code, imported) == (2, []) and message in errors
 
 
 def test_a_name_of_the_hub_is_downloaded_first(cli: CommandLine) -> None:

@@ -8,8 +8,7 @@ onnxruntime-genai, gptqmodel.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -27,19 +26,21 @@ from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import fake_quantize
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.in_memory import quantize_model
+from tests.child import child
 from tests.torch_models import llama, logits, made, tokens
 
 CLIENT = """
-import sys, torch
+import torch
 from pathlib import Path
 from transformers import AutoModelForCausalLM, AwqConfig, CompressedTensorsConfig
 settings = {"decompressed": CompressedTensorsConfig, "awq": lambda dequantize: AwqConfig(backend="torch_awq")}
-for line in sys.argv[1:]:
-    folder, dtype, how = line.split("|")
+def answer(checkpoint):
+    folder, dtype, how = checkpoint.split("|")
     more = {"quantization_config": settings[how](dequantize=True)} if how else {}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), device_map="cpu", **more).eval()
     with torch.no_grad():
         torch.save(model(torch.load(Path(folder) / "tokens.pt")).logits.float(), Path(folder) / "logits.pt")
+    return "loaded"
 """  # noqa: E501
 T = TensorSpec
 _TOKENS = {"per_channel": True, "dynamic": True}
@@ -112,15 +113,20 @@ def written(
     return model
 
 
-def run(*lines: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, *lines], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[..., None]]:
+    """Load checkpoints in a process that knows nothing of this package."""
+    with child(CLIENT) as ask:
+
+        def load(*checkpoints: str) -> None:
+            for checkpoint in checkpoints:
+                assert ask(checkpoint) == "loaded"
+
+        yield load
 
 
 @pytest.mark.slow
-def test_compressed_tensors(tmp_path: Path) -> None:
+def test_compressed_tensors(tmp_path: Path, run: Callable[..., None]) -> None:
     needs("compressed_tensors", "accelerate")
     expected, lines = {}, list[str]()
     for name, dtype in COMPRESSED:
@@ -137,7 +143,9 @@ def test_compressed_tensors(tmp_path: Path) -> None:
         assert torch.equal(torch.load(folder / "logits.pt"), ours), folder.name
 
 
-def test_compressed_tensors_of_many_kinds(tmp_path: Path) -> None:
+def test_compressed_tensors_of_many_kinds(
+    tmp_path: Path, run: Callable[..., None]
+) -> None:
     needs("compressed_tensors", "accelerate")
     own = (
         ("*.down_proj", scheme("int8_per_channel")),
@@ -151,7 +159,7 @@ def test_compressed_tensors_of_many_kinds(tmp_path: Path) -> None:
 
 
 def test_keys_and_values_of_compressed_tensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("compressed_tensors", "accelerate")
     spec = T("fp8e4m3")
@@ -189,7 +197,7 @@ def test_keys_and_values_of_compressed_tensors(
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8 tokens"])
-def test_finegrained_fp8(name: str, tmp_path: Path) -> None:
+def test_finegrained_fp8(name: str, tmp_path: Path, run: Callable[..., None]) -> None:
     needs("accelerate")
     model = written(tmp_path / "out", name, "finegrained-fp8")
     run(f"{tmp_path / 'out'}|float32|")
@@ -202,7 +210,7 @@ def test_finegrained_fp8(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_awq(tmp_path: Path) -> None:
+def test_awq(tmp_path: Path, run: Callable[..., None]) -> None:
     needs("gptqmodel")
     expected = {}
     for name in ("uint4_wo_32", "int4_wo_64", "uint4_wo_per_channel"):
