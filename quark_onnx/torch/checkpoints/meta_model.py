@@ -32,6 +32,8 @@ def empty_parameters() -> Iterator[None]:
         # A tied parameter is on device "meta" already, and stays shared.
         if param is not None and param.device.type != "meta":
             param = nn.Parameter(param.to("meta"), requires_grad=False)
+            # transformers would initialize it, which takes milliseconds even without values.
+            param._is_hf_initialized = True  # type: ignore[attr-defined]
         register(self, name, param)
 
     nn.Module.register_parameter = emptied  # type: ignore[method-assign]

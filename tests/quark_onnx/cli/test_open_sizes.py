@@ -6,6 +6,7 @@ do not depend on open dimensions, and for those of the sample on which it is to 
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,15 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "0.01")
 
 
-def write_files(folder: Path, float_model: ModelProto) -> None:
+@cache
+def quantized(pattern: str) -> ModelProto:
+    return quantize(model(pattern), None, "W8").model
+
+
+def write_files(folder: Path, pattern: str) -> None:
     """Write the model, the same in 8 bits, and two samples."""
-    onnx.save(float_model, folder / "m.onnx")
-    quantized = quantize(float_model, None, "W8").model
-    onnx.save(quantized, folder / "q.onnx")
+    onnx.save(model(pattern), folder / "m.onnx")
+    onnx.save(quantized(pattern), folder / "q.onnx")
     np.savez(folder / "d.npz", x=normal(2, 3, SIDE, SIDE))
 
 
@@ -109,7 +114,7 @@ def test_what_depends_on_an_open_dimension_is_no_reason_to_refuse(
     pattern: str, command: str, cli: CommandLine, folder: Path
 ) -> None:
     """Every command takes the model, with and without a sample or a shape."""
-    write_files(folder, model(pattern))
+    write_files(folder, pattern)
     finished = cli(*COMMANDS[command], "--no-isolation")
     # The check finds that the sizes are open, and does its work.
     assert finished.code == int(command == "check"), finished.err
@@ -120,7 +125,7 @@ def test_the_sizes_of_a_sample_count(
     pattern: str, cli: CommandLine, folder: Path
 ) -> None:
     """On a sample of 1 x 1 the tensor is too large, and no session runs."""
-    write_files(folder, model(pattern))
+    write_files(folder, pattern)
     for command in (
         ["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "2"],
         ["calibrate", "m.onnx", "-o", "ranges.json", "--random-data", "2"],
@@ -154,7 +159,7 @@ def test_what_is_too_large_for_every_sample_is_refused(
     command: str, cli: CommandLine, folder: Path
 ) -> None:
     """An open dimension beside it counts as 1."""
-    write_files(folder, model("Pad"))
+    write_files(folder, "Pad")
     hostile = parse(
         "g (float[N, 3, H, W] x) => (float[a, b, c, d] y) {"
         " c = Conv (x, w) s = Shape (c) t = Mul (s, n) e = ConstantOfShape (t)"
