@@ -91,6 +91,69 @@ class _Builder:
         )
         return self.node("Relu", self.node("Add", y, shortcut))
 
+    def grouped(
+        self,
+        x: str,
+        channels: tuple[int, int],
+        kernel: int,
+        groups: int,
+        stride: int = 1,
+        dilation: int = 1,
+    ) -> str:
+        """A convolution of groups of channels, without BatchNormalization."""
+        into, out = channels[0] // groups, channels[1]
+        deviation = np.sqrt(1.5 / (into * kernel**2))
+        weight = self.random.normal(0, deviation, (out, into, kernel, kernel))
+        return self.node(
+            "Conv",
+            x,
+            self.weight(weight),
+            self.weight(self.random.normal(0, 0.05, out)),
+            group=groups,
+            strides=[stride] * 2,
+            dilations=[dilation] * 2,
+            pads=[dilation * (kernel // 2)] * 4,
+        )
+
+    def prelu(self, x: str, channels: int) -> str:
+        slopes = self.random.uniform(0.05, 0.4, (channels, 1, 1))
+        return self.node("PRelu", x, self.weight(slopes))
+
+    def pyramid(self, x: str, into: int, out: int, stride: int) -> str:
+        """A unit of ESPNetv2: depthwise convolutions of four dilations, summed and joined."""
+        width = out // 4
+        y = self.prelu(self.grouped(x, (into, width), 1, 4), width)
+        branches = [
+            self.grouped(y, (width, width), 3, width, stride, dilation)
+            for dilation in (1, 2, 3, 4)
+        ]
+        for index in (1, 2, 3):
+            branches[index] = self.node("Add", branches[index], branches[index - 1])
+        joined = self.node("Concat", *branches, axis=1)
+        statistics = (
+            self.random.uniform(0.5, 1.5, out),
+            self.random.normal(0, 0.1, out),
+            self.random.normal(0, 0.05, out),
+            self.random.uniform(0.8, 1.2, out),
+        )
+        joined = self.node("BatchNormalization", joined, *map(self.weight, statistics))
+        y = self.grouped(self.prelu(joined, out), (out, out), 1, 4)
+        if stride == 1:
+            y = self.node("Add", y, x)
+        return self.prelu(y, out)
+
+
+def espnet(path: Path) -> Path:
+    """Write a network in the manner of ESPNetv2, with 40 PRelu ('input': 1 x 3 x 256 x 256)."""
+    b = _Builder(batch_norm=False)
+    x, into = b.prelu(b.grouped("input", (3, 32), 3, 1, 2), 32), 32
+    for out, units in ((64, 4), (128, 8), (256, 1)):
+        for unit in range(units):
+            x, into = b.pyramid(x, into, out, 1 if unit else 2), out
+    x = b.node("Flatten", b.node("GlobalAveragePool", x))
+    b.node("Gemm", x, b.weight(b.random.normal(0, 0.05, (into, 100))))
+    return _written(b, "espnet", [1, 3, 256, 256], [1, 100], path)
+
 
 def resnet50(path: Path, *, batch_norm: bool = False) -> Path:
     """Write a network of ResNet-50's shape (25.5 M parameters, 'input': N x 3 x 224 x 224)."""
@@ -114,12 +177,18 @@ def resnet50(path: Path, *, batch_norm: bool = False) -> Path:
         b.weight(b.random.normal(0, 0.02, (into, 1000))),
         b.weight(np.zeros(1000)),
     )
+    return _written(b, "resnet50", ["N", 3, 224, 224], ["N", 1000], path)
+
+
+def _written(
+    b: _Builder, name: str, size: list[int | str], scores: list[int | str], path: Path
+) -> Path:
     b.nodes[-1].output[0] = "scores"
     graph = helper.make_graph(
         b.nodes,
-        "resnet50",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, 224, 224])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 1000])],
+        name,
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, size)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, scores)],
         b.weights,
     )
     model = helper.make_model(

@@ -5,6 +5,7 @@ Q4_0, Q4_1 and Q8_0 have float16 scales, MXFP4 has E8M0 scales.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite, quantize
+from quark_onnx.torch.runtime.threads import one_thread
 
 #: Values per block.
 SIZE = 32
@@ -85,11 +87,14 @@ def round_blocks(
     rows, columns = weight.shape
     # Rows at once; the intermediate tensors are several times as large.
     step = max(1, CHUNK // max(columns, 1))
-    parts = [
-        _rounded(weight[start : start + step], form, name)
-        for start in range(0, rows, step)
-    ]
-    return np.concatenate(parts)
+
+    def part(start: int) -> NDArray[np.uint8]:
+        return _rounded(weight[start : start + step], form, name)
+
+    # The operators are short: threads within each would wait for one another most of the time.
+    threads = torch.get_num_threads()
+    with one_thread(), ThreadPoolExecutor(threads) as pool:
+        return np.concatenate(list(pool.map(part, range(0, rows, step))))
 
 
 def store_codes(weight: Quantized, form: Form, name: str = "weight") -> NDArray[Any]:
