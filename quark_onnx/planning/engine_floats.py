@@ -75,7 +75,8 @@ def spare_results(plan: PlanBuilder) -> None:
     onnxruntime, in contrast, runs a convolution on integers only if its result is quantized.
     """
     graph = plan.graph
-    layers = [node for node in graph.nodes if node.kind in WEIGHTED]
+    # An RNN has weights in codes, which make the file smaller.
+    layers = [node for node in graph.nodes if node.kind in WEIGHTED | {"RNN"}]
     leading = reach(layers, graph.leaders)
     for node in graph.nodes:
         if node not in leading:

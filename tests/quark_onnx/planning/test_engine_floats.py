@@ -200,3 +200,26 @@ def test_float_functions_lose_no_accuracy(model: ModelProto) -> None:
         )
 
     assert error(OPENVINO) <= error(QConfig.of("A8W8"))
+
+
+def test_the_weights_of_a_last_rnn_have_codes() -> None:
+    model = parse(
+        """g (float[1,4,5,1] x) => (float[5,1,1,3] y) {
+            c = Conv (x, k)
+            t = Transpose <perm = [2, 0, 1, 3]> (c)
+            s = Squeeze (t, axes)
+            y, h = RNN <hidden_size = 3> (s, w, r)
+        }""",
+        k=normal(4, 4, 1, 1),
+        axes=np.array([3]),
+        w=normal(1, 3, 4),
+        r=normal(1, 3, 3, seed=1),
+    )
+    data = samples(model, 8)
+    found = quantize(model, data, OPENVINO).model
+    producers = {out: n.op_type for n in found.graph.node for out in n.output}
+    [rnn] = [node for node in found.graph.node if node.op_type == "RNN"]
+    assert [producers[name] for name in rnn.input[1:3]] == ["DequantizeLinear"] * 2
+    assert not check(found, "openvino").findings
+    [value], [expected] = run(found, data[0])[:1], run(model, data[0])[:1]
+    np.testing.assert_allclose(value, expected, atol=0.05)
