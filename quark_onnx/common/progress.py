@@ -118,7 +118,11 @@ class Progress:
         self.ended_by: BaseException | None = None
 
     def __enter__(self) -> Progress:
-        self._bar = open_bar(self._show, self._total, self._name, self._unit)
+        try:
+            self._bar = open_bar(self._show, self._total, self._name, self._unit)
+        except BaseException as error:
+            self.ended_by = error
+            raise
         return self
 
     def update(self, done: float, *, skipped: bool = False) -> None:
@@ -145,3 +149,6 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+        # What handlers made of it, such as an error about a model, would hide the cause.
+        if self.ended_by is not None and error[1] not in (None, self.ended_by):
+            raise self.ended_by

@@ -17,6 +17,7 @@ from quark_onnx.common.registry import DTYPES, RULES, TARGETS
 from quark_onnx.config import QConfig, TensorOverrides
 from quark_onnx.dtypes import INT16
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable, reach
+from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import (
     OVERRIDABLE,
@@ -40,13 +41,16 @@ from quark_onnx.planning.long_sums import spare_long_sums
 from quark_onnx.planning.spare_decisions import spare_decisions
 from quark_onnx.planning.states import spare_states
 from quark_onnx.rules import WEIGHTED
-from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.rules.passthrough import HANDING_ON, PARTING, REARRANGING
 from quark_onnx.targets.target import Takes
 
 #: The bias types of an engine that takes no biases in codes.
 _FLOAT_BIASES = ("float",)
 _FLOAT_WEIGHTS = "the target takes its weights in float alone"
 _NO_RULE = "no quantization rule for this operator"
+#: Operators that may leave out channels.
+_CUTTING = PARTING | {"CenterCropPad", "Compress"}
+_IMAGE_RANK = 4
 
 
 def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
@@ -317,26 +321,46 @@ def _lift_for_engine(plan: PlanBuilder) -> None:
         results = [
             plan.entry(Use(name)) for mover in movers for name in mover.outputs if name
         ]
-        entry = results[0]
-        if not isinstance(entry, Quantize) or plan.ineligible(source):
-            continue
         moved_only = all(
             mover.kind in HANDING_ON
             and mover.name not in plan.kept
             and mover.inputs[0] == source
+            and not _cuts_channels(graph, mover)
             for mover in movers
         )
-        # Channels may have another axis before a Transpose.
+        specs = [plan.specs[mover].activation for mover in movers]
+        # Channels may have another axis before a Transpose, and the range that the user gives a
+        # result is not that of the source.
         alike = all(
             isinstance(result, Quantize)
             and result.axis is None
-            and result.spec.alike(entry.spec)
+            and result.given is None
+            and all(spec is not None and spec.alike(result.spec) for spec in specs)
             for result in results
         )
-        if moved_only and alike:
-            plan.entries[Use(source)] = entry
+        if moved_only and alike and not plan.ineligible(source):
+            for mover in movers:
+                plan.activation(mover, source)
             for mover in movers:
                 RULES[mover.kind](mover, plan)
+
+
+def _cuts_channels(graph: Graph, node: Node) -> bool:
+    """Return whether a node selects channels, whose ranges may be far smaller than others'.
+
+    Channels lie along the second axis of an image, and along any but the first of a tensor of
+    lower rank.
+    """
+    if node.kind not in _CUTTING:
+        return False
+    sizes = graph.sizes(node.inputs[0])
+    channels = slice(1, 2 if len(sizes) >= _IMAGE_RANK else None)
+    known = known_sizes(sizes[channels])
+    return known is None or any(
+        len(graph.sizes(name)) != len(sizes)
+        or known_sizes(graph.sizes(name)[channels]) != known
+        for name in node.results
+    )
 
 
 def _spare_float_readers(plan: PlanBuilder) -> None:

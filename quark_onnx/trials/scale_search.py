@@ -102,6 +102,7 @@ def search(  # noqa: PLR0913
     start = {use: np.asarray(qparams.scale) for use, qparams in params.table.items()}
     # Two halves: a move that fits the first by chance must hold on the second.
     half = _first_half(len(samples))
+    progress: Progress | None = None
     try:
         errors = LocalErrors(graph, plan, params, uses, samples[:half])
         descent = _Descent(
@@ -111,9 +112,8 @@ def search(  # noqa: PLR0913
             limits,
             TensorErrors(plan, params, ranges),
         )
-        with Progress(
-            show, len(descent.groups), "searching scales", "scale"
-        ) as progress:
+        progress = Progress(show, len(descent.groups), "searching scales", "scale")
+        with progress:
             descent.run(progress)
         moves = _allowed(descent, start, limits)
         if not moves:  # no move is promising: the model need not be run
@@ -127,6 +127,8 @@ def search(  # noqa: PLR0913
             reference,
         )
     except Exception as error:  # onnxruntime raises several unrelated types
+        if progress is not None and error is progress.ended_by:
+            raise
         _warn_of_failure(error)
         return 0
     if not probe.usable:

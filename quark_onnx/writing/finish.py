@@ -490,7 +490,7 @@ class Gate:
                 done += 1
                 bar.update(done)
 
-            with self._measuring(bar):
+            with self._measuring():
                 errors = measure_with_states(
                     self.reference.remembering, session, self.samples, self.states, show
                 )
@@ -499,13 +499,11 @@ class Gate:
 
     @staticmethod
     @contextmanager
-    def _measuring(bar: Progress | None = None) -> Iterator[None]:
-        """Turn any error of a measurement into a ModelError, except for one of the progress."""
+    def _measuring() -> Iterator[None]:
+        """Turn any error of a measurement into a ModelError."""
         try:
             yield
         except Exception as error:  # onnxruntime raises several unrelated types
-            if bar is not None and error is bar.ended_by:
-                raise
             raise ModelError(
                 f"the quantized model cannot be measured against the float one: {error}"
             ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -116,6 +117,25 @@ def test_work_ends_with_the_first_step_behind_its_time_limit() -> None:
             bar.update(done)
     assert steps == [1]
     check_time()  # outside there is none
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("name", ["calibrating", "searching scales", "measuring"])
+def test_an_exception_of_the_function_ends_the_run(
+    name: str, call: int, tmp_path: Path
+) -> None:
+    model = conv_relu()
+    calls = 0
+
+    def progress(work: str, done: float, total: int | None) -> None:
+        nonlocal calls
+        calls += work == name
+        if calls == call:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match=r"^enough$"):
+        quantize(model, samples(model), "XINT8", tmp_path / "q.onnx", progress=progress)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("optimizers", ["", "adaround", "cle"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,20 @@ def test_progress_of_all_measurements_reaches_a_function(
     for call in (compare, analyze):
         with pytest.raises(ConfigError, match="progress is 'loud'"):
             call(model, quantized, data, progress="loud")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("call", [compare, analyze])
+def test_an_exception_of_the_function_ends_a_comparison(
+    model: Any, call: Callable[..., Any]
+) -> None:
+    quantized = quantize(model, list(ROWS)).model
+
+    def progress(name: str, done: float, total: int | None) -> None:
+        if done:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match=r"^enough$"):
+        call(model, quantized, list(ROWS), progress=progress)
 
 
 @pytest.mark.parametrize("equal", [True, False])

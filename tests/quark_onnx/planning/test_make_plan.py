@@ -6,14 +6,24 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from quark_onnx import Override, QConfig, QuantizationSpec, npu
+from quark_onnx import (
+    Override,
+    QConfig,
+    QuantizationSpec,
+    TensorOverride,
+    npu,
+    quantize,
+)
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, SameAs, Use
 from quark_onnx.planning.make_plan import make_plan
+from tests import models
+from tests.models import normal, weight
 from tests.settings import ALL, TENSOR
 
 UNARY = (
@@ -166,6 +176,74 @@ def test_a_float_reader_of_an_input_leaves_its_slices_float(other: str) -> None:
     body = body.replace("a = Slice", f"z = {other} a = Slice")
     plan = make_plan(parse(body), TENSOR.with_(target="stx"))
     assert Use("x") not in plan.entries and isinstance(plan.entry(Use("p")), Quantize)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [TensorOverride("x", keep=True), TensorOverride("x", readers=("top",), keep=True)],
+)
+def test_an_input_that_the_user_keeps_float_gets_no_pair_before_its_slices(
+    override: TensorOverride,
+) -> None:
+    graph = parse(FOCUS.replace("a = Slice", "[top] a = Slice"))
+    plan = make_plan(graph, TENSOR.with_(target="stx", tensors=(override,)))
+    reader = graph.producer("a")
+    assert reader is not None and not plan.quantized("x", reader)
+    assert isinstance(plan.entry(Use("p")), Quantize)
+
+
+def test_an_input_has_the_range_that_the_user_gives_it_before_its_slices() -> None:
+    given = TensorOverride("x", low=0.0, high=1.0)
+    plan = make_plan(parse(FOCUS), TENSOR.with_(target="stx", tensors=(given,)))
+    entry = plan.entries[Use("x")]
+    assert isinstance(entry, Quantize) and entry.given == given
+    assert plan.root(Use("p")) == Use("x")
+
+
+def test_the_range_that_the_user_gives_a_slice_is_not_that_of_the_others() -> None:
+    given = TensorOverride("p", low=0.0, high=1.0)
+    plan = make_plan(parse(FOCUS), TENSOR.with_(target="stx", tensors=(given,)))
+    for tensor in "xabq":
+        entry = plan.entry(Use(tensor))
+        assert not isinstance(entry, Quantize) or entry.given is None
+
+
+CHANNELS = {
+    "Split": "p, q = Split <axis = 1> (x)",
+    "Slice": "p = Slice (x, first, end, axis)  q = Slice (x, second, all, axis)",
+    "Gather": "p = Gather <axis = 1> (x, low)  q = Gather <axis = 1> (x, high)",
+    "one": "p = Slice (x, first, end, axis)  q = Neg (p)",
+}
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A16W8"])
+@pytest.mark.parametrize("cut", CHANNELS.values(), ids=CHANNELS)
+def test_channels_of_small_values_keep_codes_of_their_own(
+    cut: str, preset: str
+) -> None:
+    """One scale for a thousand times greater channels would round these to zero."""
+    constants = {
+        "first": np.int64([0]),
+        "second": np.int64([2]),
+        "end": np.int64([2]),
+        "all": np.int64([4]),
+        "axis": np.int64([1]),
+        "low": np.int64([0, 1]),
+        "high": np.int64([2, 3]),
+        "w": weight(4, 2, 1, 1),
+    }
+    text = f"""g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y, float[1, 4, 8, 8] z) {{
+        {cut}  y = Conv (p, w)  z = Conv (q, w)
+    }}"""
+    used = {k: v for k, v in constants.items() if f" {k}," in text or f" {k})" in text}
+    model = models.parse(text, **used)
+    sizes = np.float32([1, 1, 1000, 1000]).reshape(1, 4, 1, 1)
+    data = [{"x": normal(1, 4, 8, 8, seed=seed) * sizes} for seed in range(4)]
+    config = QConfig.of(preset).with_(target="stx", min_sqnr=None)
+    found = models.run(quantize(model, data, config=config).model, data[0])
+    for value, expected in zip(found, models.run(model, data[0]), strict=True):
+        noise = np.square(value - expected.astype(np.float64)).sum()
+        assert np.square(expected.astype(np.float64)).sum() > 1e3 * noise
 
 
 def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_into() -> (
