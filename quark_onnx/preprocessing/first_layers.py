@@ -312,10 +312,12 @@ def _scaled(model: ModelProto, name: str) -> str:
         [reader] = readers
         if reader.op_type == "Conv":
             return "" if name in (value.name for value in model.graph.input) else name
-        others = [other for other in reader.input if other != name]
-        if reader.op_type not in _OWN_SCALING or not all(
-            other in tensors for other in others
-        ):
+        first, *others = reader.input
+        # Sums and products are the same from either side; a quotient is not.
+        if reader.op_type in ("Mul", "Add", "Sub") and others == [name]:
+            first, others = name, [first]
+        known = all(other in tensors for other in others)
+        if reader.op_type not in _OWN_SCALING or first != name or not known:
             return ""
         name = reader.output[0]
 

@@ -19,7 +19,7 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.preprocessing.alternatives import Pictures
 from quark_onnx.preprocessing.evidence import Classified, Detected, Labelled, Outputs
-from quark_onnx.preprocessing.first_layers import farther
+from quark_onnx.preprocessing.first_layers import farther, scaled_by_model
 from quark_onnx.preprocessing.pixels import (
     SCALINGS,
     Scaling,
@@ -195,6 +195,16 @@ def test_a_model_that_scales_pixels_itself(operators: str) -> None:
     assert not findings(model, pictures(16))
     (finding,) = findings(model, [each / 255 for each in pictures(16)])
     assert (finding.cause, finding.options) == ("scaling", "--scale 1")
+
+
+@pytest.mark.parametrize("call", ["Mul (x, x)", "Div (one, x)", "Pow (x, one)"])
+def test_what_is_no_scaling_is_not_taken_for_one(call: str) -> None:
+    model = parse(
+        f"g (float[N, 3, H, W] x) => (float y) {{ s = {call} y = Conv (s, w) }}",
+        one=np.float32(1),
+        w=weight(8, 3, 3, 3),
+    )
+    assert scaled_by_model(model, "x", [{"x": pictures(1)[0]}]) == []
 
 
 def test_one_class_that_another_order_of_channels_makes_several() -> None:
