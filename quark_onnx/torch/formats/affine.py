@@ -136,8 +136,9 @@ def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
     # With 16-bit scales AMD Quark takes the code that follows from the rounded scale.
     if kept not in _SHORT:
         # In a range -x to x, zero lies halfway between two codes: take the upper one, as
-        # calibrators.affine does.
+        # calibrators.affine does, and the code 0 for zeros alone.
         upper = torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2)
+        upper = torch.where(hi > 0, upper, torch.zeros_like(zero))
         zero = torch.where(lo == -hi, upper, zero)
     return Params(scale, zero.to(torch.float32))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -131,6 +131,7 @@ def test_block_floating_point_equals_numpy(x: np.ndarray) -> None:
     "name",
     ["int8", "uint8", "int4", "uint4", "int3", "uint2", "int16", "fp8e4m3", "fp8e5m2"],
 )
+@example(np.eye(2, dtype=np.float32)[:, :1])
 @given(x=MATRICES)
 @settings(max_examples=15)
 def test_scales_and_codes_equal_numpy(
