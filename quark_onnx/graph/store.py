@@ -21,8 +21,8 @@ from quark_onnx.common.errors import ModelError, system_reason
 LEAST = 1 << 16
 #: Models with more bytes of weights are processed through a store.
 LARGE_MODEL = 400_000_000
-#: Divisor of the limit where weights alone are quantized, which decide the peak of the memory then.
-WEIGHTS_ONLY = 25
+#: The same where weights alone are quantized, which decide the peak of the memory then.
+LARGE_WEIGHTS = 16_000_000
 #: Values converted at a time.
 PART = 1 << 20
 
@@ -122,7 +122,7 @@ def store_for(
     model: ModelProto, near: Path | None, *, weights_only: bool = False
 ) -> Store | None:
     """Return a store for a large model; None for a small model."""
-    limit = LARGE_MODEL // WEIGHTS_ONLY if weights_only else LARGE_MODEL
+    limit = min(LARGE_MODEL, LARGE_WEIGHTS) if weights_only else LARGE_MODEL
     if estimate_bytes(model) > limit:
         return Store(near)
     return None

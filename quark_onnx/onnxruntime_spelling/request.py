@@ -29,7 +29,7 @@ NARROW = frozenset({"int8", "int16"})
 
 @dataclass(kw_only=True)
 class Wanted:
-    """What extra options change in any spelling.
+    """Changes that the extra options of a script ask for, onnxruntime's or AMD's.
 
     Attributes:
         changes: settings of the QConfig.

@@ -214,6 +214,11 @@ class Smoothness:
         """Return whether the arrays look like pictures."""
         return self.across > _SMOOTH and self.down > _SMOOTH
 
+    @property
+    def unrelated(self) -> bool:
+        """Return whether the channels are those of no picture."""
+        return self.channels < _UNRELATED
+
     def is_interleaved(self, other: Smoothness) -> bool:
         """Return whether channels-last pictures were read as channels first.
 
@@ -224,7 +229,7 @@ class Smoothness:
             other: of the same values read as channels last.
         """
         smoother = other.natural and other.down > self.down + _SMOOTHER
-        return smoother and self.channels < _UNRELATED
+        return smoother and self.unrelated
 
 
 def smoothness(images: Sequence[Images]) -> Smoothness:
