@@ -30,7 +30,7 @@ COLLECT = f"""
 import sys
 import pytest
 sys.modules.update(dict.fromkeys({OPTIONAL!r}))
-sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider"]))
+sys.exit(pytest.main(["--collect-only", "-qq", "--assert=plain", "-p", "no:cacheprovider"]))
 """
 
 

@@ -51,10 +51,11 @@ PER_TENSOR = QConfig.of("A8W8").with_(per_channel=False)
     [
         ("resnet20", PER_TENSOR, 91.5 - 1),
         ("resnet20", QConfig.of("A8W8"), 91.5 - 1),
-        ("squeezenet", QConfig.of("XINT8"), 58.5),
-        ("yolox_nano", QConfig.of("A16W8"), 33.0),
-        ("minilm-stsb", QConfig.of("A8W8"), 79.0),
-        ("mobilenetv2", QConfig.of("A8W8"), 82.0),
+        # the marks of benchmarks/accuracy.py, too
+        pytest.param("squeezenet", QConfig.of("XINT8"), 58.5, marks=pytest.mark.slow),
+        pytest.param("yolox_nano", QConfig.of("A16W8"), 33.0, marks=pytest.mark.slow),
+        pytest.param("minilm-stsb", QConfig.of("A8W8"), 79.0, marks=pytest.mark.slow),
+        pytest.param("mobilenetv2", QConfig.of("A8W8"), 82.0, marks=pytest.mark.slow),
     ],
     ids=[
         "resnet20-tensor",

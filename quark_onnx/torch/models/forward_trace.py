@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -43,10 +42,9 @@ class ForwardTrace:
     is_whole: bool = False
 
 
-#: By model, with the names of the layers that the model had. Weak keys keep no model alive.
-_known: WeakKeyDictionary[nn.Module, tuple[frozenset[str], ForwardTrace]] = (
-    WeakKeyDictionary()
-)
+#: By what decides about a forward: configuration, classes of the modules, and layers with the owner
+#: of each weight. No model is kept alive.
+_known = dict[tuple[Any, ...], ForwardTrace]()
 
 
 def forward_trace(model: nn.Module) -> ForwardTrace:
@@ -54,16 +52,22 @@ def forward_trace(model: nn.Module) -> ForwardTrace:
 
     A copy of the model without weights runs on the meta device, where nothing is computed. The
     trace ends early where a forward depends on values, and is empty for other models, whose inputs
-    are not known.
+    are not known. Models of one class, configuration and structure are traced once.
     """
-    if not hasattr(model, "main_input_name") or not hasattr(model, "config"):
+    config = getattr(model, "config", None)
+    if not hasattr(model, "main_input_name") or not hasattr(config, "to_dict"):
         return ForwardTrace()
-    layers = frozenset(layers_of(model))
-    known_layers, trace = _known.get(model, (frozenset(), ForwardTrace()))
-    if known_layers != layers:
-        trace = _traced(model)
-        _known[model] = (layers, trace)
-    return trace
+    # tied weights have one owner, the first layer
+    owners = dict[int, str]()
+    layers = tuple(
+        (name, owners.setdefault(id(layer._parameters.get("weight")), name))
+        for name, (layer, _) in layers_of(model).items()
+    )
+    modules = tuple(type(module) for module in model.modules())
+    key = (repr(config.to_dict()), modules, layers)
+    if key not in _known:
+        _known[key] = _traced(model)
+    return _known[key]
 
 
 def never_called(model: nn.Module) -> frozenset[str]:

@@ -461,14 +461,13 @@ def test_the_journal_is_one_of_optuna(journal: Path) -> None:
     assert [trial.user_attrs["name"] for trial in study.trials] == PROBES[:3]
 
 
-@pytest.mark.parametrize("cut", [1, 30, -1])
-def test_a_search_that_was_killed_goes_on(
-    workshop: Workshop, journal: Path, cut: int
-) -> None:
+def test_a_search_that_was_killed_goes_on(workshop: Workshop, journal: Path) -> None:
     """In the middle of writing a line, the first one too."""
     whole = search(residual(), pixels(), space=SMALL, journal=journal)
     lines = journal.read_bytes().splitlines(keepends=True)
-    for kept in 0, 1, len(lines) // 2, len(lines) - 1:
+    half, last = len(lines) // 2, len(lines) - 1
+    cuts = [(0, 1), (1, -1), (half, 30), *((last, cut) for cut in (1, 30, -1))]
+    for kept, cut in cuts:
         journal.write_bytes(b"".join(lines[:kept]) + lines[kept][:cut])
         finished = sum(b'"record"' in line for line in lines[:kept])
         workshop.done.clear()

@@ -383,3 +383,21 @@ def test_a_head_is_found_where_the_trace_ends_early(is_quantized: bool) -> None:
         quantize_model(model, None, config_for("int4_wo_32"), progress=False)
     assert not forward_trace(model).is_whole
     assert heads_of(model) == ("lm_head",)
+
+
+def test_models_alike_are_traced_once() -> None:
+    """A replaced layer or an untied weight may change what is called."""
+
+    class Unused(nn.Linear):
+        pass
+
+    model = made(llama(tie_word_embeddings=True))
+    trace = forward_trace(model)
+    assert forward_trace(made(llama(tie_word_embeddings=True), seed=1)) is trace
+    assert forward_trace(made(llama())) is not trace
+    other = made(llama(tie_word_embeddings=True))
+    other.model.layers[0].unused = Unused(64, 64)
+    assert forward_trace(other) is not trace
+    head = model.lm_head
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    assert forward_trace(model) is not trace
