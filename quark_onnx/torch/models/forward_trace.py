@@ -54,7 +54,7 @@ def forward_trace(model: nn.Module) -> ForwardTrace:
     trace ends early where a forward depends on values, and is empty for other models, whose inputs
     are not known. Models of one class, configuration and structure are traced once.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(model, "main_input_name") or not hasattr(config, "to_dict"):
         return ForwardTrace()
     # tied weights have one owner, the first layer
