@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from quark_onnx.common.errors import DataError
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,
@@ -60,7 +61,6 @@ from quark_onnx.torch.pipelines.written_names import (
     untouched_names,
 )
 from quark_onnx.torch.runtime.devices import room_for_states
-from quark_onnx.torch.runtime.memory import release_memory
 from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 _CPU = torch.device("cpu")
@@ -213,7 +213,7 @@ class FileRun(QuantizationRun):
         empty(module)
         self._layers_written += 1
         if self._layers_written % _KEPT == 0:
-            release_memory()
+            return_freed_memory()
 
     def _write_float(self, name: str, module: Any) -> None:
         """Write the tensors of a float module as stored; children are not included.
@@ -470,7 +470,7 @@ class FileRun(QuantizationRun):
         empty(self.model.get_submodule(name))
         # QuantizedLayers have replaced the layers in the block, which still hold float weights
         _drop(self.model, layers)
-        release_memory()
+        return_freed_memory()
 
     def _is_copied(self, name: str) -> bool:
         """Return whether the stored tensors of a converted parameter are copied."""

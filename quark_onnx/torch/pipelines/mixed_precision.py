@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
@@ -41,7 +42,6 @@ from quark_onnx.torch.pipelines.block import layers_in, rounded_weight
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.mixture import Group, Mixture, Option
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
-from quark_onnx.torch.runtime.memory import release_memory
 from quark_onnx.torch.runtime.reductions import total
 
 
@@ -148,7 +148,7 @@ def mix_checkpoint(  # noqa: PLR0913
         return mix(model, samples, schemes, bits, config=config, progress=progress)
     finally:
         del model
-        release_memory()
+        return_freed_memory()
 
 
 def _groups(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from quark_onnx.common.progress import Progress
 from quark_onnx.dtypes import Integer
 from quark_onnx.page.blocks import Action, Block, Facts, Judgement
@@ -35,7 +36,7 @@ from quark_onnx.torch.models.fused_groups import experts_of, fused_group_of
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.tensor_files import size_of_files
-from quark_onnx.torch.runtime.memory import available, release_memory
+from quark_onnx.torch.runtime.memory import available
 from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.validate.checkpoint import read
 
@@ -320,7 +321,7 @@ def _compared_models(  # noqa: PLR0913
     # an evaluation that follows loads the models again, one after the other
     dtype = next(model.parameters()).dtype
     del model, quantized
-    release_memory()
+    return_freed_memory()
     if not isfinite(scores[1]):
         tokens = sum(map(len, windows))
         reason = f"the float model overflows in {dtype} on {tokens} tokens {text}"

@@ -1,4 +1,4 @@
-"""Memory use of the process, and return of free memory to the system.
+"""Memory use of the process.
 
 glibc maps large arrays by themselves, and unmaps them when freed, until the first large array is
 freed. From then on, glibc keeps arrays up to that size (32 MB at most, the size of a layer's
@@ -37,13 +37,6 @@ def resident() -> int:
         return _USUAL
 
 
-def release_memory() -> None:
-    """Return free memory to the system, if the C library supports it."""
-    if (library := glibc()) is not None:
-        # With a pad of 0, no free memory stays at the top of the heap.
-        library.malloc_trim(0)
-
-
 @cache
 def set_large_apart() -> None:
     """Let glibc return large arrays to the system as soon as they are freed.
@@ -74,10 +67,8 @@ def glibc() -> Any:
         library = ctypes.CDLL("libc.so.6")
     except OSError:
         return None
-    # Both functions are extensions of glibc, which another C library may lack.
-    if hasattr(library, "malloc_trim") and hasattr(library, "mallopt"):
-        return library
-    return None
+    # an extension of glibc, which another C library may lack
+    return library if hasattr(library, "mallopt") else None
 
 
 def available() -> int:

@@ -236,7 +236,7 @@ def test_a_run_that_was_killed_goes_on(
     quantize_checkpoint(source, tokens(), FULL, tmp_path / "whole", progress=False)
     writing = Writing(resume=tmp_path / "resume", spill=tmp_path / "spill")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(file_run, "release_memory", killed)
+        patch.setattr(file_run, "return_freed_memory", killed)
         quantize_checkpoint(
             source, tokens(), FULL, out, writing=writing, progress=False
         )

@@ -70,7 +70,7 @@ def killed_behind(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_run, "release_memory", counted)
+        patch.setattr(file_run, "return_freed_memory", counted)
         with pytest.raises(Killed):
             run(source, output, resume, config=config)
     assert not output.exists()

@@ -21,6 +21,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from calibrators.base import is_number
+from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
@@ -47,7 +48,6 @@ from quark_onnx.torch.algorithms.weight_rounding.range_search import (
 )
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.quantized_layer import kind_of
-from quark_onnx.torch.runtime.memory import release_memory
 
 #: Iterations of the power method.
 _POWER_ITERATIONS = 30
@@ -170,11 +170,11 @@ class GPTQ:
             return result, outcomes
         groups = hessians_by_stage(job, weights, result, exact=self.aims_at_float)
         for group, stats in groups:
-            release_memory()
+            return_freed_memory()
             outcomes += self.quantize_group(group, weights, stats, result)
             # Freed before the products of the next stage are summed.
             del stats
-        release_memory()
+        return_freed_memory()
         return result, outcomes
 
     def quantize_group(

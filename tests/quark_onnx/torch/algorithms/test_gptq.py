@@ -572,7 +572,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_run, "release_memory", counted)
+        patch.setattr(file_run, "return_freed_memory", counted)
         with pytest.raises(Killed):
             run("out", tmp_path / "resume")
     assert run("out", tmp_path / "resume") == wanted
