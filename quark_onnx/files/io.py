@@ -23,7 +23,6 @@ from calibrators.limits import regular_size
 from calibrators.onnx_runtime.external_tensors import is_held, load_values, locate
 from calibrators.onnx_runtime.tensors import (
     estimate_bytes,
-    loaded,
     tensor_bytes,
     tensor_size,
     write_external,
@@ -32,14 +31,12 @@ from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.check.fields import check_tensor
 from quark_onnx.check.model import check_model, check_stored
 from quark_onnx.common.errors import ModelError, reading_error, system_reason
-from quark_onnx.files.model_file import MALFORMED, read_model
+from quark_onnx.files.model_file import MALFORMED, MESSAGE, read_model, write_model
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
 
 logger = logging.getLogger(__name__)
 
-#: Most bytes of a protobuf message.
-_MESSAGE = 2**31 - 1
 #: Larger models (in bytes) store tensors in a separate file, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
 
@@ -205,7 +202,7 @@ def _check_file(path: Path) -> None:
         if path.is_dir():
             raise ModelError(f"{path} is a folder; {_step_for(path)}")
         size = regular_size(path)
-        if size > _MESSAGE:
+        if size > MESSAGE:
             raise ModelError(
                 f"model file {path} has {size:,} bytes; a protobuf message ends at 2"
                 " GB: use external data",
@@ -451,8 +448,7 @@ def staged(
             elif source is not None:
                 shutil.copyfile(source, temporary)
             else:
-                # Held and located tensors have their values outside of the message.
-                temporary.write_bytes(loaded(model).SerializeToString())
+                write_model(model, temporary)
         yield temporary
         with _writing(path):
             # The data file goes first: a model without its data cannot be loaded.

@@ -27,6 +27,7 @@ from quark_onnx.common.wording import counted
 from quark_onnx.engines import EngineRun, Selected, selected
 from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
+from quark_onnx.files.model_file import with_values_in_place
 from quark_onnx.files.unchanged import NO_FILES, ModelFiles
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
@@ -73,7 +74,7 @@ class Finished(NamedTuple):
     """The result of `finish`.
 
     Attributes:
-        model: the model, checked, loaded and run.
+        model: the model, checked, loaded by onnxruntime and run. Tensors may be stored.
         errors: the error of every output on the samples.
         notes: remarks on this processor's arithmetic.
     """
@@ -178,10 +179,11 @@ def finish(  # noqa: PLR0913
             _load(model, lean=lean)
         return _finished(model, measured, traced, opened)
     with staged(model, output, external=external) as path:
+        opened_file = with_values_in_place(path) if lean else path
         if measured is None:
-            measured = gate.passed(path)
+            measured = gate.passed(opened_file)
         elif runs:
-            _load(path, lean=lean)
+            _load(opened_file, lean=lean)
         files.require_unchanged()
         release()  # Windows cannot rename a memory-mapped file
     return _finished(model, measured, traced, opened)
@@ -232,7 +234,7 @@ def _finished(
     """Return the final model with the measurements.
 
     Args:
-        model: the model; weights in files are loaded.
+        model: the model.
         measured: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.
@@ -245,7 +247,7 @@ def _finished(
             f"{traced:,} bytes of stack traces and names of torch's exporter were"
             " dropped (pkg.torch.*)"
         )
-    return Finished(loaded(model), errors, [*notes, *opened])
+    return Finished(model, errors, [*notes, *opened])
 
 
 def hand_back(  # noqa: PLR0913
