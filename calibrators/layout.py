@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Values of a part of the rows, and the least number of its columns: of a cache line.
-_PART, _LEAST_STEP = 1 << 19, 16
+PART, LEAST_STEP = 1 << 19, 16
 #: Rows and columns of the tiles that are transposed at a time.
 _TILE = 128
 
@@ -75,7 +75,7 @@ def parts_of_rows(
     # The first of the axes that ``rows`` leaves in front of the blocks.
     other = 1 if axis % array.ndim == 0 else 0
     count = array.shape[other]
-    step = max(_LEAST_STEP, count * _PART // max(1, array.size))
+    step = max(LEAST_STEP, count * PART // max(1, array.size))
     return np.split(array, range(step, count, step), axis=other)
 
 

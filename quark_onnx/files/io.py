@@ -31,7 +31,13 @@ from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.check.fields import check_tensor
 from quark_onnx.check.model import check_model, check_stored
 from quark_onnx.common.errors import ModelError, reading_error, system_reason
-from quark_onnx.files.model_file import MALFORMED, MESSAGE, read_model, write_model
+from quark_onnx.files.model_file import (
+    MALFORMED,
+    MESSAGE,
+    read_model,
+    with_values_in_place,
+    write_model,
+)
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
 
@@ -409,6 +415,7 @@ def staged(
     *,
     external: bool,
     source: Path | None = None,
+    lean: bool = False,
 ) -> Iterator[Path]:
     """Write ``model`` to ``path`` atomically, after the ``with`` body has verified the file.
 
@@ -421,9 +428,10 @@ def staged(
         path: the model file; external data goes to ``<name>.data`` next to it.
         external: write external data even below the protobuf limit.
         source: a file of the same model, whose bytes are copied if no external data is needed.
+        lean: yield a file that is opened in little memory.
 
     Yields:
-        The temporary model file.
+        The temporary model file, or a file that refers to the values in it.
     """
     # A file that could not be read again is never written.
     check_stored(model)
@@ -449,7 +457,8 @@ def staged(
                 shutil.copyfile(source, temporary)
             else:
                 write_model(model, temporary)
-        yield temporary
+            opened = with_values_in_place(temporary) if lean else temporary
+        yield opened
         with _writing(path):
             # The data file goes first: a model without its data cannot be loaded.
             if (folder / data).exists():

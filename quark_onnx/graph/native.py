@@ -14,7 +14,7 @@ from onnx import ModelProto, version_converter
 
 from calibrators.onnx_runtime.external_tensors import is_stored, place, stored_bytes
 from calibrators.onnx_runtime.isolation import current
-from calibrators.onnx_runtime.tensors import initializers
+from calibrators.onnx_runtime.tensors import initializers, loaded
 from calibrators.scratch import ScratchFolder
 
 
@@ -47,9 +47,12 @@ def run_onnx_check(model: ModelProto | Path, *, full: bool) -> None:
         RuntimeCrash: onnx crashed, in the isolated process.
     """
     if isinstance(model, ModelProto) and any(map(is_stored, initializers(model.graph))):
-        with ScratchFolder(Path(gettempdir()), "check") as folder:
-            run_onnx_check(_without_values(model, folder), full=full)
-        return
+        try:
+            with ScratchFolder(Path(gettempdir()), "check") as folder:
+                run_onnx_check(_without_values(model, folder), full=full)
+            return
+        except OSError:  # the temporary folder cannot be written to
+            model = loaded(model)
     isolation = current()
     source = str(model.absolute()) if isinstance(model, Path) else model
     if isolation is None:

@@ -27,7 +27,6 @@ from quark_onnx.common.wording import counted
 from quark_onnx.engines import EngineRun, Selected, selected
 from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.files.io import EXTERNAL_DATA_LIMIT, external_files, read_stored, staged
-from quark_onnx.files.model_file import with_values_in_place
 from quark_onnx.files.unchanged import NO_FILES, ModelFiles
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph
@@ -178,12 +177,11 @@ def finish(  # noqa: PLR0913
         if narrowing and runs:
             _load(model, lean=lean)
         return _finished(model, measured, traced, opened)
-    with staged(model, output, external=external) as path:
-        opened_file = with_values_in_place(path) if lean else path
+    with staged(model, output, external=external, lean=lean) as path:
         if measured is None:
-            measured = gate.passed(opened_file)
+            measured = gate.passed(path)
         elif runs:
-            _load(opened_file, lean=lean)
+            _load(path, lean=lean)
         files.require_unchanged()
         release()  # Windows cannot rename a memory-mapped file
     return _finished(model, measured, traced, opened)

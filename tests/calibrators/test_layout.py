@@ -49,8 +49,8 @@ def test_the_element_type_stays() -> None:
 def test_parts_have_the_rows_of_the_whole(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "_PART", 1)
-    monkeypatch.setattr(layout, "_LEAST_STEP", 2)
+    monkeypatch.setattr(layout, "PART", 1)
+    monkeypatch.setattr(layout, "LEAST_STEP", 2)
     array = np.arange(np.prod(shape)).reshape(shape)
     for axis in range(-array.ndim, array.ndim):
         parts = parts_of_rows(array, axis, 4)

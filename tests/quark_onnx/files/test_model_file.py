@@ -32,7 +32,7 @@ from quark_onnx.files.model_file import (
     with_values_in_place,
     write_model,
 )
-from quark_onnx.graph import Graph, model_key, store
+from quark_onnx.graph import Graph, model_key, native, store
 from quark_onnx.graph.native import run_onnx_check
 from tests.models import parse, weight
 
@@ -311,9 +311,12 @@ def test_a_model_beyond_a_message_is_not_written(
     assert not (tmp_path / "written.onnx").exists()
 
 
+@pytest.mark.parametrize("temporary", ["", "absent"])
 def test_a_model_with_stored_tensors_is_checked_without_their_values(
-    tmp_path: Path,
+    temporary: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A temporary folder that cannot be written to costs memory, and nothing else."""
+    monkeypatch.setattr(native, "gettempdir", lambda: str(tmp_path / temporary))
     model, arrays = read_model(saved(large(), tmp_path)) or (ModelProto(), [])
     assert arrays
     run_onnx_check(model, full=True)

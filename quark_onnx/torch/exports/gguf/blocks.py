@@ -5,7 +5,6 @@ Q4_0, Q4_1 and Q8_0 have float16 scales, MXFP4 has E8M0 scales.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +17,14 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite, quantize
-from quark_onnx.torch.runtime.threads import one_thread
+from quark_onnx.torch.runtime.threads import on_threads
 
 #: Values per block.
 SIZE = 32
 #: Values that are rounded at once: the tensors of a fit stay in the caches.
 CHUNK = 1 << 18
 #: Rounds of the alternating fit of scales and codes; further rounds lower the error by 0.1 %.
-_ROUNDS = 6
+ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,7 @@ def round_blocks(
         return _rounded(weight[start : start + step], form, name)
 
     # The operators are short: threads within each would wait for one another most of the time.
-    threads = torch.get_num_threads()
-    with one_thread(), ThreadPoolExecutor(threads) as pool:
-        return np.concatenate(list(pool.map(part, range(0, rows, step))))
+    return np.concatenate(on_threads(part, range(0, rows, step)))
 
 
 def store_codes(weight: Quantized, form: Form, name: str = "weight") -> NDArray[Any]:
@@ -172,7 +169,7 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> NDArray[np.uint8]:
     error = _error(x, codes, scale, offset)
     # The blocks that still improve, by index, with their values and codes.
     active, values = torch.arange(len(x)), x
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # Fitted in float32, and judged as rounded to float16.
         new_scale, new_offset = (
             fitted.to(torch.float16) for fitted in _least_squares(values, codes, form)

@@ -198,7 +198,7 @@ def test_the_first_of_two_equal_magnitudes_gives_the_sign(
     """The start of the fit is llama.cpp's scale; whole numbers have both ends equal in many
     blocks.
     """
-    monkeypatch.setattr(blocks, "_ROUNDS", 0)
+    monkeypatch.setattr(blocks, "ROUNDS", 0)
     torch.manual_seed(0)
     weight = torch.randint(-4, 5, (256, 64)).float()
     weight[0] = torch.tensor([-4.0, 4.0]).repeat(32)
