@@ -19,7 +19,7 @@ _INT64 = np.dtype(np.int64)
 #: float32 holds all smaller integers exactly, and so the sum of a code and a zero point.
 _EXACT_INTEGERS = 1 << 22
 #: Bytes of floats that are quantized at a time: their intermediate arrays stay in the cache.
-SLAB = 1 << 20
+SLAB = 1 << 18
 
 
 def params_for(

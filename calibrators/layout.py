@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: Values of a part of the rows, and the least number of its columns: of a cache line.
+PART, LEAST_STEP = 1 << 19, 16
 #: Rows and columns of the tiles that are transposed at a time.
 _TILE = 128
 
@@ -55,6 +57,26 @@ def rows(
     if moved.size:
         return moved.reshape(moved.shape[0], -1)
     return np.zeros((moved.shape[0], 0), array.dtype)
+
+
+def parts_of_rows(
+    array: NDArray[Any], axis: int, block_size: int
+) -> list[NDArray[Any]]:
+    """Cut an array into views whose rows, one view after the other, are those of the array.
+
+    >>> array = np.arange(24).reshape(8, 3)
+    >>> parts = parts_of_rows(array, 0, 4)
+    >>> all_rows = np.concatenate([rows(part, 0, 4) for part in parts])
+    >>> bool((all_rows == rows(array, 0, 4)).all())
+    True
+    """
+    if array.ndim < 2:
+        return [array]
+    # The first of the axes that ``rows`` leaves in front of the blocks.
+    other = 1 if axis % array.ndim == 0 else 0
+    count = array.shape[other]
+    step = max(LEAST_STEP, count * PART // max(1, array.size))
+    return np.split(array, range(step, count, step), axis=other)
 
 
 def turned(matrix: NDArray[Any]) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import current, start
-from calibrators.onnx_runtime.tensors import model_bytes
+from calibrators.onnx_runtime.tensors import loaded, model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import printable
@@ -336,7 +336,8 @@ def _open_data(
     has_ranges = job.gives_ranges or job.calibration is not None
     if data is None and (has_ranges or not config.measures):
         # Both models are run on the random sample; no range is measured on it.
-        reference.save_memory()
+        # Optimizations such as other layouts of kernels copy the weights.
+        reference.save_memory(optimize=job.model.graph.store is None)
         sample = None
         if not reference.unknown_operator:
             sample = random_sample(job.model.graph, reference)
@@ -632,7 +633,7 @@ def _finish(
         labelled=0 if scorer is None else scorer.count,
     )
     logger.debug("%s", report)
-    return Result(finished.model, assembled.plan, report)
+    return Result(loaded(finished.model), assembled.plan, report)
 
 
 def _float_model_as_result(

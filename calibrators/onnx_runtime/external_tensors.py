@@ -128,6 +128,13 @@ def location(tensor: TensorProto) -> tuple[Path, int, int]:
     return Path(info["location"]), int(info["offset"]), int(info["length"])
 
 
+def stored_bytes(tensor: TensorProto) -> int:
+    """Return the size of the values of an external tensor."""
+    if is_held(tensor):
+        return held_values(tensor).nbytes
+    return location(tensor)[2]
+
+
 def values(tensor: TensorProto) -> NDArray[Any]:
     """Return the values of a tensor, read-only.
 

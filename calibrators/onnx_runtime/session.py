@@ -109,7 +109,8 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
             lets onnxruntime choose, as an application does.
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights in files that are mapped into memory, instead of packing them for speed;
-            always so for a ModelProto with tensors in files.
+            always so for a ModelProto with tensors in files. A model with MatMulNBits is packed:
+            its weights take less memory than a single one of them in float32.
         what: names the model in the error of a crash.
         integers: let onnxruntime fuse Q/DQ pairs into integer operators; float weights there are
             then rounded to 8 bits by onnxruntime's own scales. True uses the kernels of this
@@ -125,9 +126,13 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         is_on_disk(tensor) for tensor in initializers(model.graph)
     )
     lean = lean or stored
+    # Without packing, MatMulNBits dequantizes its weight in each run.
+    unpacked = lean and not _mentions(model, "MatMulNBits")
 
     def opened(entry: str) -> Any:
         entries = {entry: "1"} if entry else {}
+        if unpacked:
+            entries["session.disable_prepacking"] = "1"
         settings = Settings(
             lane_threads() if threads is None else threads,
             optimize,
@@ -346,6 +351,14 @@ def _contains(source: str | bytes, text: bytes) -> bool:
             return mapped.find(text) >= 0
     except (OSError, ValueError):  # absent or empty
         return False
+
+
+def _mentions(model: onnx.ModelProto | bytes | Path, operator: str) -> bool:
+    """Return whether a model has an operator; of a model in memory, outside of bodies."""
+    if isinstance(model, onnx.ModelProto):
+        return any(node.op_type == operator for node in model.graph.node)
+    source = model if isinstance(model, bytes) else str(model)
+    return _contains(source, operator.encode())
 
 
 class _Unsaturated:

@@ -13,12 +13,10 @@ from onnx import numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import (
     copy_values,
-    held_values,
-    is_held,
-    is_on_disk,
     is_stored,
     load_values,
     place,
+    stored_bytes,
 )
 
 #: With weights of this size, the other parts of a model are negligible.
@@ -97,20 +95,20 @@ def model_bytes(model: onnx.ModelProto) -> int:
     """Return the size of a model; of the weights alone for large models."""
     estimate = estimate_bytes(model)
     tensors = list(initializers(model.graph))
-    if estimate > _LARGE or any(is_on_disk(tensor) for tensor in tensors):
+    if estimate > _LARGE:
         return estimate
-    more = sum(_added_by_values(tensor) for tensor in tensors if is_held(tensor))
+    more = sum(_added_by_values(tensor) for tensor in tensors if is_stored(tensor))
     graph = model.graph.ByteSize()
     return model.ByteSize() + _field_bytes(graph + more) - _field_bytes(graph)
 
 
 def _added_by_values(tensor: onnx.TensorProto) -> int:
-    """Return the bytes by which a held tensor grows if the values replace the reference."""
+    """Return the bytes by which a stored tensor grows if the values replace the reference."""
     plain = onnx.TensorProto()
     plain.CopyFrom(tensor)
     plain.ClearField("external_data")
     plain.ClearField("data_location")
-    stored = plain.ByteSize() + _field_bytes(held_values(tensor).nbytes)
+    stored = plain.ByteSize() + _field_bytes(stored_bytes(tensor))
     return _field_bytes(stored) - _field_bytes(tensor.ByteSize())
 
 

@@ -44,7 +44,7 @@ class Settings(NamedTuple):
     Attributes:
         threads: threads inside an operator; 0 lets onnxruntime choose.
         optimize: apply onnxruntime's graph optimizations.
-        lean: leave weights where they are, instead of packing them for speed.
+        lean: run in little memory, rather than fast.
         entries: further entries of the session's configuration.
         libraries: files with operators to register, and functions that change the
             ``onnxruntime.SessionOptions``.
@@ -131,7 +131,6 @@ def session_options(settings: Settings) -> Any:
     for name, value in settings.entries.items():
         options.add_session_config_entry(name, value)
     if settings.lean:
-        options.add_session_config_entry("session.disable_prepacking", "1")
         # The arena never returns memory to the system.
         options.enable_cpu_mem_arena = False
         # In the default order all constants are unpacked first.

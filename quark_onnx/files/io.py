@@ -23,7 +23,6 @@ from calibrators.limits import regular_size
 from calibrators.onnx_runtime.external_tensors import is_held, load_values, locate
 from calibrators.onnx_runtime.tensors import (
     estimate_bytes,
-    loaded,
     tensor_bytes,
     tensor_size,
     write_external,
@@ -32,14 +31,18 @@ from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.check.fields import check_tensor
 from quark_onnx.check.model import check_model, check_stored
 from quark_onnx.common.errors import ModelError, reading_error, system_reason
-from quark_onnx.files.model_file import MALFORMED, read_model
+from quark_onnx.files.model_file import (
+    MALFORMED,
+    MESSAGE,
+    read_model,
+    with_values_in_place,
+    write_model,
+)
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
 
 logger = logging.getLogger(__name__)
 
-#: Most bytes of a protobuf message.
-_MESSAGE = 2**31 - 1
 #: Larger models (in bytes) store tensors in a separate file, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
 
@@ -205,7 +208,7 @@ def _check_file(path: Path) -> None:
         if path.is_dir():
             raise ModelError(f"{path} is a folder; {_step_for(path)}")
         size = regular_size(path)
-        if size > _MESSAGE:
+        if size > MESSAGE:
             raise ModelError(
                 f"model file {path} has {size:,} bytes; a protobuf message ends at 2"
                 " GB: use external data",
@@ -412,6 +415,7 @@ def staged(
     *,
     external: bool,
     source: Path | None = None,
+    lean: bool = False,
 ) -> Iterator[Path]:
     """Write ``model`` to ``path`` atomically, after the ``with`` body has verified the file.
 
@@ -424,9 +428,10 @@ def staged(
         path: the model file; external data goes to ``<name>.data`` next to it.
         external: write external data even below the protobuf limit.
         source: a file of the same model, whose bytes are copied if no external data is needed.
+        lean: yield a file that is opened in little memory.
 
     Yields:
-        The temporary model file.
+        The temporary model file, or a file that refers to the values in it.
     """
     # A file that could not be read again is never written.
     check_stored(model)
@@ -451,9 +456,9 @@ def staged(
             elif source is not None:
                 shutil.copyfile(source, temporary)
             else:
-                # Held and located tensors have their values outside of the message.
-                temporary.write_bytes(loaded(model).SerializeToString())
-        yield temporary
+                write_model(model, temporary)
+            opened = with_values_in_place(temporary) if lean else temporary
+        yield opened
         with _writing(path):
             # The data file goes first: a model without its data cannot be loaded.
             if (folder / data).exists():

@@ -1,4 +1,4 @@
-"""Read a model file with large initializers in arrays, outside of the protobuf message.
+"""Read and write a model file with large initializers outside of the protobuf message.
 
 protobuf copies the values whenever a message is parsed, copied, read or serialized. The wire format
 is simple enough to find them without it (protobuf.dev/programming-guides/encoding): a field is a
@@ -13,17 +13,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from calibrators.onnx_runtime.external_tensors import EXCHANGED, hold, is_stored
-from calibrators.onnx_runtime.tensors import tensor_bytes
+from calibrators.onnx_runtime.external_tensors import (
+    EXCHANGED,
+    copy_values,
+    hold,
+    is_stored,
+    place,
+    stored_bytes,
+)
+from calibrators.onnx_runtime.tensors import loaded, tensor_bytes
 
 #: Smaller initializers (in bytes) stay in the message.
 LEAST = 1 << 16
 #: Smaller files (in bytes) are read by protobuf alone.
 LEAST_FILE = 1 << 20
+#: Most bytes of a protobuf message.
+MESSAGE = 2**31 - 1
 
 _GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = ModelProto().graph.DESCRIPTOR.fields_by_name["initializer"].number
@@ -98,6 +107,110 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
     except (OSError, ValueError, *MALFORMED):
         return None
     return model, arrays
+
+
+def write_model(model: ModelProto, path: Path) -> None:
+    """Write a model to one file, with the values of stored tensors in the message.
+
+    The file has the bytes of the loaded model, which is never in memory.
+
+    Args:
+        model: the model, which is not changed.
+        path: the file.
+
+    Raises:
+        EncodeError: the file would be larger than a message can be.
+    """
+    if not any(is_stored(tensor) for tensor in model.graph.initializer):
+        path.write_bytes(loaded(model).SerializeToString())
+        return
+    light = ModelProto()
+    light.CopyFrom(model)
+    # Values of initializers by index, moved from the message to the file in their place.
+    values: dict[int, TensorProto] = {}
+    for index, tensor in enumerate(light.graph.initializer):
+        if is_stored(tensor):
+            values[index] = model.graph.initializer[index]
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    message = loaded(light).SerializeToString()
+    if len(message) + sum(map(stored_bytes, values.values())) > MESSAGE:
+        raise EncodeError("a protobuf message ends at 2 GB")
+    with path.open("wb") as file:
+        for field in _fields(message, 0, len(message)):
+            if field.number != _GRAPH:
+                file.write(message[field.tag : field.end])
+                continue
+            pieces = list(_graph_pieces(message, field, values))
+            length = sum(
+                stored_bytes(piece) if isinstance(piece, TensorProto) else len(piece)
+                for piece in pieces
+            )
+            file.write(_head(_GRAPH, length))
+            for piece in pieces:
+                if isinstance(piece, TensorProto):
+                    copy_values(piece, file)
+                else:
+                    file.write(piece)
+
+
+def _graph_pieces(
+    message: bytes, graph: _Field, values: dict[int, TensorProto]
+) -> Iterator[bytes | TensorProto]:
+    """Yield the contents of a graph: bytes, and the tensors whose values belong between them.
+
+    Args:
+        message: the message that the graph is a field of.
+        graph: the field.
+        values: tensors with the values of initializers, by index; the message lacks these values.
+    """
+    count = 0
+    for field in _fields(message, graph.start, graph.end):
+        if field.number != _INITIALIZER:
+            yield message[field.tag : field.end]
+            continue
+        tensor = values.get(count)
+        count += 1
+        if tensor is None:
+            yield message[field.tag : field.end]
+            continue
+        # protobuf writes fields in the order of their numbers.
+        middle = field.start
+        for inner in _fields(message, field.start, field.end):
+            if inner.number < _RAW_DATA:
+                middle = inner.end
+        head = _head(_RAW_DATA, stored_bytes(tensor))
+        length = field.end - field.start + len(head) + stored_bytes(tensor)
+        yield _head(_INITIALIZER, length) + message[field.start : middle] + head
+        yield tensor
+        yield message[middle : field.end]
+
+
+def with_values_in_place(path: Path) -> Path:
+    """Write a model file beside another one, in which its large initializers stay as they are.
+
+    Programs that read external data without loading it open the new file in little memory.
+
+    Args:
+        path: a model file, to be left where it is while the new file is used.
+
+    Returns:
+        The new file; ``path`` itself if it has no large initializers.
+    """
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        message, positions = _split(data)
+    if not positions:
+        return path
+    model = ModelProto.FromString(message)
+    for values in positions:
+        tensor = model.graph.initializer[values.initializer]
+        place(tensor, path.name, values.start, values.length)
+    beside = path.with_name(f"{path.name}.light")
+    beside.write_bytes(model.SerializeToString())
+    return beside
 
 
 def mentions(path: Path, text: bytes) -> bool:
@@ -195,7 +308,7 @@ def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
     return fields[0]
 
 
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
+def _fields(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[_Field]:
     """Yield the fields of the message between two positions of a file.
 
     Raises:
@@ -222,7 +335,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
         position = stop
 
 
-def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
+def _varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
     """Return an integer of seven bits per byte, and the position after it.
 
     Raises:
@@ -242,8 +355,12 @@ def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
 
 def _message(number: int, value: bytes | bytearray) -> bytes:
     """Return a field that holds a message."""
-    head = [*_encoded(number << 3 | _LENGTH), *_encoded(len(value))]
-    return bytes(head) + bytes(value)
+    return _head(number, len(value)) + bytes(value)
+
+
+def _head(number: int, length: int) -> bytes:
+    """Return the tag and the length before the value of a field that holds bytes."""
+    return bytes([*_encoded(number << 3 | _LENGTH), *_encoded(length)])
 
 
 def _encoded(value: int) -> list[int]:

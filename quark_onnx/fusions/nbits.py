@@ -20,12 +20,14 @@ from quark_onnx.fusions.base import (
 )
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import in_bodies
-from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
+from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes, joined
 from quark_onnx.kernels.packing import BITS
 from quark_onnx.patterns.conv_and_gemm import unscaled
 
 #: First opset whose Unsqueeze has its axes as an input.
 _AXES_OPSET = 13
+#: Codes that are packed at a time.
+_PART = 1 << 21
 _TYPES = {f"int{bits}": bits for bits in BITS} | {f"uint{bits}": bits for bits in BITS}
 
 
@@ -143,31 +145,36 @@ def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWei
     scales = _matrix(value(graph, codes.scale)).astype(np.float32)
     zeros = _matrix(zero_points(graph, codes))
     # Unsigned codes are two's complement ones shifted by half of their range.
-    if str(stored.dtype).startswith("u"):
-        offset = 0
-        codes_as_bytes = stored.astype(np.uint8)
-    else:
-        offset = 1 << bits - 1
-        codes_as_bytes = stored.astype(np.int8)
-    if transposed:
-        lines = codes_as_bytes
-    else:
-        lines = turned(codes_as_bytes)
+    signed = not str(stored.dtype).startswith("u")
+    offset = 1 << bits - 1 if signed else 0
+    if not transposed:
         scales = scales.T
         zeros = zeros.T
-    k = lines.shape[1]
+    count, k = stored.shape if transposed else stored.shape[::-1]
     blocks = -(-k // codes.block_size)
-    # The last block of a row is padded with the code 0, which is shifted like the others.
-    unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
-    # Addition modulo 256, as in two's complement.
-    np.add(lines.view(np.uint8), np.uint8(offset), out=unsigned[:, :k])
     zeros = zeros + offset
     # The operator's default zero point is half of the range.
     middle = (zeros == 1 << bits - 1).all()
-    return from_codes(
-        unsigned.reshape(len(lines), blocks, codes.block_size),
-        scales,
-        None if middle else zeros,
-        bits,
-        k,
-    )
+
+    def columns(start: int) -> NBitsWeight:
+        part = slice(start, start + step)
+        lines = stored[part] if transposed else stored[:, part]
+        lines = lines.astype(np.int8 if signed else np.uint8)
+        if not transposed:
+            lines = turned(lines)
+        # The last block of a row is padded with the code 0, which is shifted like the others.
+        unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
+        # Addition modulo 256, as in two's complement.
+        np.add(lines.view(np.uint8), np.uint8(offset), out=unsigned[:, :k])
+        return from_codes(
+            unsigned.reshape(len(lines), blocks, codes.block_size),
+            scales[part],
+            None if middle else zeros[part],
+            bits,
+            k,
+        )
+
+    # A part at a time, as there are several copies between the codes and the packed ones.
+    step = max(1, _PART // k)
+    parts = [columns(start) for start in range(0, count, step)]
+    return joined(parts)

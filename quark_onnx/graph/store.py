@@ -23,7 +23,7 @@ LEAST = 1 << 16
 LARGE_MODEL = 400_000_000
 #: The same where weights alone are quantized, which decide the peak of the memory then.
 LARGE_WEIGHTS = 16_000_000
-#: Values converted at a time.
+#: Values converted or written at a time.
 PART = 1 << 20
 
 
@@ -47,7 +47,9 @@ class Store:
         """Return a tensor with values in the file, or in memory if small."""
         if array.nbytes < LEAST:
             return numpy_helper.from_array(array, name)
-        return self.put_parts(name, array.shape, [array])
+        flat = array.reshape(-1)
+        parts = (flat[start : start + PART] for start in range(0, flat.size, PART))
+        return self.put_parts(name, array.shape, parts)
 
     def put_parts(
         self,
@@ -61,7 +63,7 @@ class Store:
             name: name of the tensor.
             shape: shape of the whole tensor.
             parts: arrays of one type, with as many values together as the shape, written one by
-                one.
+                one. All but the last fill whole bytes.
         """
         length = 0
         kind = int(TensorProto.FLOAT)

@@ -41,7 +41,8 @@ Relative error sqrt(sum (W - W')^2 / sum W^2) on the weights of a sentence encod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,21 @@ def from_codes(
         bits,
         codes.shape[2],
         rows,
+    )
+
+
+def joined(parts: Sequence[NBitsWeight]) -> NBitsWeight:
+    """Return the weight with the columns of several, which differ in nothing else."""
+    arrays = (
+        np.concatenate(column)
+        for column in zip(*(part.inputs for part in parts), strict=True)
+    )
+    packed, scales, *zero_points = arrays
+    return replace(
+        parts[0],
+        packed=packed,
+        scales=scales,
+        zero_points=zero_points[0] if zero_points else None,
     )
 
 

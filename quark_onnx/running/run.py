@@ -55,12 +55,13 @@ class Reference:
         self._what = what
         self._lean = False
 
-    def save_memory(self) -> None:
+    def save_memory(self, *, optimize: bool) -> None:
         """Leave weights in their arrays, instead of packing them for many fast runs.
 
         Called before the session is opened.
         """
         self._lean = True
+        self._optimize = optimize
 
     @cached_property
     def session(self) -> ReopenedSession:

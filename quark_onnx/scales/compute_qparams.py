@@ -15,6 +15,7 @@ from calibrators.affine import octaves_for, round_scale
 from calibrators.base import range_of
 from calibrators.errors import CalibrationError
 from calibrators.grid import SMALLEST_SCALE
+from calibrators.layout import parts_of_rows, rows
 from calibrators.onnx_runtime.cpu_features import available_cores
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError
@@ -199,17 +200,25 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     """
     array = graph.known(use.tensor)
     assert entry.axis is not None
-    spec, table = entry.spec, entry.rows(array)
+    spec, axis = entry.spec, entry.axis
 
     # Blocks are rows of (n, block size), each with one scale and zero point.
-    def part(start: int) -> QParams:
-        blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
-        if spec.solver == "hqq":
-            return half_quadratic(blocks, dtype.bits)
-        return round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)
+    def solved(part: NDArray[Any]) -> list[QParams]:
+        table = rows(part, axis, spec.block_size)
+        found = []
+        for start in range(0, len(table), _BLOCKS):
+            blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
+            if spec.solver == "hqq":
+                found.append(half_quadratic(blocks, dtype.bits))
+            else:
+                found.append(
+                    round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)
+                )
+        return found
 
+    views = parts_of_rows(entry.stored(array), axis, spec.block_size)
     with ThreadPoolExecutor(available_cores()) as pool:  # numpy releases the GIL
-        parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
+        parts = [part for found in pool.map(solved, views) for part in found]
     scale = np.concatenate([part.scale for part in parts])
     zero = np.concatenate([part.zero_point for part in parts])
     # Solvers may return negative scales, and rounding to float16 is defined for positive ones.

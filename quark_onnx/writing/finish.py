@@ -73,7 +73,7 @@ class Finished(NamedTuple):
     """The result of `finish`.
 
     Attributes:
-        model: the model, checked, loaded and run.
+        model: the model, checked, loaded by onnxruntime and run. Tensors may be stored.
         errors: the error of every output on the samples.
         notes: remarks on this processor's arithmetic.
     """
@@ -177,7 +177,7 @@ def finish(  # noqa: PLR0913
         if narrowing and runs:
             _load(model, lean=lean)
         return _finished(model, measured, traced, opened)
-    with staged(model, output, external=external) as path:
+    with staged(model, output, external=external, lean=lean) as path:
         if measured is None:
             measured = gate.passed(path)
         elif runs:
@@ -232,7 +232,7 @@ def _finished(
     """Return the final model with the measurements.
 
     Args:
-        model: the model; weights in files are loaded.
+        model: the model.
         measured: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.
@@ -245,7 +245,7 @@ def _finished(
             f"{traced:,} bytes of stack traces and names of torch's exporter were"
             " dropped (pkg.torch.*)"
         )
-    return Finished(loaded(model), errors, [*notes, *opened])
+    return Finished(model, errors, [*notes, *opened])
 
 
 def hand_back(  # noqa: PLR0913

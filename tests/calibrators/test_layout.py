@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from calibrators import rows
+from calibrators import layout, rows
+from calibrators.layout import parts_of_rows
 
 
 @given(array_shapes(max_dims=4, min_side=0, max_side=4), st.data())
@@ -42,3 +43,16 @@ def test_an_axis_that_is_not_there() -> None:
 
 def test_the_element_type_stays() -> None:
     assert rows(np.zeros((2, 3), np.float16), axis=1).dtype == np.float16
+
+
+@pytest.mark.parametrize("shape", [(7,), (40, 3), (3, 40), (5, 33, 2), (2, 3, 4, 9)])
+def test_parts_have_the_rows_of_the_whole(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "PART", 1)
+    monkeypatch.setattr(layout, "LEAST_STEP", 2)
+    array = np.arange(np.prod(shape)).reshape(shape)
+    for axis in range(-array.ndim, array.ndim):
+        parts = parts_of_rows(array, axis, 4)
+        found = np.concatenate([rows(part, axis, 4) for part in parts])
+        np.testing.assert_array_equal(found, rows(array, axis, 4))

@@ -17,6 +17,7 @@ from quark_onnx.torch.formats import affine, block_formats
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.block_formats import global_scale_for
+from quark_onnx.torch.runtime.threads import on_threads
 
 #: Number of weights that are rounded at once: intermediate tensors then stay in caches of the
 #: processor.
@@ -116,15 +117,16 @@ def quantize(
         params = solve(matrix, spec)
     # Whole rows, at least one, since groups do not cross rows.
     count = max(1, AT_ONCE // max(1, matrix.shape[1]))
-    parts = [
-        _rows(
-            matrix[start : start + count],
-            spec,
-            _params_at(params, start, count),
-            whole,
-        )
-        for start in range(0, max(1, len(matrix)), count)
-    ]
+
+    def part(start: int) -> tuple[Any, Any, Any]:
+        rows = matrix[start : start + count]
+        return _rows(rows, spec, _params_at(params, start, count), whole)
+
+    starts = range(0, max(1, len(matrix)), count)
+    if len(starts) > 1 and matrix.device.type == "cpu":
+        parts = on_threads(part, starts)
+    else:
+        parts = [part(start) for start in starts]
     # Scales of () are those of the first part: all parts share a per-tensor scale.
     codes, scale, zero = map(joined, zip(*parts, strict=True))
     return Quantized(spec, shape, codes, scale, zero, whole, weight.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -428,3 +429,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match=r"file/m\.onnx cannot be written"):
         save(residual(), tmp_path / "file" / "m.onnx")
+
+
+def test_a_disk_that_is_full_before_the_check_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(path: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(io, "with_values_in_place", full)
+    with (
+        pytest.raises(ModelError, match=r"q.onnx cannot be written: No space left"),
+        staged(conv_relu(), tmp_path / "q.onnx", external=False, lean=True),
+    ):
+        raise AssertionError("the body is not reached")
+    assert list(tmp_path.iterdir()) == []

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import (
     file_of,
     held_values,
     is_held,
+    locate,
+    location,
     values,
 )
 from calibrators.onnx_runtime.session import open_session
@@ -22,8 +26,14 @@ from calibrators.onnx_runtime.tensors import loaded, model_bytes, write_external
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files import model_file
 from quark_onnx.files.io import open_model
-from quark_onnx.files.model_file import mentions, read_model
-from quark_onnx.graph import Graph, model_key, store
+from quark_onnx.files.model_file import (
+    mentions,
+    read_model,
+    with_values_in_place,
+    write_model,
+)
+from quark_onnx.graph import Graph, model_key, native, store
+from quark_onnx.graph.native import run_onnx_check
 from tests.models import parse, weight
 
 SIDE = 256
@@ -229,3 +239,87 @@ def test_a_lean_session_needs_no_file_that_is_gone(tmp_path: Path) -> None:
     (expected,) = open_session(large(), optimize=False).run(None, feeds)
     (found,) = open_session(model, lean=True, optimize=False).run(None, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_stored_values_are_written_as_protobuf_writes_them(tmp_path: Path) -> None:
+    """Held and located tensors, also packed ones, ones in bodies, and ones with texts."""
+    model = large()
+    codes = np.arange(SIDE * SIDE).reshape(SIDE, SIDE) % 8
+    int4 = numpy_helper.from_array(codes.astype(ml_dtypes.int4), "codes")
+    int4.doc_string = "after the values"
+    model.graph.initializer.insert(1, int4)
+    model.graph.doc_string = "after the initializers"
+    model.doc_string = "before the graph"
+    helper.set_model_props(model, {"after": "the graph"})
+    then = parse(
+        "g () => (float[2] t) <float[2] c = {1, 2}> { t = Identity (c) }"
+    ).graph
+    then.initializer.append(numpy_helper.from_array(weight(SIDE), "far"))
+    condition = helper.make_node(
+        "If", ["flag"], ["z"], then_branch=then, else_branch=then
+    )
+    model.graph.node.append(condition)
+    expected = model.SerializeToString()
+    with closing(store.Store(tmp_path / "x")) as folder:
+        path = saved(model, tmp_path)
+        stored, arrays = read_model(path) or (ModelProto(), [])
+        body = stored.graph.node[-1].attribute[0].g
+        for tensor in [*stored.graph.initializer, *body.initializer]:
+            if tensor.raw_data:
+                array = numpy_helper.to_array(tensor)
+                located = folder.put_parts(tensor.name, array.shape, [array])
+                locate(tensor, *location(located))
+        assert len(arrays) == 2
+        before = stored.SerializeToString()
+        write_model(stored, tmp_path / "written.onnx")
+        assert stored.SerializeToString() == before
+    assert (tmp_path / "written.onnx").read_bytes() == expected
+
+
+def test_the_size_of_a_model_with_values_in_files_is_that_of_its_file(
+    tmp_path: Path,
+) -> None:
+    model = large()
+    with closing(store.Store(tmp_path / "x")) as folder:
+        for tensor in model.graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(folder.put(tensor.name, array))
+        assert model_bytes(model) == model_bytes(large()) == large().ByteSize()
+
+
+def test_a_file_beside_another_reads_its_values_there(tmp_path: Path) -> None:
+    path = saved(large(), tmp_path)
+    beside = with_values_in_place(path)
+    assert beside.parent == path.parent and beside != path
+    assert beside.stat().st_size < 10_000
+    onnx.checker.check_model(str(beside), full_check=True)
+    feeds = {"x": np.ones((1, SIDE), np.float32)}
+    (expected,) = open_session(path, optimize=False).run(None, feeds)
+    (found,) = open_session(beside, lean=True, optimize=False).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    small = saved(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }"), tmp_path)
+    assert with_values_in_place(small) == small
+
+
+def test_a_model_beyond_a_message_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, arrays = read_model(saved(large(), tmp_path)) or (ModelProto(), [])
+    monkeypatch.setattr(model_file, "MESSAGE", arrays[0].nbytes)
+    with pytest.raises(EncodeError, match="2 GB"):
+        write_model(model, tmp_path / "written.onnx")
+    assert not (tmp_path / "written.onnx").exists()
+
+
+@pytest.mark.parametrize("temporary", ["", "absent"])
+def test_a_model_with_stored_tensors_is_checked_without_their_values(
+    temporary: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A temporary folder that cannot be written to costs memory, and nothing else."""
+    monkeypatch.setattr(native, "gettempdir", lambda: str(tmp_path / temporary))
+    model, arrays = read_model(saved(large(), tmp_path)) or (ModelProto(), [])
+    assert arrays
+    run_onnx_check(model, full=True)
+    model.graph.node[0].input[0] = "nowhere"
+    with pytest.raises(onnx.checker.ValidationError, match="nowhere"):
+        run_onnx_check(model, full=True)

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from quark_onnx.common.registry import ALGORITHMS
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import quantized_tensor
+from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.runtime.reductions import total
-from quark_onnx.torch.runtime.threads import one_thread
+from quark_onnx.torch.runtime.threads import on_threads, one_thread
 
 ROOT = Path(__file__).parents[3]
 #: Scheme and algorithm of each run, with fewer steps where training takes long.
@@ -94,3 +97,31 @@ def test_total_is_the_sum_to_the_last_bit_with_any_threads() -> None:
     assert float(sums[0]) == pytest.approx(exact, rel=1e-4)
     assert float(total(values, torch.float64)) == pytest.approx(exact, rel=1e-12)
     assert total(torch.empty(0)) == 0
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_threads_keep_the_mode_of_autograd(gradients: bool) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with torch.set_grad_enabled(gradients):
+        results = on_threads(lambda factor: weight * factor, [1, 2, 3, 4])
+    assert [result.requires_grad for result in results] == [gradients] * 4
+    assert [float(result.detach().sum()) for result in results] == [3, 6, 9, 12]
+
+
+def test_parts_of_a_weight_are_quantized_as_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(37, 96).bfloat16()
+    for spec in (
+        TensorSpec("uint4", symmetric=False, block_size=32),
+        TensorSpec("fp8e4m3"),
+        TensorSpec("int8", per_channel=True),
+        TensorSpec("mxfp4e2m1"),
+    ):
+        whole = quantize(weight, spec)
+        monkeypatch.setattr(quantized_tensor, "AT_ONCE", 5 * 96)
+        parts = quantize(weight, spec)
+        monkeypatch.undo()
+        assert parts.codes.float().equal(whole.codes.float())
+        assert parts.scale.float().equal(whole.scale.float())

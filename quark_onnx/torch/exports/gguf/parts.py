@@ -16,7 +16,7 @@ import torch
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.exports.gguf import blocks
 from quark_onnx.torch.exports.gguf.architectures import Target
-from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.formats.quantized_tensor import Quantized, is_finite
 from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
 _FLOATS = {"F16": torch.float16, "F32": torch.float32}
@@ -87,7 +87,11 @@ class Part:
             return blocks.round_blocks(weight, blocks.FORMS[self.type], name)
         short = weight.to(_FLOATS[self.type])
         # An infinity of the source is no overflow.
-        if torch.isinf(short).any() and not torch.isinf(weight).any():
+        if (
+            not is_finite(short)
+            and torch.isinf(short).any()
+            and not torch.isinf(weight).any()
+        ):
             raise ModelError(
                 f"the tensor {name!r} holds values beyond those of {self.type}; ask"
                 " for f32",

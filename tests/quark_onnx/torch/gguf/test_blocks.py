@@ -14,6 +14,7 @@ gguf = pytest.importorskip("gguf")
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.exports.gguf import blocks
 from quark_onnx.torch.exports.gguf.blocks import (
     MXFP4,
     Q4_0,
@@ -188,3 +189,28 @@ def test_a_large_weight_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -
     whole = round_blocks(weight, Q4_1)
     monkeypatch.setattr("quark_onnx.torch.exports.gguf.blocks.CHUNK", 320)
     np.testing.assert_array_equal(round_blocks(weight, Q4_1), whole)
+
+
+@pytest.mark.parametrize("form", [Q4_0, Q8_0], ids=lambda form: form.name)
+def test_the_first_of_two_equal_magnitudes_gives_the_sign(
+    form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of the fit is llama.cpp's scale; whole numbers have both ends equal in many
+    blocks.
+    """
+    monkeypatch.setattr(blocks, "ROUNDS", 0)
+    torch.manual_seed(0)
+    weight = torch.randint(-4, 5, (256, 64)).float()
+    weight[0] = torch.tensor([-4.0, 4.0]).repeat(32)
+    weight[1] = -weight[0]
+    weight[2], weight[3] = 0.0, -0.0
+    octets = round_blocks(weight, form)
+    kind = gguf.GGMLQuantizationType[form.name]
+    expected = gguf.quants.quantize(weight.numpy(), kind)
+    scales = [
+        array.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])[:, :2].copy()
+        for array in (octets, expected)
+    ]
+    found, wanted = (array.view(np.float16) for array in scales)
+    np.testing.assert_array_equal(found, wanted)
+    assert form is Q8_0 or {-1, 1} <= {*np.sign(found).ravel()}
