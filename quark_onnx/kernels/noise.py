@@ -193,6 +193,11 @@ class Term:
         gradient[read] += from_inputs + from_outputs
         return noise
 
+    def reads(self, place: slice) -> bool:
+        """Return whether the noise depends on any logarithm of a slice."""
+        read, _, _ = self._touched
+        return bool(((read >= place.start) & (read < place.stop)).any())
+
     def _weights(
         self, u: Doubles, v: Doubles, rounding: Rounding
     ) -> tuple[float, Doubles, Doubles]:
