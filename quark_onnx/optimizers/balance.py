@@ -82,7 +82,7 @@ class Balance:
         return replace(self, logarithms=logarithms, after=after)
 
     def _logarithms_without(self, indices: Sequence[int]) -> Doubles:
-        logarithms = self.logarithms.copy()
+        logarithms: Doubles = self.logarithms.copy()
         for index in indices:
             logarithms[self.places[index]] = 0.0
         return logarithms
