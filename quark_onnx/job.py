@@ -181,6 +181,7 @@ class Job:
         findings: signs of wrong preprocessing that are known before the run; None to look for
             them.
         scorer: a scorer of the data by given labels; None to use labels that come with the data.
+        verdict: whether the result is judged in the terms of its task.
         nodes_only: leave out what changes numbers alone: the search of scales, optimizers of
             layers and corrections of biases. The result has the nodes of the full run.
     """
@@ -196,6 +197,7 @@ class Job:
     trained: ModelProto | None = None
     findings: tuple[Finding, ...] | None = None
     scorer: Scorer | None = None
+    verdict: bool = True
     nodes_only: bool = False
 
     @classmethod
@@ -601,7 +603,9 @@ def _finish(
         frugal=data.random,
         progress=progress,
     )
-    verdict, warnings = verdict_of(judging, finished, data, reference)
+    verdict, warnings = None, list[str]()
+    if job.verdict:
+        verdict, warnings = verdict_of(judging, finished, data, reference)
     scorer = judging.scorer
     if finished.errors:
         notes += [
