@@ -19,7 +19,7 @@ from calibrators.errors import CalibrationError, nearest
 from calibrators.shown import short
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoint, SelectableGroups
 
 T = TypeVar("T")
 
@@ -214,7 +214,7 @@ def _entry_points(group: str) -> list[EntryPoint]:
 
 
 @cache
-def _installed(path: tuple[str, ...]) -> EntryPoints:
+def _installed(path: tuple[str, ...]) -> SelectableGroups:
     """Return all entry points of the folders of ``sys.path``.
 
     They are read once for all registries, as the reading takes 5 ms in an environment of 200.

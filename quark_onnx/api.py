@@ -67,6 +67,7 @@ from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.prepare import clean
+from quark_onnx.preprocessing import Finding
 from quark_onnx.report.verdict import check_task
 
 logger = logging.getLogger(__name__)
@@ -245,7 +246,8 @@ def quantize(  # noqa: PLR0913
         )
         # ``close`` deletes the temporary files of a large model, whatever happens.
         try:
-            findings, scorer = None if verdict else (), None
+            scorer = None
+            findings: tuple[Finding, ...] | None = None if verdict else ()
             if data is not None and (labels is not None or has_class_folders(data)):
                 scorer = scorer_for(labels, data)
                 if verdict:
