@@ -8,11 +8,11 @@ peers.
 Ours is measured with every calibrator at A8W8, and at every preset; presets with blocks, whose
 formats onnxruntime simulates node by node, on small models alone. A8W8 is also measured without a
 verdict. Models of packages and small ones are measured where `--models` names them. Every
-measurement is a process of its own; the methods take turns, and medians over the repeats are reported. The floor is plain
-inference in a default onnxruntime session. `ratio` is a method's whole time over the floor's;
-`net ratio` leaves out the constant, which is what one sample takes: (T(n) - T(1)) / (floor(n) -
-floor(1)). onnxruntime is timed without its pre-processing, which it leaves to the caller. The exit
-code is 1 when a mark is missed.
+measurement is a process of its own; the methods take turns, and medians over the repeats are
+reported. The floor is plain inference in a default onnxruntime session. `ratio` is a method's whole
+time over the floor's; `net ratio` leaves out the constant, which is what one sample takes: (T(n) -
+T(1)) / (floor(n) - floor(1)). onnxruntime is timed without its pre-processing, which it leaves to
+the caller. The exit code is 1 when a mark is missed.
 
 With `--against`, the chosen methods of ours are measured in turns with those of another checkout
 of this repository (its folder, as of `git worktree add`), and nothing else is. The table has the

@@ -392,6 +392,13 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
         # Broken rules are reported before optimizers and calibration, which may take long.
         checked = check_structure(graph.to_model(), config.target, format_of(config))
         require_rules(checked, "nothing was quantized")
+    raised = list[str]()
+    rewrites_float = any(optimizer.stage == "float" for optimizer in config.optimizers)
+    # Earlier statistics have the keys of the graph at its own opset.
+    if rewrites_float and job.calibration is None:
+        # Once, and not for each graph that optimizers make.
+        at_opset = plan_at_opset(graph, config, reference, sample)
+        graph, raised = at_opset.graph, at_opset.notes
     # Receives the statistics that optimizers measure, so that calibration need not measure them
     # again.
     statistics = Calibration("")
@@ -412,7 +419,7 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     if len(data.rereadable):  # without samples, no optimizer changes a bias
         give_biases(graph, config)
     rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])
-    return Prepared(graph, [*job.notes, *rewrites], keyed, partial)
+    return Prepared(graph, [*job.notes, *rewrites, *raised], keyed, partial)
 
 
 def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
