@@ -398,7 +398,9 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     if rewrites_float and job.calibration is None:
         # Once, and not for each graph that optimizers make.
         at_opset = plan_at_opset(graph, config, reference, sample)
-        graph, raised = at_opset.graph, at_opset.notes
+        # ``_plan`` says so where it cannot be raised.
+        if at_opset.graph is not graph:
+            graph, raised = at_opset.graph, at_opset.notes
     # Receives the statistics that optimizers measure, so that calibration need not measure them
     # again.
     statistics = Calibration("")
