@@ -106,9 +106,10 @@ def _run(tool: str, setting: Setting, model: Path, samples: Samples) -> Measurem
 
     tools: dict[str, Tool] = {
         "ours": Ours(target=""),
+        "ours without verdict": Ours(target="", verdict=False),
         "onnxruntime": OnnxRuntime(preprocess=False),
     }
-    if tool == "ours":
+    if tool.startswith("ours"):
         from quark_onnx import quantize_static  # noqa: F401
     with TemporaryDirectory() as folder:
         start, cpu = time.perf_counter(), time.process_time()

@@ -79,12 +79,15 @@ class Ours:
 
     Args:
         target: where the files are measured; empty for files of no target.
+        verdict: whether files are judged.
     """
 
     name = "ours"
 
-    def __init__(self, target: str = "cpu") -> None:
+    def __init__(self, target: str = "cpu", *, verdict: bool = True) -> None:
         self.target = target
+        # Another checkout may lack the argument.
+        self._arguments = {} if verdict else {"verdict": False}
 
     @cached_property
     def version(self) -> str:
@@ -145,7 +148,8 @@ class Ours:
     ) -> None:
         from quark_onnx import quantize_static
 
-        quantize_static(model, samples, self.config(setting), output)
+        config = self.config(setting)
+        quantize_static(model, samples, config, output, **self._arguments)
 
 
 @dataclass(frozen=True)

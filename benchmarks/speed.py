@@ -6,12 +6,13 @@ peers.
         VENV/bin/python] [--against CHECKOUT]
 
 Ours is measured with every calibrator at A8W8, and at every preset; presets with blocks, whose
-formats onnxruntime simulates node by node, on small models alone. Every measurement is a process
-of its own; the methods take turns, and medians over the repeats are reported. The floor is plain
-inference in a default onnxruntime session. `ratio` is a method's whole time over the floor's;
-`net ratio` leaves out the constant, which is what one sample takes: (T(n) - T(1)) / (floor(n) -
-floor(1)). onnxruntime is timed without its pre-processing, which it leaves to the caller. The exit
-code is 1 when a mark is missed.
+formats onnxruntime simulates node by node, on small models alone. A8W8 is also measured without a
+verdict. Models of packages and small ones are measured where `--models` names them. Every
+measurement is a process of its own; the methods take turns, and medians over the repeats are
+reported. The floor is plain inference in a default onnxruntime session. `ratio` is a method's whole
+time over the floor's; `net ratio` leaves out the constant, which is what one sample takes: (T(n) -
+T(1)) / (floor(n) - floor(1)). onnxruntime is timed without its pre-processing, which it leaves to
+the caller. The exit code is 1 when a mark is missed.
 
 With `--against`, the chosen methods of ours are measured in turns with those of another checkout
 of this repository (its folder, as of `git worktree add`), and nothing else is. The table has the
@@ -36,6 +37,7 @@ from tempfile import TemporaryDirectory
 from _data import Samples, load
 from _measure import Measurement, Method
 from _models import resnet50
+from _packaged import INPUTS
 from _results import Store, add_arguments, table
 from _settings import CALIBRATORS, Setting
 
@@ -44,6 +46,8 @@ from quark_onnx.dtypes import Block
 
 LARGE = ("resnet50", "resnet50-bn")
 MODELS = (*LARGE, "squeezenet", "mobilenetv2", "yolox_nano")
+#: Models of 0.6 to 20 MB, measured only where they are named. Most come with packages.
+SMALL = ("resnet20", "ultraface", *INPUTS)
 #: Models on which formats with blocks are timed, which onnxruntime simulates node by node.
 SIMULATED = ("squeezenet", "mobilenetv2")
 HEADER = (
@@ -121,6 +125,7 @@ def methods(amd_quark_python: Path | None) -> Iterator[Method]:
         yield Method("ours", Setting("A8W8", calibrator))
     for preset in PRESETS:
         yield Method("ours", Setting(preset))
+    yield Method("ours without verdict", Setting("A8W8"))
     for calibrator in ("minmax", "entropy", "percentile"):
         yield Method("onnxruntime", Setting("A8W8", calibrator))
     if amd_quark_python:
@@ -142,6 +147,10 @@ def simulated(method: Method) -> bool:
 
 def prepare(name: str, folder: Path, count: int) -> tuple[Path, Path]:
     """The model and a folder with up to `count` real images, preprocessed as it wants them."""
+    if name in INPUTS:
+        path, samples = INPUTS[name](count)
+        Samples.write(iter(samples), folder / name)
+        return path, folder / name
     if not name.startswith("resnet50"):
         task = load(name)
         Samples.write(task.calibration(count), folder / name)
@@ -279,7 +288,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument(
+        "--models", nargs="+", choices=(*MODELS, *SMALL), default=MODELS
+    )
     parser.add_argument(
         "--methods",
         nargs="+",

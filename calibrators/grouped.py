@@ -145,8 +145,7 @@ class GroupedHistogram(MeanExtremes):
         merged.tidy()
         groups = np.minimum(below, last)
         # Rows belong to different groups: a sample may be loud in one channel, quiet in another.
-        # np.unique sorts, so that the order is the same on every run.
-        for index in np.unique(groups):
+        for index in sorted(set(groups.tolist())):
             rows = groups == index
             for counts, more in (
                 (self.positive, merged.positive),

@@ -67,6 +67,7 @@ from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.prepare import clean
+from quark_onnx.preprocessing import Finding
 from quark_onnx.report.verdict import check_task
 
 logger = logging.getLogger(__name__)
@@ -171,6 +172,7 @@ def quantize(  # noqa: PLR0913
     ranges: Calibration | str | Path | None = None,
     task: str = "auto",
     labels: str | Path | None = None,
+    verdict: bool = True,
     isolate: bool = False,
 ) -> Result:
     """Quantize a model and return the result with a report.
@@ -198,6 +200,9 @@ def quantize(  # noqa: PLR0913
         labels: labels of the data, as for ``compare``: the report has the metric of both models on
             the held-out samples. Class folders, and integers that come with the data, need no file.
             A low top-1 of the float model is reported as wrong preprocessing.
+        verdict: judge the result in the terms of its task, and look for wrong preprocessing. False
+            leaves both out: ``report.verdict`` is None, and the report still has the errors of the
+            outputs.
         isolate: run onnxruntime in another process, started for this call. A native crash of
             onnxruntime, which would end this process, then raises ``RuntimeCrashError`` or is
             worked around with a note in the report. The result is the same.
@@ -208,7 +213,8 @@ def quantize(  # noqa: PLR0913
     Raises:
         QuarkError: see ``quark_onnx.common.errors``; nothing is written.
     """
-    require(isolate in (True, False), "isolate", isolate, "True or False")
+    for name, flag in (("verdict", verdict), ("isolate", isolate)):
+        require(flag in (True, False), name, flag, "True or False")
     # ``crash_errors`` is outermost, since ``isolated`` raises an error when its process crashes.
     with crash_errors(model), isolated(isolate), showing(progress) as show:
         # Wrong arguments fail here, before the model is read.
@@ -240,12 +246,17 @@ def quantize(  # noqa: PLR0913
         )
         # ``close`` deletes the temporary files of a large model, whatever happens.
         try:
-            findings, scorer = None, None
+            scorer = None
+            findings: tuple[Finding, ...] | None = None if verdict else ()
             if data is not None and (labels is not None or has_class_folders(data)):
                 scorer = scorer_for(labels, data)
-                # Preprocessing is checked here on the labelled samples, and not again by ``run``.
-                findings = labelled_findings(job.model.reference, data, labels, task)
-            job = replace(job, task=task, findings=findings, scorer=scorer)
+                if verdict:
+                    # The labelled samples are checked here, and not again by ``run``.
+                    reference = job.model.reference
+                    findings = labelled_findings(reference, data, labels, task)
+            job = replace(
+                job, task=task, findings=findings, scorer=scorer, verdict=verdict
+            )
             return run(job, data, executor, show)
         finally:
             job.close()
@@ -422,6 +433,7 @@ def quantize_static(  # noqa: PLR0913
     ranges: Calibration | str | Path | None = None,
     task: str = "auto",
     labels: str | Path | None = None,
+    verdict: bool = True,
     isolate: bool = False,
 ) -> ModelProto:
     """Quantize a float model to integers with scales measured on calibration data.
@@ -444,7 +456,7 @@ def quantize_static(  # noqa: PLR0913
         progress: show a progress bar on stderr, in a notebook by tqdm; None shows it on a terminal
             or in a notebook only. A function replaces the bar: its arguments are the name of the
             work, the number of finished steps, and the number of all steps, None if unknown.
-        external, resume, ranges, task, labels, isolate: as for ``quantize``.
+        external, resume, ranges, task, labels, verdict, isolate: as for ``quantize``.
 
     Returns:
         The quantized model, with the inputs and outputs of the float model.
@@ -465,6 +477,7 @@ def quantize_static(  # noqa: PLR0913
         ranges=ranges,
         task=task,
         labels=labels,
+        verdict=verdict,
         isolate=isolate,
     ).model
 

@@ -29,7 +29,7 @@ from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
-from quark_onnx.refine import GOOD, correct_biases, refine
+from quark_onnx.refine import GOOD, correct_biases, give_biases, refine
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.notes import ResultNote
 from quark_onnx.running.function_bodies import define_functions
@@ -411,10 +411,11 @@ class RewriteTrials:
         # Layer optimizers start from uncorrected biases. Without calibration samples, no bias is
         # corrected and no scale is searched.
         data = RunData(samples[0]) if "layer" in stages else self.data
+        graph = graph.copy()
+        # As the run does: tensors of one computation have one range.
+        give_biases(graph, self.config)
         try:
-            planned = plan_at_opset(
-                graph.copy(), config, reference, samples[0], bodies=False
-            )
+            planned = plan_at_opset(graph, config, reference, samples[0], bodies=False)
             plan, ranges = planned.plan, Ranges()
             if config.measures:
                 # Rewritten graphs have most tensors in common with each other and with the result:

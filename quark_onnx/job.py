@@ -181,6 +181,7 @@ class Job:
         findings: signs of wrong preprocessing that are known before the run; None to look for
             them.
         scorer: a scorer of the data by given labels; None to use labels that come with the data.
+        verdict: whether the result is judged in the terms of its task.
         nodes_only: leave out what changes numbers alone: the search of scales, optimizers of
             layers and corrections of biases. The result has the nodes of the full run.
     """
@@ -196,6 +197,7 @@ class Job:
     trained: ModelProto | None = None
     findings: tuple[Finding, ...] | None = None
     scorer: Scorer | None = None
+    verdict: bool = True
     nodes_only: bool = False
 
     @classmethod
@@ -391,6 +393,15 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
         # Broken rules are reported before optimizers and calibration, which may take long.
         checked = check_structure(graph.to_model(), config.target, format_of(config))
         require_rules(checked, "nothing was quantized")
+    raised = list[str]()
+    rewrites_float = any(optimizer.stage == "float" for optimizer in config.optimizers)
+    # Earlier statistics have the keys of the graph at its own opset.
+    if rewrites_float and job.calibration is None:
+        # Once, and not for each graph that optimizers make.
+        at_opset = plan_at_opset(graph, config, reference, sample)
+        # ``_plan`` says so where it cannot be raised.
+        if at_opset.graph is not graph:
+            graph, raised = at_opset.graph, at_opset.notes
     # Receives the statistics that optimizers measure, so that calibration need not measure them
     # again.
     statistics = Calibration("")
@@ -411,7 +422,7 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     if len(data.rereadable):  # without samples, no optimizer changes a bias
         give_biases(graph, config)
     rewrites = map(ResultNote, [*cleaned, *lowered, *optimized, *cleaned_again])
-    return Prepared(graph, [*job.notes, *rewrites], keyed, partial)
+    return Prepared(graph, [*job.notes, *rewrites, *raised], keyed, partial)
 
 
 def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
@@ -602,7 +613,9 @@ def _finish(
         frugal=data.random,
         progress=progress,
     )
-    verdict, warnings = verdict_of(judging, finished, data, reference)
+    verdict, warnings = None, list[str]()
+    if job.verdict:
+        verdict, warnings = verdict_of(judging, finished, data, reference)
     scorer = judging.scorer
     if finished.errors:
         notes += [

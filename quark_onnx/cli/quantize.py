@@ -88,6 +88,11 @@ def add_arguments(parser: Parser) -> None:
     add_engine_options(parser)
     add_accuracy_options(parser)
     add_advice_option(parser)
+    parser.add_argument(
+        "--no-verdict",
+        action="store_true",
+        help="skip the verdict and the check of the preprocessing, which take time",
+    )
     add_html_option(
         parser, "write a page with the report, and the samples that differ most"
     )
@@ -108,6 +113,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
+    if options.no_verdict and (options.accuracy is not None or options.advice):
+        raise UsageError(
+            "--accuracy and --advice need the verdict: leave out --no-verdict"
+        )
     if options.accuracy is not None:
         return run_to_accuracy(options)
     check_advice_options(options, "--accuracy and for trying advice")
@@ -130,6 +139,7 @@ def run(options: Namespace) -> Answer:
                 ranges=options.ranges,
                 task=options.task,
                 labels=options.labels,
+                verdict=not options.no_verdict,
             )
     except AccuracyError as error:
         trial_settings = trying_of(options, perf_counter() - start, configured)

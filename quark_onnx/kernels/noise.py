@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,6 +194,11 @@ class Term:
         gradient[read] += from_inputs + from_outputs
         return noise
 
+    def reads(self, place: slice) -> bool:
+        """Return whether the noise depends on any logarithm of a slice."""
+        read, _, _ = self._touched
+        return bool(((read >= place.start) & (read < place.stop)).any())
+
     def _weights(
         self, u: Doubles, v: Doubles, rounding: Rounding
     ) -> tuple[float, Doubles, Doubles]:
@@ -275,7 +281,7 @@ def minimize_noise(
     here = np.zeros(fixed.size)
     before, gradient = at(here)
     least = before
-    past = deque[tuple[Doubles, Doubles]](maxlen=_PAST)
+    past = deque[_PastStep](maxlen=_PAST)
     for _ in range(_STEPS):
         step = -_newton_step(gradient, past)
         step *= min(1.0, _STRIDE / max(np.abs(step).max(), _LEAST))
@@ -291,26 +297,35 @@ def minimize_noise(
             break  # nothing to gain
         moved = there - here
         changed = slope - gradient
-        if _dot(moved, changed) > 0:
-            past.append((moved, changed))
+        curvature = _dot(moved, changed)
+        if curvature > 0:
+            past.append(_PastStep(moved, changed, curvature))
         here = there
         least = noise
         gradient = slope
     return here, before, least
 
 
-def _newton_step(gradient: Doubles, past: Sequence[tuple[Doubles, Doubles]]) -> Doubles:
+class _PastStep(NamedTuple):
+    """A step, the change of the gradient along it, and their product."""
+
+    moved: Doubles
+    changed: Doubles
+    curvature: float
+
+
+def _newton_step(gradient: Doubles, past: Sequence[_PastStep]) -> Doubles:
     """Multiply the gradient by an estimate of the inverse Hessian from past steps."""
     result = gradient
     shares = list[float]()
-    for moved, changed in reversed(past):
-        shares.append(_dot(moved, result) / _dot(moved, changed))
+    for moved, changed, curvature in reversed(past):
+        shares.append(_dot(moved, result) / curvature)
         result = result - shares[-1] * changed
     if past:
-        moved, changed = past[-1]
-        result = result * (_dot(moved, changed) / _dot(changed, changed))
-    for moved, changed in past:
-        share = shares.pop() - _dot(changed, result) / _dot(moved, changed)
+        _, changed, curvature = past[-1]
+        result = result * (curvature / _dot(changed, changed))
+    for moved, changed, curvature in past:
+        share = shares.pop() - _dot(changed, result) / curvature
         result = result + share * moved
     return result
 

@@ -192,6 +192,7 @@ class HoldOut:
         self._bytes = 0
         self._reservoir = _Reservoir(_VERDICT_SAMPLES + _FEW, _VERDICT_BYTES)
         self._outputs: dict[int, Mapping[str, Any]] = {}
+        self._output_bytes = 0
         self.samples: list[Any] = []
         self.positions: list[int] = []
         self.first: list[Any] = []
@@ -251,10 +252,14 @@ class HoldOut:
         """
         positions = set(self._reservoir.positions)
         for dropped in self._outputs.keys() - positions:
-            del self._outputs[dropped]
-        kept = [*self._outputs.values(), outputs]
-        if position in positions and sum(map(_array_bytes, kept)) <= _VERDICT_BYTES:
+            self._output_bytes -= _array_bytes(self._outputs.pop(dropped))
+        size = _array_bytes(outputs)
+        if (
+            position in positions - self._outputs.keys()
+            and self._output_bytes + size <= _VERDICT_BYTES
+        ):
             self._outputs[position] = outputs
+            self._output_bytes += size
 
     def computed(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         """Yield the calibration samples of the verdict that have known outputs."""

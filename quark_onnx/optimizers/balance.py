@@ -67,15 +67,33 @@ class Balance:
 
     def gain(self, index: int) -> float:
         """Return the noise that the factors of a pair remove, with the others as they are."""
-        return self.without([index]).after - self.after
+        logarithms = self._logarithms_without([index])
+        place = self.places[index]
+        noises = [
+            self._noise(term, logarithms) if term.reads(place) else noise
+            for term, noise in zip(self.terms, self._noises, strict=True)
+        ]
+        return sum(noises) - self.after
 
     def without(self, indices: Sequence[int]) -> Balance:
         """Return the balance with the factor 1 for all channels of some pairs."""
-        logarithms = self.logarithms.copy()
-        for index in indices:
-            logarithms[self.places[index]] = 0.0
+        logarithms = self._logarithms_without(indices)
         after, _ = total_noise(self.terms, logarithms, self.rounding)
         return replace(self, logarithms=logarithms, after=after)
+
+    def _logarithms_without(self, indices: Sequence[int]) -> Doubles:
+        logarithms: Doubles = self.logarithms.copy()
+        for index in indices:
+            logarithms[self.places[index]] = 0.0
+        return logarithms
+
+    @cached_property
+    def _noises(self) -> list[float]:
+        """The noise of each term with all factors."""
+        return [self._noise(term, self.logarithms) for term in self.terms]
+
+    def _noise(self, term: Term, logarithms: Doubles) -> float:
+        return term.noise(logarithms, np.zeros(logarithms.size), self.rounding)
 
 
 def balance(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quark_onnx.graph.graph import Graph
@@ -41,22 +41,29 @@ class Composite:
 
 def composites(graph: Graph) -> list[Composite]:
     """Return the functions in several operators, without common operators."""
+    patterns = {
+        function: pattern
+        for function, (pattern, needed) in _PATTERNS.items()
+        if graph.nodes_of(needed)
+    }
     result = list[Composite]()
     taken = set[Node]()
     # From the end: a normalization ends in its shift, and is one without it, too.
     for node in reversed(graph.nodes_of(_LAST)):
         if node in taken:
             continue
-        composite = next(_ending_in(graph, node), None)
+        composite = next(_ending_in(graph, node, patterns), None)
         if composite is not None and taken.isdisjoint(composite.nodes):
             result.append(composite)
             taken.update(composite.nodes)
     return result
 
 
-def _ending_in(graph: Graph, node: Node) -> Iterator[Composite]:
+def _ending_in(
+    graph: Graph, node: Node, patterns: Mapping[str, Pattern]
+) -> Iterator[Composite]:
     """Yield the functions whose result a node computes."""
-    for function, pattern in _PATTERNS.items():
+    for function, pattern in patterns.items():
         match = pattern.match(graph, node.outputs[0])
         if match is not None:
             yield Composite(function, match.nodes, _is_over_one_axis(graph, match))
@@ -137,11 +144,19 @@ def _inverse(pattern: Pattern) -> Pattern:
     return op("Reciprocal", pattern) | 1 / pattern
 
 
+#: The pattern of each function, and operators of which it has one: most graphs have none of them,
+#: and matching takes long.
 _PATTERNS = {
-    "normalization": _affine(normalized(_any_axes, _between)) | _moments(),
-    "division by the L2 norm": _unit_length(),
-    "Softmax": _softmax(),
-    "Gelu": GELU | TANH_GELU,
+    "normalization": (
+        _affine(normalized(_any_axes, _between)) | _moments(),
+        ("Sqrt", "Pow"),
+    ),
+    "division by the L2 norm": (
+        _unit_length(),
+        ("ReduceL2", "ReduceSum", "ReduceSumSquare"),
+    ),
+    "Softmax": (_softmax(), ("Exp",)),
+    "Gelu": (GELU | TANH_GELU, ("Erf", "Tanh")),
 }
 #: Operators that a pattern ends in.
 _LAST = ("Add", "Mul", "Div", "Sub")

@@ -13,10 +13,12 @@ from quark_onnx.report.verdict.labels import Score
 from quark_onnx.report.verdict.verdict import Verdict
 
 
-def verdict_block(verdict: Verdict | None) -> Judgement:
-    """Return a verdict with its next steps."""
+def verdict_block(
+    verdict: Verdict | None, missing: str = "no sample was run"
+) -> Judgement:
+    """Return a verdict with its next steps; without one, the reason ``missing``."""
     if verdict is None:
-        return Judgement("unknown", "no sample was run")
+        return Judgement("unknown", missing)
     actions = tuple(step.action for step in verdict.next_steps)
     return Judgement(verdict.band, verdict.sentence, actions, verdict.measured_on)
 

@@ -58,7 +58,8 @@ class Report(Reported):
         notes: rewrites, rolled-back passes, raised scales, findings of the guard.
         outputs: the error of each output.
         layers: the optimizers' result for each layer.
-        verdict: the quality in the terms of the task; None without a measurement.
+        verdict: the quality in the terms of the task; None without a measurement, or if it was
+            left out.
         kept_types: operator types of ``kept_nodes``, by node.
         warnings: signs of wrong preprocessing of the data.
         clipping: values of held-out samples outside of the calibrated ranges; None if not measured.
@@ -136,8 +137,10 @@ class Report(Reported):
                 self.scores, self.labelled, "labelled held-out sample"
             ),
         }
+        # Outputs are measured without a verdict only where nobody asked for one.
+        missing = "left out" if self.outputs else "no sample was run"
         blocks: list[Block] = [
-            verdict_block(self.verdict),
+            verdict_block(self.verdict, missing),
             Facts(facts, lines),
             outputs_block(self.outputs, self._measured_on()),
             *gallery_blocks(self.exhibits, self.verdict),

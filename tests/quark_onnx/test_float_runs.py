@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.optimizers import CLE
+from quark_onnx.optimizers import CLE, BiasCorrection
 from tests.models import parse, weight
 
 SAMPLES = 24
@@ -71,7 +71,7 @@ def float_runs(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
             feeds: Mapping[str, Any],
             options: Any = None,
         ) -> Any:
-            self._count(feeds["x"])
+            self._count(feeds)
             return self._session.run(names, feeds, options)
 
         def run_with_ort_values(
@@ -80,12 +80,12 @@ def float_runs(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
             feeds: Mapping[str, Any],
             options: Any = None,
         ) -> Any:
-            self._count(feeds["x"].numpy())
+            self._count({name: value.numpy() for name, value in feeds.items()})
             return self._session.run_with_ort_values(names, feeds, options)
 
-        def _count(self, image: Any) -> None:
+        def _count(self, feeds: Mapping[str, Any]) -> None:
             if self._counts:
-                counts[int(image.flat[0])] += 1
+                counts[int(feeds["x"].flat[0])] += 1
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._session, name)
@@ -116,11 +116,22 @@ def test_an_optimizer_that_is_tried_adds_no_runs(
     config = QConfig.of("A8W8").with_(optimizers=(CLE(least_gain=1.0),))
     report = quantize(classifier(opset), numbered(SAMPLES), config).report
     assert any(note.startswith("cle") for note in report.notes)
-    # The trial verifies a higher opset on its first sample, and clipped values are counted last.
+    # A higher opset is verified once, on the first sample, and clipped values are counted last.
     higher = 1 if opset == 11 else 0
     assert float_runs.pop(0) <= 3 + higher
-    deciding = {10: 2 + 2 * higher, 20: 2}
+    deciding = dict.fromkeys((10, 20), 2)
     assert dict(float_runs) == dict.fromkeys(range(1, SAMPLES), 1) | deciding
+
+
+def test_biases_that_an_optimizer_adds_are_those_of_the_trial(
+    float_runs: Counter[int],
+) -> None:
+    """A layer without a bias gets one before ranges are measured, in the trial as in the run."""
+    optimizers = (CLE(least_gain=1.0), BiasCorrection())
+    config = QConfig.of("A8W8").with_(optimizers=optimizers)
+    quantize(classifier(), numbered(SAMPLES), config)
+    others = [float_runs[number] for number in range(1, SAMPLES) if number % 10]
+    assert others == [1] * len(others)
 
 
 def test_the_search_of_scales_adds_a_few_runs_on_few_samples(

@@ -91,6 +91,22 @@ def test_quantize_compare_and_analyze_agree(model: ModelProto, count: int) -> No
     assert escape(analyzed.verdict.sentence[1:]) in page
 
 
+def test_without_a_verdict_the_model_is_the_same() -> None:
+    """What is left out is the judgement of the task, and the check of the preprocessing."""
+    model = ModelProto()
+    model.CopyFrom(CLASSES)
+    # The same class for every input looks like wrong preprocessing.
+    model.graph.initializer[1].raw_data = bytes(4 * 8 * 10)
+    judged, plain = (
+        quantize(model, drawn(64), "A8W8", verdict=verdict) for verdict in (True, False)
+    )
+    assert plain.model == judged.model
+    assert plain.report.outputs == judged.report.outputs
+    assert judged.report.verdict is not None and judged.report.warnings
+    assert plain.report.verdict is None and not plain.report.warnings
+    assert "verdict   unknown: left out" in str(plain.report)
+
+
 def test_states_are_fed_back_by_every_command() -> None:
     data = [
         {"x": normal(1, 6, seed=place), "h_in": np.zeros((1, 8), np.float32)}

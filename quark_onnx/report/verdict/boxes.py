@@ -37,8 +37,10 @@ SLACK = 0.5
 #: Maximum number of boxes per image.
 MOST_BOXES = 100
 #: Maximum number of candidates per image, by score.
-#: Suppression compares each selected box with all candidates: their number limits the time.
+#: Suppression compares selected boxes with all candidates: their number limits the time.
 _CANDIDATES = 1000
+#: Boxes that are compared with the others at a time.
+_AT_ONCE = 16
 #: Minimum number of rows of an output with one box per anchor.
 _ANCHORS = 50
 #: Strides of the maps of YOLO-like detectors whose boxes are relative to the cell.
@@ -511,20 +513,37 @@ def _suppressed(
     columns = np.stack([x1, y1, x2, y2, _areas(x1, y1, x2, y2), labels])
     selected: list[int] = []
     while len(indices) and len(selected) < MOST_BOXES:
-        selected.append(int(indices[0]))
-        x1, y1, x2, y2, areas, labels = columns
-        shared = _areas(
-            np.maximum(x1, x1[0]),
-            np.maximum(y1, y1[0]),
-            np.minimum(x2, x2[0]),
-            np.minimum(y2, y2[0]),
-        )
-        overlap = _over_union(shared, areas[0], areas)
-        alive = (labels != labels[0]) | ~(overlap > selection.overlap)
-        # A degenerate box does not overlap itself.
-        alive[0] = False
-        indices, columns = indices[alive], columns[:, alive]
+        first = columns[:, :_AT_ONCE]
+        suppresses = _suppress(first, columns, selection.overlap)
+        gone = np.zeros(len(indices), np.bool_)
+        for place, suppressed in enumerate(suppresses):
+            if not gone[place] and len(selected) < MOST_BOXES:
+                selected.append(int(indices[place]))
+                gone |= suppressed
+        # Those that are left of the first ones are selected, or too many.
+        gone[: len(suppresses)] = True
+        indices, columns = indices[~gone], columns[:, ~gone]
     return np.asarray(rows[selected])
+
+
+def _suppress(first: Floats, others: Floats, most_overlap: float) -> NDArray[np.bool_]:
+    """Return whether boxes of a class overlap by more than allowed, (first, others).
+
+    Args:
+        first: x1, y1, x2, y2, area and class of boxes, (6, first).
+        others: those of the other boxes, (6, others).
+        most_overlap: the maximum overlap (IoU).
+    """
+    left, top, right, bottom, area, label = first[:, :, None]
+    x1, y1, x2, y2, areas, labels = others
+    shared = _areas(
+        np.maximum(x1, left),
+        np.maximum(y1, top),
+        np.minimum(x2, right),
+        np.minimum(y2, bottom),
+    )
+    overlap = _over_union(shared, area, areas)
+    return np.asarray((labels == label) & (overlap > most_overlap))
 
 
 def _areas(x1: Floats, y1: Floats, x2: Floats, y2: Floats) -> Floats:
@@ -533,7 +552,7 @@ def _areas(x1: Floats, y1: Floats, x2: Floats, y2: Floats) -> Floats:
 
 
 def _over_union(shared: Floats, area: Floats, areas: Floats) -> Floats:
-    """Return intersection over union from the shared areas of a box with others."""
+    """Return intersection over union from the shared areas of boxes with others."""
     # Two degenerate boxes have an empty union.
     return np.asarray(shared / np.maximum(area + areas - shared, 1e-12))
 

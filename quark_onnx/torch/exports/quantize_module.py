@@ -56,7 +56,7 @@ def quantize_module(  # noqa: PLR0913
             ("sequence"), False for none.
         opset: opset of the float ONNX model, 18 or later.
         settings: further arguments of ``quantize``: executor, progress, external, resume, ranges,
-            task, labels, isolate.
+            task, labels, verdict, isolate.
 
     Returns:
         The quantized model, its plan and its report. The inputs have the names of the parameters of

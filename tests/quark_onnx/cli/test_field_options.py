@@ -28,7 +28,7 @@ QUANTIZE = """
     --help --output --ranges --workers --resume --task --labels --html
     --data --random-data --batch-axis --dim --limit --input-layout
     --preset --config --recipe --weights-only --dynamic --auto-exclude --auto-mixed
-    --accuracy --budget --advice --time --no-time --threads --engine --provider
+    --accuracy --budget --advice --no-verdict --time --no-time --threads --engine --provider
     --json --overwrite --no-isolation --custom-op-library --quiet --verbose
 """
 #: Options of ``llm ptq`` that set no field of a TorchConfig.

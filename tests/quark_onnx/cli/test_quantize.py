@@ -42,6 +42,15 @@ def test_report_and_model(cli: Any) -> None:
     assert "DequantizeLinear" in kinds(onnx.load("out.onnx"))
 
 
+def test_the_verdict_can_be_left_out(cli: Any) -> None:
+    cli(*MODEL)
+    judged = Path("out.onnx").read_bytes()
+    finished = cli(*MODEL, "--overwrite", "--no-verdict", "--json")
+    assert finished.code == 0
+    assert finished.json["verdict"] is None and finished.json["worst_sqnr"] > 20
+    assert Path("out.onnx").read_bytes() == judged
+
+
 @pytest.mark.images
 def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
     document = cli(*MODEL, "--json").json
@@ -197,6 +206,8 @@ def test_the_last_override_of_a_yaml_file_decides(cli: Any, keeps_last: bool) ->
         (["--per-channel", "--per-tensor"], ["--per-channel", "--per-tensor"]),
         (["--quiet", "--verbose"], ["--quiet", "--verbose"]),
         (["--min-sqnr", "nan"], ["--min-sqnr", "'nan' is not a number"]),
+        (["--no-verdict", "--advice", "try"], ["--advice", "--no-verdict"]),
+        (["--no-verdict", "--accuracy", "1%"], ["--accuracy", "--no-verdict"]),
         (["--workers", "0"], ["--workers", "'0' is not a whole number"]),
         (["--json", "model.onnx"], ["--json", "'model.onnx' is not named *.json"]),
         (["--json", "nowhere/report.json"], ["--json", "'nowhere'"]),

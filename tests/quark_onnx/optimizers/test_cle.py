@@ -14,7 +14,10 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QuantizationSpec, from_dict, to_dict
 from quark_onnx.graph import Graph
+from quark_onnx.kernels.noise import EIGHT_BITS
 from quark_onnx.optimizers import CLE
+from quark_onnx.optimizers.balance import balance
+from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.patterns.conv_and_gemm import Layer
 from tests.models import normal
 
@@ -504,6 +507,17 @@ def test_results_that_do_not_vary_do_not_outweigh_the_others() -> None:
         )
     np.testing.assert_allclose(factors[0], factors[1], rtol=0.1)
     assert np.ptp(np.log(factors[1])) > 1
+
+
+def test_the_gain_of_a_pair_is_the_noise_without_its_factors() -> None:
+    """Only the layers of the pair are computed again, and the sum is the same."""
+    model, data = active("transposed")
+    graph = Graph.of(model)
+    balanced = balance(graph, pairs_of(graph, Passed(False, False)), data, EIGHT_BITS)
+    assert len(balanced.pairs) > 1
+    for index in range(len(balanced.pairs)):
+        without = balanced.without([index])
+        assert balanced.gain(index) == without.after - balanced.after > 0
 
 
 def test_without_data_weights_alone_count() -> None:

@@ -51,7 +51,7 @@ float     2 nodes (1 Gemm, 1 Conv): excluded
           1 node (TopK): it selects
 kept      x: it was zero throughout
 notes     fold_batch_norm: 2
-verdict   unknown: no sample was run"""
+verdict   unknown: left out"""
 
 
 def test_text() -> None:
@@ -68,6 +68,7 @@ def test_tensors_of_one_reason_share_a_line() -> None:
 def test_long_lists_are_cut() -> None:
     text = str(Report("", 1, 0, 10, 20, {}, {}, {}, [f"note {i}" for i in range(20)]))
     assert text.splitlines()[0] == "size      10 -> 20 bytes"
+    assert text.splitlines()[-1] == "verdict   unknown: no sample was run"
     assert text.splitlines()[-2].strip().startswith("and 8 more; the page")
     assert "nothing in this model could be quantized" in text
 
