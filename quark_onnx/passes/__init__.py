@@ -23,6 +23,7 @@ from quark_onnx.passes.unshare_initializers import unshare_initializers
 from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_bounds import write_bounds
 from quark_onnx.passes.write_defaults import write_defaults
+from quark_onnx.passes.write_ranks import write_ranks
 from quark_onnx.passes.write_sizes import write_sizes
 
 #: Constants come first: a weight may be the result of a Cast or a Transpose, and the parameters of
@@ -92,5 +93,6 @@ __all__ = [
     "write_attributes",
     "write_bounds",
     "write_defaults",
+    "write_ranks",
     "write_sizes",
 ]

@@ -21,6 +21,7 @@ from quark_onnx.passes import (
     raise_opset,
     remove_identity,
     sum_to_add,
+    write_ranks,
 )
 from tests.models import (
     batch_norm_net,
@@ -282,6 +283,34 @@ def test_sums_of_two(summands: str, opset: int, left: str) -> None:
     )
     model.opset_import[0].version = opset
     assert kinds(applied(sum_to_add, model)[1])[-1] == left
+
+
+# write_ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "shape"),
+    [
+        ("y = PRelu (x, k)", 17, [1, 2, 1, 1]),
+        ("y = PRelu (x, k)", 7, [2, 1, 1]),  # Max does not broadcast
+        ("a = Max (x, k) y = Min (k, a)", 17, [1, 2, 1, 1]),
+        ("a = Less (x, zero) y = Where (a, k, x)", 17, [1, 2, 1, 1]),
+        ("a = PRelu (x, k) y = Mul (a, k)", 17, [2, 1, 1]),  # a product reads it, too
+        ("a = Max (k, zero) y = PRelu (x, k)", 17, [2, 1, 1]),  # of two ranks
+    ],
+)
+def test_constants_of_the_rank_of_an_image(
+    text: str, opset: int, shape: list[int]
+) -> None:
+    constants = {"k": normal(2, 1, 1), "zero": np.float32(0)}
+    model = parse(
+        f"g (float[N,2,4,4] x) => (float[N,2,4,4] y) {{ {text} }}",
+        opset=opset,
+        **{name: value for name, value in constants.items() if name in text},
+    )
+    done, after = applied(write_ranks, model)
+    (constant,) = (each for each in after.graph.initializer if each.name == "k")
+    assert list(constant.dims) == shape and done == (len(shape) == 4)
 
 
 # remove_identity
