@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node, reach
 from quark_onnx.patterns.activation import function_after
+from quark_onnx.patterns.weight_axes import transposed_matrix
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
@@ -51,10 +52,14 @@ def spare_fused(plan: PlanBuilder) -> None:
 def spare_products(plan: PlanBuilder) -> None:
     """Keep products of two activations float, and what lies between two of them."""
     graph = plan.graph
+
+    def is_weight(tensor: str) -> bool:
+        return graph.is_constant(tensor) or transposed_matrix(graph, tensor) is not None
+
     products = [
         node
         for node in graph.nodes
-        if node.kind in _PRODUCTS and not any(map(graph.is_constant, node.inputs[:2]))
+        if node.kind in _PRODUCTS and not any(map(is_weight, node.inputs[:2]))
     ]
 
     def after(node: Node) -> list[Node]:

@@ -223,3 +223,30 @@ def test_the_weights_of_a_last_rnn_have_codes() -> None:
     assert not check(found, "openvino").findings
     [value], [expected] = run(found, data[0])[:1], run(model, data[0])[:1]
     np.testing.assert_allclose(value, expected, atol=0.05)
+
+
+@pytest.mark.parametrize("product", ["MatMul (x, t)", "Gemm (x, t, b)"])
+def test_a_transposed_weight_is_quantized_without_preparation(product: str) -> None:
+    """The file computes what preparation, which folds the Transpose, makes of the model."""
+    model = parse(
+        f"""g (float[N,6] x) => (float[N,3] y) {{
+            t = Transpose <perm = [1, 0]> (w)
+            h = {product}
+            r = Relu (h)
+            y = MatMul (r, u)
+        }}""",
+        w=normal(8, 6) * np.logspace(-2, 0, 8, dtype=np.float32)[:, None],
+        u=normal(8, 3, seed=1),
+        **({"b": normal(8, seed=2)} if "b)" in product else {}),
+    )
+    data = samples(model, 4)
+    for target in ("openvino", "cpu", ""):
+        config = OPENVINO.with_(target=target)
+        prepared = quantize(model, data, config).model
+        kept = quantize(model, data, config.with_(prepare=False)).model
+        codes = {each.name: each for each in kept.graph.initializer}["w_quantized"]
+        assert codes.data_type == TensorProto.INT8
+        for feeds in samples(model, 3):
+            np.testing.assert_allclose(
+                run(kept, feeds)[0], run(prepared, feeds)[0], rtol=1e-5, atol=1e-5
+            )
