@@ -47,7 +47,7 @@ MARK = 1.05
 #: The row of that time, and the rounds of which the median counts.
 AGAINST, ROUNDS = f"{FOR_OPENVINO} against {Nncf.name}", 9
 #: Samples for calibration, and to compare on.
-CALIBRATION, COMPARED = 16, 8
+CALIBRATION, COMPARED = 16, 64
 
 
 def measure(model: Path, file: Path, samples: Samples, *, timed: bool) -> Row:

@@ -491,8 +491,15 @@ class PlanBuilder(Plan):
         if present is None or refined:
             self.entries[shared] = entry
         # The root counts: behind SameAs stands the format of another tensor.
-        elif not _alike(self.entry(shared), entry):
+        elif self._is_given_apart(tensor, entry) or not _alike(
+            self.entry(shared), entry
+        ):
             self.entries[Use(tensor, node.name)] = entry
+
+    def _is_given_apart(self, tensor: str, entry: Entry) -> bool:
+        """Return whether the user's override is for the reader, and not for all."""
+        given = entry.given if isinstance(entry, Quantize) else None
+        return given is not None and given != self.asked.tensors.of(tensor)
 
     def _overridden(self, node: Node, tensor: str, entry: Quantize) -> Entry:
         """Return the decision for ``node`` after the user's overrides of the tensor.
