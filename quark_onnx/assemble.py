@@ -220,7 +220,7 @@ class Assembler:
         notes += [*body_notes, *tie_transposed_weights(with_pairs)]
         notes += map(ResultNote, write_cpu_forms(with_pairs, config))
         takes = TARGETS[config.target].takes if config.target else None
-        if takes is not None and takes.fuses:
+        if takes is not None and not takes.small_products:
             notes += map(ResultNote, bound_small_products(with_pairs))
         if not config.target or TARGETS[config.target].keeps_barriers:
             notes += map(ResultNote, describe_barriers(with_pairs))

@@ -14,6 +14,7 @@ from quark_onnx.passes.hard_swish_to_gate import hard_swish_to_gate
 from quark_onnx.passes.lower_rank_moves import lower_rank_moves
 from quark_onnx.passes.mean_to_pool import mean_to_pool
 from quark_onnx.passes.opsets import at_opset, raise_opset, to_opset
+from quark_onnx.passes.padded_means_to_conv import padded_means_to_conv
 from quark_onnx.passes.pick_channels import pick_channels
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
@@ -81,6 +82,7 @@ __all__ = [
     "hard_swish_to_gate",
     "lower_rank_moves",
     "mean_to_pool",
+    "padded_means_to_conv",
     "pick_channels",
     "raise_opset",
     "remove_identity",

@@ -12,9 +12,11 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import beyond_pairs
+from quark_onnx.graph.matching import counts_padding
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.patterns.activation import FUNCTIONS, GATES
 from quark_onnx.patterns.conv_and_gemm import LAYERS
+from quark_onnx.patterns.small_products import unscaled_products
 from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.pairs import Grid, Pairs
 from quark_onnx.targets.target import Takes, Target
@@ -57,6 +59,18 @@ _RULES = {
         "no pair separates a layer from its activation function, which run as one kernel",
         _OPENVINO,
         False,
+        f"{_AGAIN} openvino",
+    ),
+    "openvino.padded_means": Rule(
+        "an AveragePool that counts its padding has the zero point 0, with which it pads codes",
+        _OPENVINO,
+        True,
+        f"{_AGAIN} openvino",
+    ),
+    "openvino.small_products": Rule(
+        "a small product has a bias, or a Max before the next pair: otherwise its scales are lost",
+        _OPENVINO,
+        True,
         f"{_AGAIN} openvino",
     ),
     "openvino.codes": Rule(
@@ -162,6 +176,14 @@ def engine_findings(
         found += _unpaired(graph, pairs, target)
     if takes.fuses:
         found += _separated(graph, pairs, target)
+    if not takes.small_products:
+        for node in unscaled_products(graph):
+            result = graph.sizes(node.outputs[0])
+            found.append(
+                _finding(target, "small_products", node, f"a result of {result}")
+            )
+    if not takes.padded_means:
+        found += _padded_means(graph, pairs, target)
     yield from found
 
 
@@ -252,6 +274,19 @@ def _unpaired(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
         last = pairs.chain(node)[-1]
         if reads_codes and not _is_quantized(graph, last):
             yield _finding(target, "paired", node, "its result is float")
+
+
+def _padded_means(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
+    """Yield averages over codes and their padding, whose zero point is not 0."""
+    for node in graph.nodes_of({"AveragePool"}):
+        dequantize = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
+        if dequantize is None or not counts_padding(node):
+            continue
+        zeros = pairs.grid(dequantize).zero_point
+        if zeros is not None and zeros.any():
+            yield _finding(
+                target, "padded_means", node, f"a zero point of {zeros.max()}"
+            )
 
 
 def _separated(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:

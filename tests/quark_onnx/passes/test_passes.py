@@ -18,6 +18,7 @@ from quark_onnx.passes import (
     LEGALIZING,
     fold_batch_norm,
     fold_constants,
+    padded_means_to_conv,
     raise_opset,
     remove_identity,
     sum_to_add,
@@ -311,6 +312,28 @@ def test_constants_of_the_rank_of_an_image(
     done, after = applied(write_ranks, model)
     (constant,) = (each for each in after.graph.initializer if each.name == "k")
     assert list(constant.dims) == shape and done == (len(shape) == 4)
+
+
+# padded_means_to_conv
+
+MEAN = "AveragePool <kernel_shape = [3,3], pads = [1,0,1,2]"
+
+
+@pytest.mark.parametrize(
+    ("text", "done"),
+    [
+        (f"y = {MEAN}, count_include_pad = 1> (x)", 1),
+        (f"y = {MEAN}, count_include_pad = 1, strides = [2,1]> (x)", 1),
+        (f"y = {MEAN}> (x)", 0),
+        ("y = AveragePool <kernel_shape = [3,3], count_include_pad = 1> (x)", 0),
+        (f"r = Relu (x) y = {MEAN}, count_include_pad = 1> (r)", 0),
+        (f"y = {MEAN}, count_include_pad = 1, ceil_mode = 1, strides = [2,2]> (x)", 0),
+    ],
+)
+def test_means_that_count_padding(text: str, done: int) -> None:
+    model = parse(f"g (float[N,3,8,8] x) => (float[N,3,H,W] y) {{ {text} }}")
+    count, after = applied(padded_means_to_conv, model)
+    assert count == done == kinds(after).count("Conv")
 
 
 # remove_identity

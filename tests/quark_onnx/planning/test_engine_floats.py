@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, compare, on_engine, quantize
+from quark_onnx.common.errors import ConstraintError
 from quark_onnx.targets import check
 from tests.models import normal, parse, run, samples, weight
 
@@ -250,3 +251,26 @@ def test_a_transposed_weight_is_quantized_without_preparation(product: str) -> N
             np.testing.assert_allclose(
                 run(kept, feeds)[0], run(prepared, feeds)[0], rtol=1e-5, atol=1e-5
             )
+
+
+PADDED = """g (float[1,4,6,6] x) => (float[1,3,6,6] y) {
+    c = Conv (x, w)
+    p = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1> (c)
+    y = Conv (p, u)
+}"""
+
+
+def test_openvino_computes_means_that_count_padding() -> None:
+    pytest.importorskip("openvino")
+    model = parse(PADDED, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+    data = samples(model, 8)
+    result = quantize(model, data, OPENVINO).model
+    assert not check(result, "openvino").findings
+    with on_engine("openvino"):
+        assert compare(model, result, data, preprocessing=False).sqnr > 25
+
+
+def test_means_that_count_padding_are_refused_without_preparation() -> None:
+    model = parse(PADDED, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+    with pytest.raises(ConstraintError, match=r"openvino\.padded_means"):
+        quantize(model, samples(model, 8), OPENVINO.with_(prepare=False))
