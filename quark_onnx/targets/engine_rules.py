@@ -12,11 +12,10 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import beyond_pairs
-from quark_onnx.graph.matching import counts_padding
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.patterns.activation import FUNCTIONS, GATES
 from quark_onnx.patterns.conv_and_gemm import LAYERS
-from quark_onnx.patterns.small_products import unscaled_products
+from quark_onnx.patterns.openvino_faults import padded_means, unscaled_products
 from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.pairs import Grid, Pairs
 from quark_onnx.targets.target import Takes, Target
@@ -178,12 +177,13 @@ def engine_findings(
         found += _separated(graph, pairs, target)
     if not takes.small_products:
         for node in unscaled_products(graph):
-            result = graph.sizes(node.outputs[0])
+            size = graph.sizes(node.outputs[0])
             found.append(
-                _finding(target, "small_products", node, f"a result of {result}")
+                _finding(target, "small_products", node, f"a result of {size}")
             )
     if not takes.padded_means:
-        found += _padded_means(graph, pairs, target)
+        for node in padded_means(graph):
+            found.append(_finding(target, "padded_means", node, "another zero point"))
     yield from found
 
 
@@ -274,19 +274,6 @@ def _unpaired(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
         last = pairs.chain(node)[-1]
         if reads_codes and not _is_quantized(graph, last):
             yield _finding(target, "paired", node, "its result is float")
-
-
-def _padded_means(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:
-    """Yield averages over codes and their padding, whose zero point is not 0."""
-    for node in graph.nodes_of({"AveragePool"}):
-        dequantize = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
-        if dequantize is None or not counts_padding(node):
-            continue
-        zeros = pairs.grid(dequantize).zero_point
-        if zeros is not None and zeros.any():
-            yield _finding(
-                target, "padded_means", node, f"a zero point of {zeros.max()}"
-            )
 
 
 def _separated(graph: Graph, pairs: Pairs, target: Target) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Keep OpenVINO from wrong results of small products, as ``patterns.small_products`` finds them."""
+"""Keep the scales of small products, which OpenVINO leaves out (``patterns.openvino_faults``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph
-from quark_onnx.patterns.small_products import unscaled_products
+from quark_onnx.patterns.openvino_faults import unscaled_products
 
 
 def bound_small_products(graph: Graph) -> list[str]:

@@ -1,8 +1,10 @@
-"""Small products without a bias, of which OpenVINO computes wrong results.
+"""Operators of quantized graphs that OpenVINO 2026.4 computes wrongly.
 
-OpenVINO 2026.4 computes a chain of products with up to 8 rows and sizes of up to 256 in one kernel.
-Where the dequantized result of one reaches the next pair by nothing but a Relu, a sum with one
-number and the like, it leaves out the scales: results are off by a factor of up to 1e9.
+It computes a chain of products with up to 8 rows and sizes of up to 256 in one kernel. Where the
+dequantized result of one reaches the next pair by nothing but a Relu, a sum with one number and the
+like, it leaves out the scales: results are off by a factor of up to 1e9.
+
+It pads the codes of an AveragePool with 0, which stands for 0 only with this zero point.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import numpy as np
 
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import constant_behind
+from quark_onnx.graph.matching import counts_padding
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import known_sizes
 
@@ -42,6 +45,21 @@ def unscaled_products(graph: Graph) -> list[Node]:
     return [node for node in small if not _has_bias(graph, node) and is_rounded(node)]
 
 
+def padded_means(graph: Graph) -> list[Node]:
+    """Return the averages over codes and their padding, whose zero point is not 0."""
+    return [
+        node for node in graph.nodes_of({"AveragePool"}) if _pads_codes(graph, node)
+    ]
+
+
+def _pads_codes(graph: Graph, node: Node) -> bool:
+    dequantize = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
+    if dequantize is None or not counts_padding(node):
+        return False
+    zeros = graph.constant(dequantize.input(2))
+    return zeros is not None and bool(zeros.any())
+
+
 def _is_small(graph: Graph, node: Node) -> bool:
     """Return whether the kernel of OpenVINO takes a product of codes."""
     weight = node.inputs[1]
@@ -51,10 +69,24 @@ def _is_small(graph: Graph, node: Node) -> bool:
     if graph.producer_of_type(weight, DEQUANTIZE) is None:
         return False
     sizes = known_sizes(graph.shape(constant_behind(graph, weight)))
-    result = known_sizes(graph.shape(node.outputs[0]))
-    if sizes is None or result is None or len(result) != 2:
-        return False
-    return result[0] <= _MOST_ROWS and max(sizes) <= _MOST_SIZE
+    rows = _rows(graph, node)
+    return rows <= _MOST_ROWS and sizes is not None and max(sizes) <= _MOST_SIZE
+
+
+def _rows(graph: Graph, node: Node) -> float:
+    """Return the number of rows of a product of matrices; infinity if it is unknown."""
+    tensors = [node.outputs[0], node.inputs[0]]
+    # Shapes of dequantized values are not inferred while pairs are written.
+    for kinds in (DEQUANTIZE, QUANTIZE):
+        pair = graph.producer_of_type(tensors[-1], kinds)
+        if pair is not None:
+            tensors.append(pair.inputs[0])
+    for name in tensors:
+        shape = graph.shape(name)
+        if shape is not None:
+            size = shape[0] if len(shape) == 2 else None
+            return size if isinstance(size, int) else np.inf
+    return np.inf
 
 
 def _has_bias(graph: Graph, node: Node) -> bool:
