@@ -9,6 +9,8 @@ It pads the codes of an AveragePool with 0, which stands for 0 only with this ze
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quark_onnx.graph import Graph, Node, reach
@@ -21,6 +23,11 @@ _PRODUCTS = frozenset({"MatMul", "Gemm"})
 #: Operators that the kernel takes into the bounds of the next pair.
 _ARITHMETIC = frozenset(
     {"Abs", "Add", "Clip", "Div", "Identity", "Mul", "Neg", "Relu", "Sub"}
+)
+#: Operators that move codes without a pair after them.
+_MOVING = frozenset(
+    {"Concat", "DepthToSpace", "Expand", "MaxPool", "Pad", "Reshape", "Resize", "Slice"}
+    | {"SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample"}
 )
 _MOST_ROWS, _MOST_SIZE = 8, 256
 
@@ -53,11 +60,21 @@ def padded_means(graph: Graph) -> list[Node]:
 
 
 def _pads_codes(graph: Graph, node: Node) -> bool:
-    dequantize = graph.producer_of_type(node.inputs[0], DEQUANTIZE)
-    if dequantize is None or not counts_padding(node):
+    if not counts_padding(node):
         return False
-    zeros = graph.constant(dequantize.input(2))
-    return zeros is not None and bool(zeros.any())
+
+    def before(tensor: str) -> Sequence[str]:
+        mover = graph.producer_of_kind(tensor, _MOVING)
+        return () if mover is None else mover.operands
+
+    for tensor in reach(node.inputs[:1], before):
+        dequantize = graph.producer_of_type(tensor, DEQUANTIZE)
+        if dequantize is None:
+            continue
+        zeros = graph.constant(dequantize.input(2))
+        if zeros is not None and zeros.any():
+            return True
+    return False
 
 
 def _is_small(graph: Graph, node: Node) -> bool:

@@ -270,7 +270,11 @@ def test_openvino_computes_means_that_count_padding() -> None:
         assert compare(model, result, data, preprocessing=False).sqnr > 25
 
 
-def test_means_that_count_padding_are_refused_without_preparation() -> None:
-    model = parse(PADDED, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+@pytest.mark.parametrize("move", ["", "t = Transpose <perm = [0,1,3,2]> (c)"])
+def test_means_that_count_padding_are_refused_without_preparation(move: str) -> None:
+    text = PADDED.replace("(c)\n", f"({'t' if move else 'c'})\n").replace(
+        "p =", f"{move} p ="
+    )
+    model = parse(text, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
     with pytest.raises(ConstraintError, match=r"openvino\.padded_means"):
         quantize(model, samples(model, 8), OPENVINO.with_(prepare=False))
