@@ -278,3 +278,20 @@ def test_means_that_count_padding_are_refused_without_preparation(move: str) -> 
     model = parse(text, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
     with pytest.raises(ConstraintError, match=r"openvino\.padded_means"):
         quantize(model, samples(model, 8), OPENVINO.with_(prepare=False))
+
+
+@pytest.mark.parametrize("clip", ["Relu (s)", "Clip (s, low, high)"])
+def test_no_pair_separates_a_product_with_bias_from_its_clip(clip: str) -> None:
+    """A pair before the Clip has a coarser scale than the one after it."""
+    model = parse(
+        f"""g (float[N,8] x) => (float[N,3] y) {{
+            h = MatMul (x, w)  s = Add (h, b)  r = {clip}  y = MatMul (r, u)
+        }}""",
+        w=normal(8, 8),
+        b=normal(8),
+        u=normal(8, 3, seed=1),
+        **({"low": np.float32(-1), "high": np.float32(1)} if "low" in clip else {}),
+    )
+    result = quantize(model, samples(model, 8), OPENVINO).model
+    assert quantized_tensors(result) == {"x", "r"}
+    assert not check(result, "openvino").findings
