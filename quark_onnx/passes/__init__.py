@@ -62,10 +62,13 @@ LOWER: tuple[Pass, ...] = (
 )
 #: All passes, for a float graph; sizes come first, from which reshapes are computed.
 LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *LOWER, *CANONICALIZE)
+#: Forms that OpenVINO computes rightly and fast, for a float graph that no accelerator takes.
+FOR_OPENVINO: tuple[Pass, ...] = (write_ranks, padded_means_to_conv)
 
 __all__ = [
     "CANONICALIZE",
     "CLEANING",
+    "FOR_OPENVINO",
     "LEGALIZING",
     "LOWER",
     "Pass",
