@@ -51,6 +51,7 @@ from quark_onnx.writing.fuse import fuse
 from quark_onnx.writing.fusion_barriers import describe_barriers
 from quark_onnx.writing.insert import insert
 from quark_onnx.writing.insert_subgraphs import quantize_bodies
+from quark_onnx.writing.small_products import bound_small_products
 from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
 
 logger = logging.getLogger(__name__)
@@ -218,6 +219,9 @@ class Assembler:
             notes += [*fusion_notes, *read_floats(with_pairs, before)]
         notes += [*body_notes, *tie_transposed_weights(with_pairs)]
         notes += map(ResultNote, write_cpu_forms(with_pairs, config))
+        takes = TARGETS[config.target].takes if config.target else None
+        if takes is not None and not takes.small_products:
+            notes += map(ResultNote, bound_small_products(with_pairs))
         if not config.target or TARGETS[config.target].keeps_barriers:
             notes += map(ResultNote, describe_barriers(with_pairs))
         self.narrowing.store_constants(with_pairs)

@@ -299,6 +299,8 @@ def engines() -> str:
     """Return SQNR, relative time and integer layers of files in onnxruntime and OpenVINO."""
     rows = []
     for key, row in stored("engines").items():
+        if "onnxruntime" not in row:  # our time in OpenVINO relative to NNCF's
+            continue
         cells = [key.replace("/", ", ")]
         for engine in ("onnxruntime", "openvino"):
             found = row[engine]

@@ -13,8 +13,9 @@ from calibrators.onnx_runtime.worker import Layer, Settings, Value
 from quark_onnx.common.extras import pip_install
 from quark_onnx.common.wording import counted
 from quark_onnx.engines.base import Engine
-from quark_onnx.graph import scopes_of
+from quark_onnx.graph import Graph, scopes_of
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.patterns.openvino_faults import padded_means, unscaled_products
 
 #: Types of layers with products in the graph that the CPU plug-in runs.
 _LAYERS = frozenset(
@@ -97,7 +98,10 @@ class OpenVINO(Engine):
 
     @classmethod
     def remarks(cls, model: ModelProto) -> list[str]:
-        """Return remarks on signed activations and unsigned weights, as measured with 2026.4."""
+        """Return remarks on codes and operators that it computes wrongly or in float.
+
+        As measured with 2026.4.
+        """
         signed = unsigned = 0
         for graph, constants in scopes_of(model):
             for node in graph.node:
@@ -121,6 +125,15 @@ class OpenVINO(Engine):
         if unsigned:
             weights = counted(unsigned, "weight is uint8", "weights are uint8")
             remarks.append(f"{weights}, whose layers run in float: {_REMEDY}")
+        quantized = Graph.of(model)
+        faults = len(unscaled_products(quantized)) + len(padded_means(quantized))
+        if faults:
+            operators = counted(faults, "operator is", "operators are")
+            remarks.append(
+                f"{operators} computed wrongly by OpenVINO, of small products without a bias and"
+                " averages that count their padding: quark-onnx quantize --target openvino"
+                " writes them in another form"
+            )
         return remarks
 
 

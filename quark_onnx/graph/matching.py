@@ -133,3 +133,10 @@ def keeps_range(graph: Graph, pad: Node) -> bool:
         return True
     value = setting(graph, pad, "value", 2, 0.0)
     return value is not None and not np.any(value)
+
+
+def counts_padding(node: Node) -> bool:
+    """Return whether an AveragePool has padding, and counts its zeros."""
+    return bool(node.attribute("count_include_pad", 0)) and any(
+        node.attribute("pads", [])
+    )

@@ -76,7 +76,8 @@ class CLE(FloatOptimizer):
         silu: handling of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
             around it alone; "scale" inserts a factor per channel before the Sigmoid, which computes
             the same: a depthwise Conv where weights have a scale per channel, otherwise a Mul.
-            "after" inserts a Mul after the product instead, which OpenVINO computes with the layer.
+            "after" inserts a Mul after the product instead, which OpenVINO computes with the layer
+            before the gate; gates after other operators stay.
             "auto" tries "after" for such an engine, and "scale" under the same conditions.
         activations: choose the factors by the rounding of activations, too; without data, and if
             False, weights alone choose them, as in the paper.
@@ -141,7 +142,8 @@ class CLE(FloatOptimizer):
         scaled = "after" if fused else "scale"
         gates = [scaled, "keep"] if self.silu == "auto" else [self.silu]
         # The widest choice; what no pair has then need not be tried.
-        pairs = self._pairs(graph, Passed("bound" in clips, gates[0] != "keep"))
+        widest = replace(self, silu=gates[0])
+        pairs = widest._pairs(graph, Passed("bound" in clips, gates[0] != "keep"))
         if self.relu6 == "auto" and not any(pair.clips for pair in pairs):
             clips = ["keep"]
         if self.silu == "auto" and not any(pair.gates for pair in pairs):
@@ -164,6 +166,11 @@ class CLE(FloatOptimizer):
     def _pairs(self, graph: Graph, passed: Passed) -> list[Pair]:
         """Return the pairs to equalize if factors pass clips and gates."""
         pairs = pairs_of(graph, passed)
+        if self.silu == "after":
+            # Elsewhere the engine would compute the factor as an operator of its own.
+            pairs = [
+                pair for pair in pairs if not pair.gates or pair.gated_product(graph)
+            ]
         if self.passing == "all":
             return pairs
         return [

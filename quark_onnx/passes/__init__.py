@@ -14,6 +14,7 @@ from quark_onnx.passes.hard_swish_to_gate import hard_swish_to_gate
 from quark_onnx.passes.lower_rank_moves import lower_rank_moves
 from quark_onnx.passes.mean_to_pool import mean_to_pool
 from quark_onnx.passes.opsets import at_opset, raise_opset, to_opset
+from quark_onnx.passes.padded_means_to_conv import padded_means_to_conv
 from quark_onnx.passes.pick_channels import pick_channels
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
@@ -23,6 +24,7 @@ from quark_onnx.passes.unshare_initializers import unshare_initializers
 from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_bounds import write_bounds
 from quark_onnx.passes.write_defaults import write_defaults
+from quark_onnx.passes.write_ranks import write_ranks
 from quark_onnx.passes.write_sizes import write_sizes
 
 #: Constants come first: a weight may be the result of a Cast or a Transpose, and the parameters of
@@ -60,10 +62,13 @@ LOWER: tuple[Pass, ...] = (
 )
 #: All passes, for a float graph; sizes come first, from which reshapes are computed.
 LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *LOWER, *CANONICALIZE)
+#: Forms that OpenVINO computes rightly and fast, for a float graph that no accelerator takes.
+FOR_OPENVINO: tuple[Pass, ...] = (write_ranks, padded_means_to_conv)
 
 __all__ = [
     "CANONICALIZE",
     "CLEANING",
+    "FOR_OPENVINO",
     "LEGALIZING",
     "LOWER",
     "Pass",
@@ -80,6 +85,7 @@ __all__ = [
     "hard_swish_to_gate",
     "lower_rank_moves",
     "mean_to_pool",
+    "padded_means_to_conv",
     "pick_channels",
     "raise_opset",
     "remove_identity",
@@ -92,5 +98,6 @@ __all__ = [
     "write_attributes",
     "write_bounds",
     "write_defaults",
+    "write_ranks",
     "write_sizes",
 ]

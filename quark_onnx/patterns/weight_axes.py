@@ -331,6 +331,23 @@ def _indices(term: str, rank: int) -> list[str]:
     return [*before, *[""] * (rank - len(before) - len(after)), *after]
 
 
+def transposed_matrix(graph: Graph, tensor: str) -> Node | None:
+    """Return the Transpose of a constant matrix that one product reads; None for other tensors.
+
+    Preparation folds it; without preparation it stays.
+    """
+    transpose = graph.producer_of_kind(tensor, {"Transpose"})
+    if transpose is None or graph.is_output(tensor):
+        return None
+    matrix = transpose.inputs[0]
+    if not graph.is_constant(matrix) or len(graph.sizes(matrix)) != 2:
+        return None
+    readers = graph.consumers(tensor)
+    is_product = len(readers) == 1 and readers[0].kind in ("MatMul", "Gemm")
+    turns = transpose.attribute("perm", [1, 0]) == [1, 0]
+    return transpose if is_product and turns else None
+
+
 _Find = Callable[[Node, int, int], WeightAxes | None]
 
 #: Weights (M, C/group, ...) of convolutions, with the output channels M.

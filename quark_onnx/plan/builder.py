@@ -10,7 +10,7 @@ from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.graph import Node
-from quark_onnx.patterns.weight_axes import WeightAxes, weight_axes
+from quark_onnx.patterns.weight_axes import WeightAxes, transposed_matrix, weight_axes
 from quark_onnx.plan.blocks import in_blocks
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
@@ -142,7 +142,14 @@ class PlanBuilder(Plan):
         tensor = node.input(place)
         axes = weight_axes(self.graph, node, place)
         if axes is None or not self.graph.is_constant(tensor):
-            self.activation(node, tensor, along=None if axes is None else axes.summed)
+            summed = None if axes is None else axes.summed
+            transpose = transposed_matrix(self.graph, tensor)
+            spec = self.specs[node].activation
+            if transpose is None or summed is None or spec is None or spec.dynamic:
+                self.activation(node, tensor, along=summed)
+            else:
+                # ``summed`` is an axis of the result, and the other one of the matrix.
+                self.weight(transpose, transpose.inputs[0], summed, 1 - summed)
             return
         spec = self._weight_spec(node, tensor)
         if spec is None:
@@ -484,8 +491,15 @@ class PlanBuilder(Plan):
         if present is None or refined:
             self.entries[shared] = entry
         # The root counts: behind SameAs stands the format of another tensor.
-        elif not _alike(self.entry(shared), entry):
+        elif self._is_given_apart(tensor, entry) or not _alike(
+            self.entry(shared), entry
+        ):
             self.entries[Use(tensor, node.name)] = entry
+
+    def _is_given_apart(self, tensor: str, entry: Entry) -> bool:
+        """Return whether the user's override is for the reader, and not for all."""
+        given = entry.given if isinstance(entry, Quantize) else None
+        return given is not None and given != self.asked.tensors.of(tensor)
 
     def _overridden(self, node: Node, tensor: str, entry: Quantize) -> Entry:
         """Return the decision for ``node`` after the user's overrides of the tensor.

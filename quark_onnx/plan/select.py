@@ -193,12 +193,27 @@ def looks_up(graph: Graph, node: Node) -> bool:
 
 def _check_tensors(graph: Graph, config: QConfig) -> None:
     """Raise an error for the first tensor override without a match in the graph."""
-    known = _tensors_of((*graph.nodes, *inner_nodes(graph.nodes)))
+    if not config.tensors:
+        return
+    nodes = [*graph.nodes, *inner_nodes(graph.nodes)]
+    known = _tensors_of(nodes)
     missing = TensorOverrides(config.tensors).unmatched(known)
     if missing:
         raise ConfigError(
             f"no tensor of the model matches {missing[0]!r}{nearest(missing[0], known)}"
         )
+    for override in config.tensors:
+        if not override.readers:
+            continue
+        reading = {
+            node.name for node in nodes if any(map(override.matches, node.inputs))
+        }
+        for reader in override.readers:
+            if reader not in reading:
+                raise ConfigError(
+                    f"readers of {override.where}: no node {reader!r} reads"
+                    f" {' or '.join(override.tensors)}{nearest(reader, reading)}"
+                )
 
 
 def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:

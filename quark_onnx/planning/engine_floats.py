@@ -7,8 +7,10 @@ floats is one kernel there; with asymmetric codes it is many.
 
 from __future__ import annotations
 
-from quark_onnx.graph import Node, reach
+from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.graph.matching import only_use
 from quark_onnx.patterns.activation import function_after
+from quark_onnx.patterns.weight_axes import transposed_matrix
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
@@ -46,15 +48,32 @@ def spare_fused(plan: PlanBuilder) -> None:
             plan.keep(member.inputs[0], _FUSED)
         if functions:
             plan.keep(node.outputs[0], _FUSED)
+        biased = _clipped_sum(plan.graph, node)
+        if biased is not None:
+            plan.keep(biased, _FUSED)
+
+
+def _clipped_sum(graph: Graph, layer: Node) -> str | None:
+    """Return the sum of a layer and a constant that a Relu or Clip alone reads; None otherwise."""
+    addition = only_use(graph, layer.outputs[0], "Add")
+    if addition is None or not any(map(graph.is_constant, addition.inputs)):
+        return None
+    result = addition.outputs[0]
+    clips = [only_use(graph, result, kind) for kind in ("Relu", "Clip")]
+    return result if any(clips) else None
 
 
 def spare_products(plan: PlanBuilder) -> None:
     """Keep products of two activations float, and what lies between two of them."""
     graph = plan.graph
+
+    def is_weight(tensor: str) -> bool:
+        return graph.is_constant(tensor) or transposed_matrix(graph, tensor) is not None
+
     products = [
         node
         for node in graph.nodes
-        if node.kind in _PRODUCTS and not any(map(graph.is_constant, node.inputs[:2]))
+        if node.kind in _PRODUCTS and not any(map(is_weight, node.inputs[:2]))
     ]
 
     def after(node: Node) -> list[Node]:

@@ -348,18 +348,35 @@ def _lift_for_engine(plan: PlanBuilder) -> None:
 def _cuts_channels(graph: Graph, node: Node) -> bool:
     """Return whether a node selects channels, whose ranges may be far smaller than others'.
 
-    Channels lie along the second axis of an image, and along any but the first of a tensor of
-    lower rank.
+    Channels lie along the second axis of an image, along the last one before a Transpose to that
+    layout, and along any but the first of a tensor of lower rank.
     """
     if node.kind not in _CUTTING:
         return False
     sizes = graph.sizes(node.inputs[0])
-    channels = slice(1, 2 if len(sizes) >= _IMAGE_RANK else None)
+    channels = slice(1, None)
+    if len(sizes) >= _IMAGE_RANK:
+        channels = slice(-1, None) if _has_channels_last(graph, node) else slice(1, 2)
     known = known_sizes(sizes[channels])
     return known is None or any(
         len(graph.sizes(name)) != len(sizes)
         or known_sizes(graph.sizes(name)[channels]) != known
         for name in node.results
+    )
+
+
+def _has_channels_last(graph: Graph, node: Node) -> bool:
+    """Return whether a Transpose before the next layers moves the last axis to the second place."""
+    last = len(graph.sizes(node.inputs[0])) - 1
+
+    def after(member: Node) -> list[Node]:
+        is_end = member.kind == "Transpose" or member.kind in WEIGHTED
+        return [] if is_end else graph.followers(member)
+
+    return any(
+        member.kind == "Transpose"
+        and member.attribute("perm", []) == [0, last, *range(1, last)]
+        for member in reach([node], after)
     )
 
 

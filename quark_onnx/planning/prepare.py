@@ -21,6 +21,8 @@ from quark_onnx.passes import (
     Pass,
     batch_norm_to_conv,
     hard_swish_to_gate,
+    padded_means_to_conv,
+    write_ranks,
 )
 from quark_onnx.running.run import Reference, Sample, agree, run
 from quark_onnx.targets import Target, format_of
@@ -66,9 +68,12 @@ def prepare(
         passes = passes_for(TARGETS[config.npu], format_of(config), LEGALIZING)
         graph, notes = settled(graph, passes, reference, sample)
     else:
-        passes = CLEANING
+        passes = (*CLEANING, write_ranks)
         if _runs_on_integers(config):
-            passes = (*CLEANING, batch_norm_to_conv)
+            passes = (*passes, batch_norm_to_conv)
+        takes = TARGETS[config.target].takes if config.target else None
+        if takes is not None and not takes.padded_means:
+            passes = (*passes, padded_means_to_conv)
         graph, notes = rewritten(graph, passes, reference, sample)
     # Sizes that have become constants determine those of the outputs.
     graph, sized = fixed(graph) if config.fixes_sizes else (graph, [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
-from quark_onnx.patterns.weight_axes import fused_sum_axis
+from quark_onnx.patterns.weight_axes import fused_sum_axis, transposed_matrix
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import enters_normalization, rule
 
@@ -34,11 +34,13 @@ def _operand(node: Node, plan: PlanBuilder, index: int, *, along: int) -> None:
         along: axis of the sum, from the end.
     """
     tensor = node.inputs[index]
+    is_constant = plan.graph.is_constant(tensor)
     # A constant vector has no axis of output channels.
-    if len(plan.graph.sizes(tensor)) < 2 or not plan.graph.is_constant(tensor):
-        plan.activation(node, tensor, along=along)
-    else:
+    is_matrix = is_constant and len(plan.graph.sizes(tensor)) > 1
+    if is_matrix or transposed_matrix(plan.graph, tensor):
         plan.weight_at(node, index)
+    else:
+        plan.activation(node, tensor, along=along)
 
 
 @rule(

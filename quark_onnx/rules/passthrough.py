@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.graph import Node
+from quark_onnx.patterns.weight_axes import transposed_matrix
 from quark_onnx.plan import PlanBuilder, looks_up
 from quark_onnx.rules.base import rule
 
@@ -78,7 +79,8 @@ def passthrough(node: Node, plan: PlanBuilder) -> None:
     # The second result of MaxPool holds indices.
     results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
     for result in results:
-        plan.same_as(node, result, node.inputs[0])
+        if transposed_matrix(plan.graph, result) is None:
+            plan.same_as(node, result, node.inputs[0])
 
 
 @rule("Dropout")

@@ -15,6 +15,7 @@ from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.patterns.activation import FUNCTIONS, GATES
 from quark_onnx.patterns.conv_and_gemm import LAYERS
+from quark_onnx.patterns.openvino_faults import padded_means, unscaled_products
 from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.pairs import Grid, Pairs
 from quark_onnx.targets.target import Takes, Target
@@ -57,6 +58,18 @@ _RULES = {
         "no pair separates a layer from its activation function, which run as one kernel",
         _OPENVINO,
         False,
+        f"{_AGAIN} openvino",
+    ),
+    "openvino.padded_means": Rule(
+        "an AveragePool that counts its padding has the zero point 0, with which it pads codes",
+        _OPENVINO,
+        True,
+        f"{_AGAIN} openvino",
+    ),
+    "openvino.small_products": Rule(
+        "a small product has a bias, or a Max before the next pair: otherwise its scales are lost",
+        _OPENVINO,
+        True,
         f"{_AGAIN} openvino",
     ),
     "openvino.codes": Rule(
@@ -162,6 +175,15 @@ def engine_findings(
         found += _unpaired(graph, pairs, target)
     if takes.fuses:
         found += _separated(graph, pairs, target)
+    if not takes.small_products:
+        for node in unscaled_products(graph):
+            size = graph.sizes(node.outputs[0])
+            found.append(
+                _finding(target, "small_products", node, f"a result of {size}")
+            )
+    if not takes.padded_means:
+        for node in padded_means(graph):
+            found.append(_finding(target, "padded_means", node, "another zero point"))
     yield from found
 
 

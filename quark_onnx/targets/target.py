@@ -30,6 +30,8 @@ class Takes:
         paired: an operator runs on integers only where its result is quantized, too.
         fuses: an activation function runs with the layer before it, on float sums.
         products: products of two activations run on integers.
+        padded_means: an AveragePool that counts its padding pads codes with their zero point.
+        small_products: chains of small products without a bias keep their scales.
         moves: operators that only move values move codes without a pair after them, and a Concat
             whose inputs have one scale.
         barriers: Min operators that keep onnxruntime from fusions with wrong results stay.
@@ -51,6 +53,8 @@ class Takes:
     paired: bool = False
     fuses: bool = False
     products: bool = True
+    padded_means: bool = True
+    small_products: bool = True
     moves: bool = False
     barriers: bool = False
     cpu_forms: bool = False
@@ -197,6 +201,8 @@ _ENGINES = (
             floats=("LSTM", "GRU"),
             fuses=True,
             products=False,
+            padded_means=False,
+            small_products=False,
             moves=True,
         ),
     ),

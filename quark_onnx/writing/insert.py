@@ -27,7 +27,16 @@ from quark_onnx.graph.unfused_biases import unfuse_biases
 from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, better_mx
 from quark_onnx.patterns.clip_bounds import clip_bounds
 from quark_onnx.patterns.weight_axes import Moves
-from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
+from quark_onnx.plan import (
+    EXCLUDED,
+    BiasOf,
+    Entry,
+    Keep,
+    Plan,
+    Quantize,
+    Use,
+    fused_into,
+)
 from quark_onnx.planning.blocks import lower_blocks
 from quark_onnx.planning.opsets import newest_with_pairs
 from quark_onnx.rules import WEIGHTED
@@ -269,8 +278,10 @@ class _Writer:
         converted: list[tuple[Use, str]] = []
         for use in uses:
             # A reader with another format gets the float value, unless the producer has decided on
-            # codes.
-            source = quantized if tensor in self.plan.spoken else value
+            # codes; a reader for which the user keeps the tensor float gets it in any case.
+            is_spoken = tensor in self.plan.spoken
+            is_excluded = self.plan.entries[use] == Keep(EXCLUDED)
+            source = quantized if is_spoken and not is_excluded else value
             # A graph output: the dequantized value takes the name of the tensor.
             is_renamed = value != tensor and not use.node
             # The names of onnxruntime's quantizer.

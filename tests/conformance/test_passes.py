@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from quark_onnx.common.registry import PASSES
 from quark_onnx.graph import Graph
-from quark_onnx.passes import LEGALIZING
+from quark_onnx.passes import FOR_OPENVINO, LEGALIZING
 from tests.cases import loop_over
 from tests.models import (
     MODELS,
@@ -111,7 +111,8 @@ def test_it_is_a_documented_function_of_its_name(name: str) -> None:
 
 
 def test_the_order_has_every_pass_once() -> None:
-    assert sorted(single.__name__ for single in LEGALIZING) == sorted(PASSES)
+    passes = (*LEGALIZING, *FOR_OPENVINO)
+    assert sorted(single.__name__ for single in passes) == sorted(PASSES)
 
 
 def test_an_unknown_name_finds_the_nearest() -> None:

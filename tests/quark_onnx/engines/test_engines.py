@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from calibrators.onnx_runtime.providers import current_provider
-from quark_onnx import compare, convert, on_engine, quantize, search
+from quark_onnx import QConfig, compare, convert, on_engine, quantize, search
 from quark_onnx.common.errors import (
     AccuracyError,
     ConfigError,
@@ -25,7 +25,7 @@ from quark_onnx.common.registry import ENGINES
 from quark_onnx.engines import EngineRun, OpenVINO, selected
 from quark_onnx.trials.latency import measure_latency
 from tests.engines import Crashing, Half, Missing, Silent
-from tests.models import conv_relu, residual, samples
+from tests.models import conv_relu, normal, parse, residual, samples
 from tests.settings import TENSOR
 
 #: Half of a signal: the error is as large as the result.
@@ -245,6 +245,29 @@ def test_remarks_on_codes_that_openvino_does_not_take(
     for pattern, remark in zip(remarks, found, strict=True):
         assert re.search(pattern, remark)
     assert OpenVINO.remarks(convert(quantized, to="u8s8").model) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = MatMul (x, w)  y = MatMul (h, w)",
+        """i = Reshape (x, image)  c = Neg (i)
+        y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1> (c)""",
+    ],
+)
+def test_a_remark_on_operators_that_openvino_computes_wrongly(body: str) -> None:
+    """The command that it names leaves nothing to remark."""
+    constants = {"w": normal(4, 4), "image": np.int64([1, 1, 2, 2])}
+    model = parse(
+        f"g (float[1,4] x) => (y) {{ {body} }}",
+        **{name: value for name, value in constants.items() if f" {name})" in body},
+    )
+    model.graph.output[0].type.tensor_type.elem_type = 1
+    data = samples(model, 4)
+    [remark] = OpenVINO.remarks(quantize(model, data, "A8W8").model)
+    assert "1 operator is computed wrongly" in remark
+    for_openvino = QConfig.of("A8W8").with_(target="openvino")
+    assert OpenVINO.remarks(quantize(model, data, for_openvino).model) == []
 
 
 def test_counts_are_words() -> None:

@@ -207,7 +207,7 @@ HARD_GATE = (
         (HARD_GATE, CLE(silu="scale")),
         (GATE, CLE(silu="after")),
         (HARD_GATE, CLE(silu="after")),
-        (POOLED_GATE, CLE(silu="after")),
+        (POOLED_GATE, CLE(silu="scale")),
         (CONV + "r = Resize (a, , sizes) y = Conv (r, l)", CLE()),
     ],
 )
@@ -413,6 +413,8 @@ def test_a_batch_of_any_size_passes_a_resize() -> None:
 
 
 SILU = "s = Sigmoid (a) r = Mul (a, s)"
+#: OpenVINO does not compute this gate with the layer, nor a factor before or after it.
+APART = "p = MaxPool <kernel_shape = [1,1]> (a) s = Sigmoid (p) r = Mul (p, s)"
 
 
 def separable(activation: str, channels: int) -> ModelProto:
@@ -431,6 +433,8 @@ def separable(activation: str, channels: int) -> ModelProto:
     [
         (SILU, False, [("keep", "scale"), ("keep", "keep")]),
         (SILU, True, [("keep", "after"), ("keep", "keep")]),
+        (APART, False, [("keep", "scale"), ("keep", "keep")]),
+        (APART, True, [("keep", "keep")]),
         ("r = Relu (a)", False, [("keep", "keep")]),
     ],
 )
@@ -442,6 +446,11 @@ def test_settings_to_try_follow_from_the_graph(
     slowdowns = [slowdown for _, slowdown in variants]
     assert slowdowns == sorted(slowdowns, reverse=True) and slowdowns[-1] == 0.0
     assert (slowdowns[0] > 0) == (settings[0][1] == "scale")
+
+
+def test_factors_after_a_gate_leave_gates_of_other_operators() -> None:
+    graph = Graph.of(separable(APART, 8))
+    assert CLE(silu="after")(graph) == 0
 
 
 def test_what_would_cost_half_the_runtime_is_not_tried_unless_it_is_asked_for() -> None:

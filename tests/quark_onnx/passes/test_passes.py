@@ -18,9 +18,11 @@ from quark_onnx.passes import (
     LEGALIZING,
     fold_batch_norm,
     fold_constants,
+    padded_means_to_conv,
     raise_opset,
     remove_identity,
     sum_to_add,
+    write_ranks,
 )
 from tests.models import (
     batch_norm_net,
@@ -282,6 +284,56 @@ def test_sums_of_two(summands: str, opset: int, left: str) -> None:
     )
     model.opset_import[0].version = opset
     assert kinds(applied(sum_to_add, model)[1])[-1] == left
+
+
+# write_ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "shape"),
+    [
+        ("y = PRelu (x, k)", 17, [1, 2, 1, 1]),
+        ("y = PRelu (x, k)", 7, [2, 1, 1]),  # Max does not broadcast
+        ("a = Max (x, k) y = Min (k, a)", 17, [1, 2, 1, 1]),
+        ("a = Less (x, zero) y = Where (a, k, x)", 17, [1, 2, 1, 1]),
+        ("a = PRelu (x, k) y = Mul (a, k)", 17, [2, 1, 1]),  # a product reads it, too
+        ("a = Max (k, zero) y = PRelu (x, k)", 17, [2, 1, 1]),  # of two ranks
+    ],
+)
+def test_constants_of_the_rank_of_an_image(
+    text: str, opset: int, shape: list[int]
+) -> None:
+    constants = {"k": normal(2, 1, 1), "zero": np.float32(0)}
+    model = parse(
+        f"g (float[N,2,4,4] x) => (float[N,2,4,4] y) {{ {text} }}",
+        opset=opset,
+        **{name: value for name, value in constants.items() if name in text},
+    )
+    done, after = applied(write_ranks, model)
+    (constant,) = (each for each in after.graph.initializer if each.name == "k")
+    assert list(constant.dims) == shape and done == (len(shape) == 4)
+
+
+# padded_means_to_conv
+
+MEAN = "AveragePool <kernel_shape = [3,3], pads = [1,0,1,2]"
+
+
+@pytest.mark.parametrize(
+    ("text", "done"),
+    [
+        (f"y = {MEAN}, count_include_pad = 1> (x)", 1),
+        (f"y = {MEAN}, count_include_pad = 1, strides = [2,1]> (x)", 1),
+        (f"y = {MEAN}> (x)", 0),
+        ("y = AveragePool <kernel_shape = [3,3], count_include_pad = 1> (x)", 0),
+        (f"r = Relu (x) y = {MEAN}, count_include_pad = 1> (r)", 0),
+        (f"y = {MEAN}, count_include_pad = 1, ceil_mode = 1, strides = [2,2]> (x)", 0),
+    ],
+)
+def test_means_that_count_padding(text: str, done: int) -> None:
+    model = parse(f"g (float[N,3,8,8] x) => (float[N,3,H,W] y) {{ {text} }}")
+    count, after = applied(padded_means_to_conv, model)
+    assert count == done == kinds(after).count("Conv")
 
 
 # remove_identity

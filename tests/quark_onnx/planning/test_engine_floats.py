@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, compare, on_engine, quantize
+from quark_onnx.common.errors import ConstraintError
 from quark_onnx.targets import check
 from tests.models import normal, parse, run, samples, weight
 
@@ -223,3 +224,74 @@ def test_the_weights_of_a_last_rnn_have_codes() -> None:
     assert not check(found, "openvino").findings
     [value], [expected] = run(found, data[0])[:1], run(model, data[0])[:1]
     np.testing.assert_allclose(value, expected, atol=0.05)
+
+
+@pytest.mark.parametrize("product", ["MatMul (x, t)", "Gemm (x, t, b)"])
+def test_a_transposed_weight_is_quantized_without_preparation(product: str) -> None:
+    """The file computes what preparation, which folds the Transpose, makes of the model."""
+    model = parse(
+        f"""g (float[N,6] x) => (float[N,3] y) {{
+            t = Transpose <perm = [1, 0]> (w)
+            h = {product}
+            r = Relu (h)
+            y = MatMul (r, u)
+        }}""",
+        w=normal(8, 6) * np.logspace(-2, 0, 8, dtype=np.float32)[:, None],
+        u=normal(8, 3, seed=1),
+        **({"b": normal(8, seed=2)} if "b)" in product else {}),
+    )
+    data = samples(model, 4)
+    for target in ("openvino", "cpu", ""):
+        config = OPENVINO.with_(target=target)
+        prepared = quantize(model, data, config).model
+        kept = quantize(model, data, config.with_(prepare=False)).model
+        codes = {each.name: each for each in kept.graph.initializer}["w_quantized"]
+        assert codes.data_type == TensorProto.INT8
+        for feeds in samples(model, 3):
+            np.testing.assert_allclose(
+                run(kept, feeds)[0], run(prepared, feeds)[0], rtol=1e-5, atol=1e-5
+            )
+
+
+PADDED = """g (float[1,4,6,6] x) => (float[1,3,6,6] y) {
+    c = Conv (x, w)
+    p = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1> (c)
+    y = Conv (p, u)
+}"""
+
+
+def test_openvino_computes_means_that_count_padding() -> None:
+    pytest.importorskip("openvino")
+    model = parse(PADDED, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+    data = samples(model, 8)
+    result = quantize(model, data, OPENVINO).model
+    assert not check(result, "openvino").findings
+    with on_engine("openvino"):
+        assert compare(model, result, data, preprocessing=False).sqnr > 25
+
+
+@pytest.mark.parametrize("move", ["", "t = Transpose <perm = [0,1,3,2]> (c)"])
+def test_means_that_count_padding_are_refused_without_preparation(move: str) -> None:
+    text = PADDED.replace("(c)\n", f"({'t' if move else 'c'})\n").replace(
+        "p =", f"{move} p ="
+    )
+    model = parse(text, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+    with pytest.raises(ConstraintError, match=r"openvino\.padded_means"):
+        quantize(model, samples(model, 8), OPENVINO.with_(prepare=False))
+
+
+@pytest.mark.parametrize("clip", ["Relu (s)", "Clip (s, low, high)"])
+def test_no_pair_separates_a_product_with_bias_from_its_clip(clip: str) -> None:
+    """A pair before the Clip has a coarser scale than the one after it."""
+    model = parse(
+        f"""g (float[N,8] x) => (float[N,3] y) {{
+            h = MatMul (x, w)  s = Add (h, b)  r = {clip}  y = MatMul (r, u)
+        }}""",
+        w=normal(8, 8),
+        b=normal(8),
+        u=normal(8, 3, seed=1),
+        **({"low": np.float32(-1), "high": np.float32(1)} if "low" in clip else {}),
+    )
+    result = quantize(model, samples(model, 8), OPENVINO).model
+    assert quantized_tensors(result) == {"x", "r"}
+    assert not check(result, "openvino").findings

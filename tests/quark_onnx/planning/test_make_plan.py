@@ -165,6 +165,18 @@ def test_an_integer_engine_gets_the_codes_of_an_input_that_is_cut_first() -> Non
     assert Use("x") not in make_plan(parse(FOCUS), TENSOR).entries
 
 
+def test_rows_and_columns_that_are_cut_are_lifted_with_channels_last_too() -> None:
+    text = FOCUS.replace("[1, 3, 8, 8] x", "[1, 8, 8, 3] x")
+    text = text.replace("axis = {3}", "axis = {2}").replace("rows = {2}", "rows = {1}")
+    text = text.replace("<axis = 1> (p, q)", "<axis = 3> (p, q)")
+    text = text.replace(
+        "y = Conv (c, w)", "t = Transpose <perm = [0, 3, 1, 2]> (c)  y = Conv (t, w)"
+    )
+    plan = make_plan(parse(text), TENSOR.with_(target="stx"))
+    for piece in "apbq":
+        assert plan.root(Use(piece)) == Use("x")
+
+
 @pytest.mark.parametrize(
     "other", ["Cos (x)", "Slice (x, first, end, rows)", "Identity (x)"]
 )
@@ -214,6 +226,11 @@ CHANNELS = {
     "Gather": "p = Gather <axis = 1> (x, low)  q = Gather <axis = 1> (x, high)",
     "one": "p = Slice (x, first, end, axis)  q = Neg (p)",
 }
+LAST = {
+    name: cut.replace("axis = 1", "axis = 3")
+    for name, cut in CHANNELS.items()
+    if name != "one"
+}
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A16W8"])
@@ -222,23 +239,41 @@ def test_channels_of_small_values_keep_codes_of_their_own(
     cut: str, preset: str
 ) -> None:
     """One scale for a thousand times greater channels would round these to zero."""
+    _has_codes_for_small_channels(cut, preset, "y = Conv (p, w)  z = Conv (q, w)", 1)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+@pytest.mark.parametrize("cut", LAST.values(), ids=LAST)
+def test_channels_of_small_values_in_pictures_with_channels_last(
+    cut: str, preset: str
+) -> None:
+    layers = """s = Transpose <perm = [0, 3, 1, 2]> (p)  y = Conv (s, w)
+        t = Transpose <perm = [0, 3, 1, 2]> (q)  z = Conv (t, w)"""
+    _has_codes_for_small_channels(cut, preset, layers, 3)
+
+
+def _has_codes_for_small_channels(
+    cut: str, preset: str, layers: str, axis: int
+) -> None:
     constants = {
         "first": np.int64([0]),
         "second": np.int64([2]),
         "end": np.int64([2]),
         "all": np.int64([4]),
-        "axis": np.int64([1]),
+        "axis": np.int64([axis]),
         "low": np.int64([0, 1]),
         "high": np.int64([2, 3]),
         "w": weight(4, 2, 1, 1),
     }
-    text = f"""g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y, float[1, 4, 8, 8] z) {{
-        {cut}  y = Conv (p, w)  z = Conv (q, w)
+    shape = [8, 8]
+    shape.insert(axis - 1, 4)
+    text = f"""g (float{[1, *shape]} x) => (float[1, 4, 8, 8] y, float[1, 4, 8, 8] z) {{
+        {cut}  {layers}
     }}"""
     used = {k: v for k, v in constants.items() if f" {k}," in text or f" {k})" in text}
     model = models.parse(text, **used)
-    sizes = np.float32([1, 1, 1000, 1000]).reshape(1, 4, 1, 1)
-    data = [{"x": normal(1, 4, 8, 8, seed=seed) * sizes} for seed in range(4)]
+    sizes = np.moveaxis(np.float32([[[[1, 1, 1000, 1000]]]]), 3, axis)
+    data = [{"x": normal(1, *shape, seed=seed) * sizes} for seed in range(4)]
     config = QConfig.of(preset).with_(target="stx", min_sqnr=None)
     found = models.run(quantize(model, data, config=config).model, data[0])
     for value, expected in zip(found, models.run(model, data[0]), strict=True):

@@ -217,6 +217,10 @@ def test_no_data_is_needed_where_all_ranges_are_known() -> None:
     ("override", "message"),
     [
         (TensorOverride("z"), "no tensor of the model matches 'z'"),
+        (
+            TensorOverride("h", readers="product", keep=True),
+            "no node 'product' reads h; .*relu",
+        ),
         (TensorOverride("x", scale=1.0, zero_point=300), "has codes from 0 to 255"),
         (
             TensorOverride("w", axis=0, scale=[1.0, 2.0, 3.0], zero_point=0),
@@ -236,6 +240,52 @@ def test_no_data_is_needed_where_all_ranges_are_known() -> None:
 def test_what_does_not_fit_the_model(override: TensorOverride, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         written(override)
+
+
+JOINED = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N, 2] x) => (float[N, 2] y, float[N, 2] z)
+    <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] v = {1, -2, -3, 4}, float[4, 2] u = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        a = MatMul (x, w)
+        b = MatMul (x, v)
+        [join] c = Concat <axis = 1> (a, b)
+        [one] y = MatMul (c, u)
+        [two] z = MatMul (c, u)
+    }"""  # noqa: E501
+
+
+@pytest.mark.parametrize("target", ["", "cpu", "openvino"])
+@pytest.mark.parametrize("tensor", ["c", "a"])
+def test_a_range_for_one_reader_is_not_that_of_the_others(
+    tensor: str, target: str
+) -> None:
+    reader = "two" if tensor == "c" else "join"
+    given = TensorOverride(tensor, readers=reader, low=0.0, high=51.0)
+    config = QConfig.of("A8W8").with_(target=target, min_sqnr=None)
+    joined = parser.parse_model(JOINED)
+    result = quantize(joined, data(), config.with_(tensors=(given,))).model
+    plain = quantize(joined, data(), config).model
+    scales = [_scale_of(each, reader, 0) for each in (result, plain)]
+    assert scales[0] == np.float32(0.2) and scales[1] != scales[0]
+    if tensor == "c":
+        assert _scale_of(result, "one", 0) == _scale_of(plain, "one", 0)
+
+
+def _scale_of(result: ModelProto, reader: str, index: int) -> NDArray[Any]:
+    """Return the scale of what a node reads, beyond operators that move codes."""
+    producers = {name: each for each in result.graph.node for name in each.output}
+    producer = producers[node(result, reader).input[index]]
+    while producer.op_type != "DequantizeLinear":
+        producer = producers[producer.input[0]]
+    return value(result, producer.input[1])
+
+
+@pytest.mark.parametrize("target", ["", "cpu", "openvino"])
+def test_one_reader_of_a_result_reads_floats(target: str) -> None:
+    """The values are those that the Concat computes, not rounded ones."""
+    kept = TensorOverride("c", readers="two", keep=True)
+    config = QConfig.of("A8W8").with_(target=target, tensors=(kept,), min_sqnr=None)
+    result = quantize(parser.parse_model(JOINED), data(), config).model
+    assert node(result, "two").input[0] == node(result, "join").output[0]
 
 
 def test_a_relu_with_a_pair_in_front() -> None:

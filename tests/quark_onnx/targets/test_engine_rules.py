@@ -188,6 +188,23 @@ def broken() -> Iterator[tuple[str, Callable[[], ModelProto]]]:
         )
         return quantize(model, samples(model, 4), "A8W8").model
 
+    def padded_means() -> ModelProto:
+        model = parse(
+            """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {
+                y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1],
+                    count_include_pad = 1> (x)
+            }"""
+        )
+        return quantize(model, samples(model, 4), "A8W8").model
+
+    def small_products() -> ModelProto:
+        model = parse(
+            "g (float[1,4] x) => (float[1,2] y) { h = MatMul (x, w)  y = MatMul (h, u) }",
+            w=normal(4, 3),
+            u=normal(3, 2, seed=1),
+        )
+        return quantize(model, samples(model, 4), "A8W8").model
+
     def int16_biases() -> ModelProto:
         return preset("A8W8", bias="int16")()
 
@@ -196,6 +213,8 @@ def broken() -> Iterator[tuple[str, Callable[[], ModelProto]]]:
     yield "openvino.biases", int16_biases
     yield "openvino.floats", lambda: written(recurrent(), "cpu")
     yield "openvino.fused", gated
+    yield "openvino.padded_means", padded_means
+    yield "openvino.small_products", small_products
     yield "openvino.codes", vendor
     yield "tensorrt.activations", preset("A8W8", bias=False)
     yield "tensorrt.weights", preset("U8U8", bias=False)
