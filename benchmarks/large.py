@@ -1,6 +1,6 @@
 """Weight-only quantization: speed against copying the file, and peak memory.
 
-    python benchmarks/large.py [--gigabytes 0.021 0.059 0.197 0.348 1 3]
+    python benchmarks/large.py [--megabytes 21 59 197 348 1000 3000]
         [--presets INT4 UINT4 W8] [--folder DIR]
 
 The model is a stack of square matrix products with random weights: 4 MB each in a model file below
@@ -29,7 +29,7 @@ from _results import Store, add_arguments, table
 from onnx import TensorProto, helper
 from onnx.external_data_helper import set_external_data
 
-SIZES = [0.021, 0.059, 0.197, 0.348, 1.0, 3.0]  # GB
+SIZES = [21, 59, 197, 348, 1000, 3000]  # MB
 #: Bytes from which weights lie beside the model file.
 LARGE = 500_000_000
 #: Times the memory of the larger of model and result.
@@ -140,7 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gigabytes", nargs="+", type=float, default=SIZES)
+    parser.add_argument("--megabytes", nargs="+", type=float, default=SIZES)
     parser.add_argument("--presets", nargs="+", default=["INT4", "UINT4", "W8"])
     parser.add_argument(
         "--folder",
@@ -150,10 +150,10 @@ def main() -> int:
     add_arguments(parser, "out")
     arguments = parser.parse_args()
     store, rows, missed = Store(arguments.out / "large.json"), [], 0
-    for gigabytes in arguments.gigabytes:
+    for megabytes in arguments.megabytes:
         with TemporaryDirectory(dir=arguments.folder) as folder:
             (Path(folder) / "in").mkdir()
-            model = write(Path(folder) / "in", gigabytes * 1e9)
+            model = write(Path(folder) / "in", megabytes * 1e6)
             size = sum(path.stat().st_size for path in model.parent.iterdir())
             floor = copied(model.parent)
             for preset in arguments.presets:
@@ -163,10 +163,10 @@ def main() -> int:
                 own = values["private_mb"] * 2**20
                 met = own <= MOST * max(size, after)  # NaN is a miss
                 missed += not met
-                store.put(f"{gigabytes:g} GB {preset}", values)
+                store.put(f"{megabytes:g} MB {preset}", values)
                 rows.append(
                     [
-                        f"{gigabytes:g} GB, {preset}",
+                        f"{megabytes:g} MB, {preset}",
                         f"{size / floor / 1e6:.0f}",
                         f"{size / seconds / 1e6:.0f}",
                         f"{seconds / floor:.1f}",
