@@ -61,9 +61,6 @@ from calibrators.scratch import ScratchFolder
 #: A protobuf message ends at 2 GiB; larger models travel through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
 
-#: With weights of this size, freed memory is returned to the system before a session is opened.
-_WORTH_TRIMMING = 1 << 23
-
 #: Session options of onnxruntime. With the first one (microsoft/onnxruntime#12088) int8 weights
 #: become uint8, whose products are summed in 32 bits: sums of two products saturate at 16 bits on
 #: processors without VNNI (microsoft/onnxruntime#6004). With the second one, Q/DQ pairs are not
@@ -217,9 +214,7 @@ class _Session:
             _give_arrays(options, arrays)
         size = sum(array.nbytes for array in arrays.values())
         size += len(source) if isinstance(source, bytes) else _file_size(source)
-        trims = size > _WORTH_TRIMMING
-        if trims:
-            return_freed_memory()
+        return_freed_memory(size)
         # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
         self._session = interruptible(
@@ -227,8 +222,7 @@ class _Session:
             lambda: stop(True),
         )
         # Loading leaves copies of the weights behind.
-        if trims:
-            return_freed_memory()
+        return_freed_memory(size)
         self.settings = settings
         # onnxruntime (1.20 to 1.32) stores the running mean and variance of a
         # BatchNormalization in the memory of its inputs: in the arrays of the caller.

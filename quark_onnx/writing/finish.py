@@ -17,7 +17,7 @@ from calibrators.onnx_runtime.cpu_features import ADVICE, BETTER, SATURATION, sa
 from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from calibrators.onnx_runtime.isolation import release
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, is_defined, open_session
-from calibrators.onnx_runtime.tensors import estimate_bytes, loaded
+from calibrators.onnx_runtime.tensors import estimate_bytes, loaded, tensor_bytes
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.check.declared_shapes import open_contradicted
 from quark_onnx.common.errors import AccuracyError, ModelError
@@ -132,7 +132,7 @@ def finish(  # noqa: PLR0913
     if samples:
         opened = open_contradicted(graph.outputs, reference.outputs(samples[0]))
     # The peak comes while the result is written and read again, with two copies of it.
-    return_freed_memory()
+    return_freed_memory(sum(map(tensor_bytes, graph.initializers.values())))
     graph.infer()
     model = graph.to_model()
     # The constants of the graph are those of the model from here on, without a copy of them.
@@ -237,7 +237,7 @@ def _finished(
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.
     """
-    return_freed_memory()
+    return_freed_memory(estimate_bytes(model))
     errors, notes = measured or ([], [])
     notes = [*notes]
     if traced:
