@@ -68,7 +68,10 @@ def prepare(
         passes = passes_for(TARGETS[config.npu], format_of(config), LEGALIZING)
         graph, notes = settled(graph, passes, reference, sample)
     else:
-        passes = (*CLEANING, write_ranks)
+        passes = CLEANING
+        # The settings count the axes of a tensor from its own rank.
+        if all(override.axis is None for override in config.tensors):
+            passes = (*passes, write_ranks)
         if _runs_on_integers(config):
             passes = (*passes, batch_norm_to_conv)
         takes = TARGETS[config.target].takes if config.target else None
