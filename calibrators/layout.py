@@ -62,7 +62,7 @@ def rows(
 def parts_of_rows(
     array: NDArray[Any], axis: int, block_size: int
 ) -> list[NDArray[Any]]:
-    """Cut an array into views whose rows, one view after the other, are those of the array.
+    """Cut an array into views whose rows, joined in order, are the rows of the array.
 
     >>> array = np.arange(24).reshape(8, 3)
     >>> parts = parts_of_rows(array, 0, 4)

@@ -104,7 +104,8 @@ class Result:
         """Return five lines, where the fields would be megabytes."""
         report = self.report
         total = sum(count for _, count in report.operators.values())
-        verdict = "not measured" if report.verdict is None else str(report.verdict)
+        missing = "left out" if report.outputs else "not measured"
+        verdict = missing if report.verdict is None else str(report.verdict)
         lines = [
             f"Result: {report.quantized} of {counted(total, 'node')} quantized",
             f"  samples {report.samples} for calibration, {report.held_out} held out",

@@ -187,7 +187,7 @@ def _graph_pieces(
 
 
 def with_values_in_place(path: Path) -> Path:
-    """Write a model file beside another one, in which its large initializers stay as they are.
+    """Write a model file next to another one, to whose large initializers it refers.
 
     Programs that read external data without loading it open the new file in little memory.
 

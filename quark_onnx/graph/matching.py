@@ -137,6 +137,7 @@ def keeps_range(graph: Graph, pad: Node) -> bool:
 
 def counts_padding(node: Node) -> bool:
     """Return whether an AveragePool has padding, and counts its zeros."""
-    return bool(node.attribute("count_include_pad", 0)) and any(
+    pads = node.attribute("auto_pad", "NOTSET").startswith("SAME") or any(
         node.attribute("pads", [])
     )
+    return pads and bool(node.attribute("count_include_pad", 0))

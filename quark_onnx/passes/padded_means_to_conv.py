@@ -14,10 +14,9 @@ from onnx import TensorProto
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import counts_padding
 from quark_onnx.passes.base import register, rewrite_each
+from quark_onnx.patterns.openvino_faults import POSITIVE
 
 _RANK = 4
-#: Operators whose results are not negative, so that their zero point is 0.
-_POSITIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax"})
 
 
 @register
@@ -39,7 +38,7 @@ def _replace(graph: Graph, node: Node) -> bool:
         node.attribute("ceil_mode", 0)
         or node.attribute("auto_pad", "NOTSET") != "NOTSET"
     )
-    if has_others or graph.producer_of_kind(source, _POSITIVE) is not None:
+    if has_others or graph.producer_of_kind(source, POSITIVE) is not None:
         return False
     kernel = node.attribute("kernel_shape", [])
     mean = np.full((channels, 1, *kernel), 1 / prod(kernel), np.float32)

@@ -29,6 +29,8 @@ _MOVING = frozenset(
     {"Concat", "DepthToSpace", "Expand", "MaxPool", "Pad", "Reshape", "Resize", "Slice"}
     | {"SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample"}
 )
+#: Operators whose results are not negative, so that their zero point is 0.
+POSITIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax"})
 _MOST_ROWS, _MOST_SIZE = 8, 256
 
 
@@ -59,15 +61,20 @@ def padded_means(graph: Graph) -> list[Node]:
     ]
 
 
-def _pads_codes(graph: Graph, node: Node) -> bool:
-    if not counts_padding(node):
-        return False
+def moved_to(graph: Graph, tensor: str) -> dict[str, None]:
+    """Return the tensor, and tensors whose values it holds after operators that only move them."""
 
     def before(tensor: str) -> Sequence[str]:
         mover = graph.producer_of_kind(tensor, _MOVING)
         return () if mover is None else mover.operands
 
-    for tensor in reach(node.inputs[:1], before):
+    return reach([tensor], before)
+
+
+def _pads_codes(graph: Graph, node: Node) -> bool:
+    if not counts_padding(node):
+        return False
+    for tensor in moved_to(graph, node.inputs[0]):
         dequantize = graph.producer_of_type(tensor, DEQUANTIZE)
         if dequantize is None:
             continue
@@ -99,10 +106,12 @@ def _rows(graph: Graph, node: Node) -> float:
         if pair is not None:
             tensors.append(pair.inputs[0])
     for name in tensors:
-        shape = graph.shape(name)
-        if shape is not None:
-            size = shape[0] if len(shape) == 2 else None
-            return size if isinstance(size, int) else np.inf
+        sizes = graph.sizes(name)
+        if len(sizes) > 2:
+            return np.inf
+        # A result may be declared with a name for a size that is known of the operand.
+        if len(sizes) == 2 and isinstance(sizes[0], int):
+            return sizes[0]
     return np.inf
 
 
@@ -118,4 +127,6 @@ def _has_bias(graph: Graph, node: Node) -> bool:
 
 def _differ(graph: Graph, name: str) -> bool:
     values = graph.constant(constant_behind(graph, name))
-    return values is not None and bool(np.ptp(values.astype(np.float64)))
+    if values is None or not values.size:
+        return False
+    return bool(np.ptp(values.astype(np.float64)))

@@ -8,8 +8,9 @@ floats is one kernel there; with asymmetric codes it is many.
 from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.graph.matching import only_use
+from quark_onnx.graph.matching import counts_padding, only_use
 from quark_onnx.patterns.activation import function_after
+from quark_onnx.patterns.openvino_faults import POSITIVE, moved_to
 from quark_onnx.patterns.weight_axes import transposed_matrix
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules import WEIGHTED
@@ -35,6 +36,7 @@ _LAST = (
     "no layer reads it, and the engine of the target computes a float result as fast"
 )
 _ATTENTION = "the engine of the target computes products of two activations in float"
+_PADDED = "the engine of the target pads codes of an average with 0, not with their zero point"
 
 
 def spare_fused(plan: PlanBuilder) -> None:
@@ -86,6 +88,20 @@ def spare_products(plan: PlanBuilder) -> None:
     backward = reach(products, before)
     for node in products + [node for node in forward if node in backward]:
         plan.keep_node(node, _ATTENTION)
+
+
+def spare_padded_means(plan: PlanBuilder) -> None:
+    """Keep inputs of averages that count their padding float, unless their zero point is 0.
+
+    Preparation writes most of these averages as convolutions.
+    """
+    graph = plan.graph
+    for node in graph.nodes_of({"AveragePool"}):
+        if not counts_padding(node):
+            continue
+        for tensor in moved_to(graph, node.inputs[0]):
+            if graph.producer_of_kind(tensor, POSITIVE) is None:
+                plan.keep(tensor, _PADDED)
 
 
 def spare_results(plan: PlanBuilder) -> None:

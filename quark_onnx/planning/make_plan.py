@@ -35,7 +35,12 @@ from quark_onnx.plan import (
 )
 from quark_onnx.planning.composites import spare_composites
 from quark_onnx.planning.decoding import spare_decoding
-from quark_onnx.planning.engine_floats import spare_fused, spare_products, spare_results
+from quark_onnx.planning.engine_floats import (
+    spare_fused,
+    spare_padded_means,
+    spare_products,
+    spare_results,
+)
 from quark_onnx.planning.joined_tokens import spare_joined_tokens
 from quark_onnx.planning.long_sums import spare_long_sums
 from quark_onnx.planning.spare_decisions import spare_decisions
@@ -113,11 +118,7 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
         spare_long_sums(plan)
         spare_composites(plan)
         spare_joined_tokens(plan)
-    if config.safe and takes.fuses:
-        spare_fused(plan)
-        spare_results(plan)
-    if config.safe and not takes.products:
-        spare_products(plan)
+    _spare_for_engine(plan, takes, safe=config.safe)
     if config.safe:
         spare_decoding(plan)
     spare_decisions(plan)
@@ -301,6 +302,17 @@ def _lift(plan: PlanBuilder) -> None:
         alone = graph.consumers(source.tensor) == [node]
         if alone and not graph.is_output(source.tensor):
             plan.entries[source], plan.entries[result] = entry, SameAs(source)
+
+
+def _spare_for_engine(plan: PlanBuilder, takes: Takes, *, safe: bool) -> None:
+    """Keep float what the engine of a target computes faster so, or only so rightly."""
+    if safe and takes.fuses:
+        spare_fused(plan)
+        spare_results(plan)
+    if safe and not takes.products:
+        spare_products(plan)
+    if not takes.padded_means:
+        spare_padded_means(plan)
 
 
 def _lift_for_engine(plan: PlanBuilder) -> None:

@@ -68,11 +68,14 @@ def prepare(
         passes = passes_for(TARGETS[config.npu], format_of(config), LEGALIZING)
         graph, notes = settled(graph, passes, reference, sample)
     else:
-        passes = (*CLEANING, write_ranks)
+        passes = CLEANING
+        # The settings count the axes of a tensor from its own rank.
+        if all(override.axis is None for override in config.tensors):
+            passes = (*passes, write_ranks)
         if _runs_on_integers(config):
             passes = (*passes, batch_norm_to_conv)
         takes = TARGETS[config.target].takes if config.target else None
-        if takes is not None and not takes.padded_means:
+        if takes is not None and not takes.padded_means and not _names_means(config):
             passes = (*passes, padded_means_to_conv)
         graph, notes = rewritten(graph, passes, reference, sample)
     # Sizes that have become constants determine those of the outputs.
@@ -93,6 +96,14 @@ def _runs_on_integers(config: QConfig) -> bool:
     if config.op_types or any(override.op_types for override in config.overrides):
         return False
     return isinstance(activation.dtype, Integer) and weight.per_channel
+
+
+def _names_means(config: QConfig) -> bool:
+    """Return whether a decision for operator types would miss a mean written as a convolution."""
+    chosen = frozenset(config.op_types)
+    if chosen and not chosen >= {"AveragePool", "Conv"}:
+        return True
+    return any("AveragePool" in override.op_types for override in config.overrides)
 
 
 def passes_for(target: Target, kind: str, passes: Sequence[Pass]) -> tuple[Pass, ...]:

@@ -105,6 +105,7 @@ def test_without_a_verdict_the_model_is_the_same() -> None:
     assert judged.report.verdict is not None and judged.report.warnings
     assert plain.report.verdict is None and not plain.report.warnings
     assert "verdict   unknown: left out" in str(plain.report)
+    assert repr(plain).endswith("verdict left out")
 
 
 def test_states_are_fed_back_by_every_command() -> None:

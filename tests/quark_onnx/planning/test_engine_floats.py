@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from quark_onnx import QConfig, compare, on_engine, quantize
-from quark_onnx.common.errors import ConstraintError
+from quark_onnx import Override, QConfig, compare, on_engine, quantize
 from quark_onnx.targets import check
-from tests.models import normal, parse, run, samples, weight
+from tests.models import kinds, normal, parse, run, samples, weight
 
 OPENVINO = QConfig.of("A8W8").with_(target="openvino")
 FUNCTIONS = {
@@ -271,13 +270,60 @@ def test_openvino_computes_means_that_count_padding() -> None:
 
 
 @pytest.mark.parametrize("move", ["", "t = Transpose <perm = [0,1,3,2]> (c)"])
-def test_means_that_count_padding_are_refused_without_preparation(move: str) -> None:
+def test_means_that_count_padding_read_floats_without_preparation(move: str) -> None:
     text = PADDED.replace("(c)\n", f"({'t' if move else 'c'})\n").replace(
         "p =", f"{move} p ="
     )
     model = parse(text, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
-    with pytest.raises(ConstraintError, match=r"openvino\.padded_means"):
-        quantize(model, samples(model, 8), OPENVINO.with_(prepare=False))
+    written_as_floats(model, OPENVINO.with_(prepare=False), {"x", "p"})
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        "kernel_shape = [3,3], pads = [1,1,1,1], ceil_mode = 1",
+        'kernel_shape = [3,3], auto_pad = "SAME_UPPER"',
+    ],
+)
+def test_means_that_stay_read_floats(windows: str) -> None:
+    text = PADDED.replace("kernel_shape = [3,3], pads = [1,1,1,1]", windows)
+    model = parse(text, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+    written_as_floats(model, OPENVINO, {"x", "p"})
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_means_of_sequences_and_volumes_read_floats(axes: int) -> None:
+    sizes = ",".join(["6"] * axes)
+    kernel = ",".join(["3"] * axes)
+    pads = ",".join(["1"] * 2 * axes)
+    model = parse(
+        f"""g (float[1,4,{sizes}] x) => (float[1,3,{sizes}] y) {{
+            c = Conv (x, w)
+            p = AveragePool <kernel_shape = [{kernel}], pads = [{pads}],
+                count_include_pad = 1> (c)
+            y = Conv (p, u)
+        }}""",
+        w=normal(4, 4, *[1] * axes),
+        u=normal(3, 4, *[1] * axes, seed=1),
+    )
+    written_as_floats(model, OPENVINO, {"x", "p"})
+
+
+def test_decisions_for_the_operator_type_reach_means_that_count_padding() -> None:
+    model = parse(PADDED, w=normal(4, 4, 1, 1), u=normal(3, 4, 1, 1, seed=1))
+    keep = Override(op_types="AveragePool", keep=True)
+    written_as_floats(model, OPENVINO.with_(overrides=(keep,)), {"x", "p"})
+    written_as_floats(model, OPENVINO.with_(op_types=("Conv",)), {"x", "p"})
+
+
+def written_as_floats(model: ModelProto, config: QConfig, quantized: set[str]) -> None:
+    """Check that an average stays, reads floats, and that the file breaks no rule."""
+    data = samples(model, 8)
+    result = quantize(model, data, config).model
+    assert kinds(result).count("AveragePool") == 1
+    assert quantized_tensors(result) == quantized
+    assert not check(result, "openvino").findings
+    assert compare(model, result, data, preprocessing=False).sqnr > 25
 
 
 @pytest.mark.parametrize("clip", ["Relu (s)", "Clip (s, low, high)"])

@@ -354,3 +354,19 @@ def test_parameters_stand_in_the_field_of_their_type() -> None:
         and len(fields["x_zero_point"].int32_data) == 1
     )
     assert fields["x_scale"].data_type == TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("axis", [0, -3])
+def test_an_axis_is_counted_in_the_shape_that_the_user_wrote(axis: int) -> None:
+    """Preparation writes leading axes in constants that a PRelu reads."""
+    slopes = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y)
+        <float[2, 1, 1] k = {0.1, 0.002}> { y = PRelu (x, k) }""")
+    random = np.random.default_rng(0)
+    images = random.standard_normal((4, 1, 2, 4, 4)).astype(np.float32)
+    given = TensorOverride("k", axis=axis, low=(0, 0), high=(0.1, 0.002))
+    result = quantize(
+        slopes, [{"x": image} for image in images], QConfig(tensors=[given])
+    )
+    codes = value(result.model, "k_quantized")
+    assert codes.shape == (2, 1, 1) and (codes == 255).all()

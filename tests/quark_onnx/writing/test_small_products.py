@@ -8,6 +8,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, compare, on_engine, quantize
 from quark_onnx.graph import Graph
+from quark_onnx.patterns.openvino_faults import unscaled_products
 from tests.models import kinds, normal, parse, run, samples
 
 OPENVINO = QConfig.of("A8W8").with_(target="openvino")
@@ -70,6 +71,30 @@ def test_other_products_stay(case: str) -> None:
     model = chain(*AS_THEY_ARE[case])
     written = quantize(model, samples(model, 4), OPENVINO).model
     assert kinds(written).count("Max") == 0
+
+
+def test_sizes_of_a_result_may_be_declared_by_name() -> None:
+    model = chain(BOUNDED["Relu"])
+    for dimension in model.graph.output[0].type.tensor_type.shape.dim:
+        dimension.dim_param = "size"
+    written = quantize(model, samples(model, 4), OPENVINO).model
+    assert kinds(written).count("Max") == 1
+
+
+def test_a_product_with_an_empty_sum_is_no_error() -> None:
+    """A bias without values has no smallest and no greatest one."""
+    model = parse(
+        """g (float[1,4] x) => (float[1,0] y) {
+            v = DequantizeLinear (w, scale)  h = Gemm (x, v, b)
+            q = QuantizeLinear (h, scale)  d = DequantizeLinear (q, scale)
+            k = DequantizeLinear (u, scale)  y = Gemm (d, k, b)
+        }""",
+        w=np.zeros((4, 0), np.uint8),
+        u=np.zeros((0, 0), np.uint8),
+        b=np.zeros(0, np.float32),
+        scale=np.float32(1),
+    )
+    assert len(unscaled_products(Graph.of(model))) == 1
 
 
 def test_a_target_of_onnxruntime_needs_no_bound() -> None:
