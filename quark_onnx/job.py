@@ -59,7 +59,7 @@ from quark_onnx.planning.keep_codes import keep_codes
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.opsets import lower_opset
-from quark_onnx.planning.plan_at_opset import plan_at_opset
+from quark_onnx.planning.plan_at_opset import plan_at_opset, raise_to_formats
 from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
@@ -399,10 +399,10 @@ def _prepare(job: Job, data: RunData, progress: bool | None) -> Prepared:
     # Earlier statistics have the keys of the graph at its own opset.
     if rewrites_float and job.calibration is None:
         # Once, and not for each graph that optimizers make.
-        at_opset = plan_at_opset(graph, config, reference, sample)
+        at_opset, notes = raise_to_formats(graph, config, reference, sample)
         # ``_plan`` says so where it cannot be raised.
-        if at_opset.graph is not graph:
-            graph, raised = at_opset.graph, at_opset.notes
+        if at_opset is not graph:
+            graph, raised = at_opset, notes
     # Receives the statistics that optimizers measure, so that calibration need not measure them
     # again.
     statistics = Calibration("")

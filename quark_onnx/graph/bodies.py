@@ -159,24 +159,40 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
         graph.import_domain(entry.domain, entry.version)
 
 
-def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
+#: Bodies of graphs, extracted as graphs.
+Extracted = dict[Graph, list[tuple[Body, Graph]]]
+
+
+def in_bodies(
+    graph: Graph,
+    rewrite: Callable[[Graph], int],
+    extracted: Extracted | None = None,
+) -> int:
     """Rewrite the bodies of a graph's nodes in place, without nested ones.
 
     Args:
         graph: the graph.
         rewrite: changes a body, extracted as a graph, and returns the number of rewrites.
+        extracted: bodies that earlier calls extracted, and that no rewrite has outdated since; new
+            ones are added. After a rewrite it is empty. None to extract them here.
 
     Returns:
         The number of rewrites.
     """
     count = 0
-    # Extracted before the first change: putting a body back changes the attributes of the node.
-    for body in list(bodies(graph)):
-        inner = Graph(body.model, store=graph.store)
+    extracted = {} if extracted is None else extracted
+    if graph not in extracted:
+        # Before the first change: putting a body back changes the attributes of the node.
+        extracted[graph] = [
+            (body, Graph(body.model, store=graph.store)) for body in bodies(graph)
+        ]
+    for body, inner in extracted[graph]:
         # A tensor of a body must not hide one of an outer graph.
         inner.reserve(graph.names)
         rewrites = rewrite(inner)
         if rewrites:
             put_back(graph, body, inner)
             count += rewrites
+    if count:
+        extracted.clear()
     return count

@@ -40,6 +40,16 @@ class PlannedGraph:
     notes: list[str]
 
 
+def raise_to_formats(
+    graph: Graph, config: QConfig, reference: Reference, sample: Sample | None
+) -> tuple[Graph, list[str]]:
+    """Return a graph at the opset that its formats need, without its plan, and notes.
+
+    The arguments, the errors and the graph are those of ``plan_at_opset``.
+    """
+    return _raised(graph, _draft(graph, config), config, reference, sample)
+
+
 def plan_at_opset(
     graph: Graph,
     config: QConfig,
@@ -61,21 +71,38 @@ def plan_at_opset(
         ModelError: the com.microsoft domain lacks a format as well.
         ConfigError: a higher opset would help, and the config forbids it.
     """
-    # Patterns were checked on the user's graph (``strict``); rewrites may have removed nodes they
-    # name.
-    plan = make_plan(graph, config, strict=False)
-    body_plans = plan_bodies(graph, config) if bodies else []
-    raised, notes = raise_opset_for(
-        graph, plan, config, reference, sample, wanted(body_plans)
-    )
+    draft = _draft(graph, config, bodies=bodies)
+    raised, notes = _raised(graph, draft, config, reference, sample)
     # Identity: raise_opset_for returns the same object where nothing was converted.
     if raised is not graph:
         # The converter rewrites operators whose meaning changes: decisions of the draft name nodes
         # and tensors that may be gone.
-        plan = make_plan(raised, config, strict=False)
-        body_plans = plan_bodies(raised, config) if bodies else []
+        draft = _draft(raised, config, bodies=bodies)
+    plan, body_plans = draft
     body_plans = _kept_to_opset(body_plans, vendor=config.form == "vendor")
     return PlannedGraph(raised, plan, body_plans, notes)
+
+
+def _draft(
+    graph: Graph, config: QConfig, *, bodies: bool = True
+) -> tuple[Plan, list[SubgraphPlan]]:
+    """Return the plans of a graph and of its bodies at its own opset."""
+    # Patterns were checked on the user's graph (``strict``); rewrites may have removed nodes they
+    # name.
+    plan = make_plan(graph, config, strict=False)
+    return plan, plan_bodies(graph, config) if bodies else []
+
+
+def _raised(
+    graph: Graph,
+    draft: tuple[Plan, list[SubgraphPlan]],
+    config: QConfig,
+    reference: Reference,
+    sample: Sample | None,
+) -> tuple[Graph, list[str]]:
+    """Return a graph at the opset that the formats of its plans need, and notes."""
+    plan, body_plans = draft
+    return raise_opset_for(graph, plan, config, reference, sample, wanted(body_plans))
 
 
 def _kept_to_opset(

@@ -12,7 +12,7 @@ from quark_onnx.common.registry import TARGETS
 from quark_onnx.config import QConfig
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
-from quark_onnx.graph.bodies import in_bodies
+from quark_onnx.graph.bodies import Extracted, in_bodies
 from quark_onnx.passes import (
     CANONICALIZE,
     CLEANING,
@@ -229,6 +229,7 @@ def clean(
     """
     # Passes rewrite in place; the caller keeps the graph for a retry.
     result, counts = graph.copy(), Counter[str]()
+    extracted: Extracted = {}
     for _ in range(rounds):
         before = counts.total()
         for single in passes:
@@ -236,7 +237,7 @@ def clean(
                 # The other passes of LEGALIZING serve compilers of accelerators, and rewrite the
                 # main graph alone.
                 if single in CLEANING:
-                    count = _everywhere(result, single)
+                    count = _everywhere(result, single, extracted)
                 else:
                     count = single(result)
             except Exception as error:  # a defect of a pass must not fail the run
@@ -249,6 +250,7 @@ def clean(
                 result, notes = clean(graph, others, rounds)
                 return result, [*notes, f"{single.__name__} failed: {error}"]
             if count:
+                extracted.clear()
                 result.drop_unused()
                 result.infer()
                 counts[single.__name__] += count
@@ -257,21 +259,27 @@ def clean(
     return result, [f"{name}: {count}" for name, count in counts.items()]
 
 
-def _everywhere(graph: Graph, single: Pass) -> int:
+def _everywhere(graph: Graph, single: Pass, extracted: Extracted) -> int:
     """Run a pass on a graph and on nested bodies.
+
+    Args:
+        extracted: as for ``in_bodies``.
 
     Returns:
         The number of rewritten places.
     """
-    return single(graph) + in_bodies(graph, lambda body: _cleaned(body, single))
-
-
-def _cleaned(body: Graph, single: Pass) -> int:
-    count = _everywhere(body, single)
+    count = single(graph)
     if count:
-        body.drop_unused()
-        body.infer()
-    return count
+        extracted.clear()
+
+    def rewrite(body: Graph) -> int:
+        rewrites = _everywhere(body, single, extracted)
+        if rewrites:
+            body.drop_unused()
+            body.infer()
+        return rewrites
+
+    return count + in_bodies(graph, rewrite, extracted)
 
 
 def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
