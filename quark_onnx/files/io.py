@@ -35,8 +35,8 @@ from quark_onnx.files.model_file import (
     MALFORMED,
     MESSAGE,
     read_model,
-    with_values_in_place,
     write_model,
+    written_by_reference,
 )
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
@@ -457,7 +457,7 @@ def staged(
                 shutil.copyfile(source, temporary)
             else:
                 write_model(model, temporary)
-            opened = with_values_in_place(temporary) if lean else temporary
+            opened = written_by_reference(temporary) if lean else temporary
         yield opened
         with _writing(path):
             # The data file goes first: a model without its data cannot be loaded.

@@ -186,7 +186,7 @@ def _graph_pieces(
         yield message[middle : field.end]
 
 
-def with_values_in_place(path: Path) -> Path:
+def written_by_reference(path: Path) -> Path:
     """Write a model file next to another one, to whose large initializers it refers.
 
     Programs that read external data without loading it open the new file in little memory.

@@ -20,7 +20,7 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import known_sizes
 
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
-#: Operators that the kernel takes into the bounds of the next pair.
+#: Operators that the kernel computes by moving the bounds at which the next pair rounds.
 _ARITHMETIC = frozenset(
     {"Abs", "Add", "Clip", "Div", "Identity", "Mul", "Neg", "Relu", "Sub"}
 )

@@ -67,7 +67,7 @@ _RULES = {
         f"{_AGAIN} openvino",
     ),
     "openvino.small_products": Rule(
-        "a small product has a bias, or a Max before the next pair: otherwise its scales are lost",
+        "small products without a bias have a Max before the next pair, which keeps their scales",
         _OPENVINO,
         True,
         f"{_AGAIN} openvino",

@@ -437,7 +437,7 @@ def test_a_disk_that_is_full_before_the_check_leaves_nothing(
     def full(path: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(io, "with_values_in_place", full)
+    monkeypatch.setattr(io, "written_by_reference", full)
     with (
         pytest.raises(ModelError, match=r"q.onnx cannot be written: No space left"),
         staged(conv_relu(), tmp_path / "q.onnx", external=False, lean=True),

@@ -29,8 +29,8 @@ from quark_onnx.files.io import open_model
 from quark_onnx.files.model_file import (
     mentions,
     read_model,
-    with_values_in_place,
     write_model,
+    written_by_reference,
 )
 from quark_onnx.graph import Graph, model_key, native, store
 from quark_onnx.graph.native import run_onnx_check
@@ -289,7 +289,7 @@ def test_the_size_of_a_model_with_values_in_files_is_that_of_its_file(
 
 def test_a_file_beside_another_reads_its_values_there(tmp_path: Path) -> None:
     path = saved(large(), tmp_path)
-    beside = with_values_in_place(path)
+    beside = written_by_reference(path)
     assert beside.parent == path.parent and beside != path
     assert beside.stat().st_size < 10_000
     onnx.checker.check_model(str(beside), full_check=True)
@@ -298,7 +298,7 @@ def test_a_file_beside_another_reads_its_values_there(tmp_path: Path) -> None:
     (found,) = open_session(beside, lean=True, optimize=False).run(None, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     small = saved(parse("g (float[2] x) => (float[2] y) { y = Relu (x) }"), tmp_path)
-    assert with_values_in_place(small) == small
+    assert written_by_reference(small) == small
 
 
 def test_a_model_beyond_a_message_is_not_written(
