@@ -28,6 +28,13 @@ ALL = {
     "pow2": POW2,
 }
 
+#: Presets that one network is quantized with: onnxruntime takes a second to open the functions of a
+#: block format in each network, and MX6, MXFP8E4M3 and MXFP4E2M1 have the same functions but for
+#: the element.
+ONE_NETWORK = frozenset(
+    ("MX4", "MX9", "MX9_INT8", "MXFP8E5M2", "MXFP6E3M2", "MXFP6E2M3", "MXINT8")
+)
+
 
 def portable(config: QConfig) -> QConfig:
     """A configuration whose integer kernels are right on every processor: where sums of 8-bit

@@ -35,15 +35,9 @@ from quark_onnx.common.registry import DTYPES, PRESETS
 from quark_onnx.config import FORMS, QuantizationSpec
 from quark_onnx.dtypes import Block, Half, Integer
 from tests.models import Feeds, interface, kinds, normal, parse, weight
-from tests.settings import portable
+from tests.settings import ONE_NETWORK, portable
 
 STRATEGIES = ("static", "dynamic", "weights")
-#: Presets that go through the convolutions alone: onnxruntime takes a second to open the functions
-#: of a block format in each network, and MX6, MXFP8E4M3 and MXFP4E2M1 have the same functions but
-#: for the element.
-ONE_NETWORK = frozenset(
-    ("MX4", "MX9", "MX9_INT8", "MXFP8E5M2", "MXFP6E3M2", "MXFP6E2M3", "MXINT8")
-)
 
 #: Operators that compute on codes, by what they take the place of.
 ON_CODES = {"QLinearConv", "QLinearMatMul", "QGemm"}

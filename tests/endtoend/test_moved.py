@@ -30,7 +30,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.moved import PROPAGATED, pair_moved
 from quark_onnx.graph.node import DEQUANTIZE
 from tests.models import MODELS, Feeds, parse, run, samples, weight
-from tests.settings import portable
+from tests.settings import ONE_NETWORK, portable
 
 #: Formats of so few bits that a result of one number may be any distance from the float one.
 COARSE = frozenset(
@@ -272,7 +272,13 @@ def names_read(graph: onnx.GraphProto) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ONE_NETWORK else name
+        for name in PRESETS
+    ],
+)
 def test_the_six_operators_at_every_preset(preset: str, child: Child) -> None:
     """Each of the operators that onnxruntime propagates through.
 
