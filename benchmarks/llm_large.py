@@ -5,11 +5,11 @@ measured and estimated.
         [--shape BLOCKS HIDDEN] [--folder DIR] [--clock cpu] [--report] [--estimate-again]
 
 Models have the shapes of TinyLlama 1.1B, of Llama 3 8B and 70B, and of Kimi K2 with a trillion
-parameters, and random weights in bfloat16. A run is SIZE[:BLOCKS[:EXPERTS]]/SCHEME[+ALGORITHM]: a
-model with all its blocks, or with as many as stand there, is written to a temporary folder and
-quantized by a process of its own; no data is needed besides disk space, about twice the size of
-the model. Activations and algorithms are calibrated on 1,024 random tokens. The models of 70B and
-1T get a vocabulary of 8,192 tokens.
+parameters, and random weights in bfloat16. A run is SIZE[:BLOCKS[:EXPERTS]]/SCHEME[+ALGORITHM],
+or SIZE/gguf-KIND for a GGUF file: a model with all its blocks, or with as many as stand there, is
+written to a temporary folder and quantized by a process of its own; no data is needed besides disk
+space, about twice the size of the model. Activations and algorithms are calibrated on 1,024 random
+tokens. The models of 70B and 1T get a vocabulary of 8,192 tokens.
 
 A plan is an estimate for the whole model of a size and 128 windows of 512 tokens, from files that
 hold the headers of the tensors and no values. --estimate-again replaces the estimates of all runs
@@ -45,10 +45,12 @@ from _llm_shapes import SIZES, Size, small_llama, write, write_headers
 from _memory import PrivatePeak, peak_mb
 from _results import Row, Store, add_arguments, table
 
-SCHEMES = ("uint4_wo_128", "fp8")
+SCHEMES = ("uint4_wo_128", "fp8", "gguf-q4_1")
 RUNS = (
     "1B/uint4_wo_128",
     "1B/fp8",
+    "1B/gguf-q4_1",
+    "1B/gguf-q8_0",
     "1B:2/uint4_wo_128+gptq",
     "1B:2/uint4_wo_128+awq",
     "8B:4/uint4_wo_128",
@@ -69,7 +71,7 @@ WINDOWS, PLANNED_WINDOWS = 2, 128
 #: Tokens of the models with few blocks.
 FEW_TOKENS = 8192
 CHUNK = 1 << 24
-_NAME = re.compile(r"(\w+)(?::(\d+))?(?::(\d+))?/(\w+)(?:\+([\w:=,.]+))?")
+_NAME = re.compile(r"(\w+)(?::(\d+))?(?::(\d+))?/([\w-]+)(?:\+([\w:=,.]+))?")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Run:
     Attributes:
         name: name in the results.
         size: shape of the model.
-        scheme: name of the scheme.
+        scheme: name of the scheme; ``gguf-`` and a kind for a GGUF file.
         algorithm: an algorithm with its settings; empty for none.
     """
 
@@ -119,8 +121,8 @@ class Result:
         peak: peak of resident memory, with mapped files.
         private: peak of the memory without mapped files.
         size: size of the result.
-        estimated_memory: estimated peak of resident memory.
-        estimated_size: estimated size of the result.
+        estimated_memory: estimated peak of resident memory; None for a GGUF file.
+        estimated_size: estimated size of the result; None for a GGUF file.
     """
 
     seconds: float
@@ -128,12 +130,17 @@ class Result:
     peak: int
     private: int
     size: int
-    estimated_memory: int
-    estimated_size: int
+    estimated_memory: int | None
+    estimated_size: int | None
 
 
 class _Planned(Exception):
     """Exception to stop a run after its estimate."""
+
+
+def _gguf_kind(scheme: str) -> str:
+    """Return the kind of a GGUF file; empty for the scheme of a checkpoint."""
+    return scheme.removeprefix("gguf-") if scheme.startswith("gguf-") else ""
 
 
 def config_of(source: Any, scheme: str, algorithm: str) -> Any:
@@ -149,23 +156,29 @@ def child(folder: str, output: str, scheme: str, algorithm: str) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401  - imports are not timed
 
     from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+    from quark_onnx.torch.exports.gguf import write_gguf
+    from quark_onnx.torch.pipelines.estimate import Estimate
     from quark_onnx.torch.pipelines.ptq import Text, ptq
 
     source = FloatCheckpoint(folder)
-    config = config_of(source, scheme, algorithm)
     text = Text(str(Path(folder) / "tokens.npy"), None, LENGTH)
     watch = PrivatePeak()
     start, cpu = time.perf_counter(), time.process_time()
-    estimate = ptq(source, text, config, output, progress=False).estimate
+    estimate: Estimate | None = None
+    if kind := _gguf_kind(scheme):
+        write_gguf(folder, f"{output}.gguf", kind)
+    else:
+        config = config_of(source, scheme, algorithm)
+        estimate = ptq(source, text, config, output, progress=False).estimate
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     found = Result(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         peak=int(peak_mb() * 2**20),
         private=int(watch.mb * 2**20),
-        size=size_of(output),
-        estimated_memory=estimate.memory,
-        estimated_size=estimate.disk,
+        size=size_of(Path(output).parent),
+        estimated_memory=estimate and estimate.memory,
+        estimated_size=estimate and estimate.disk,
     )
     print(json.dumps(asdict(found)))
 
@@ -209,8 +222,10 @@ def write_tokens(folder: Path, vocabulary: int, windows: int) -> None:
 
 
 def size_of(folder: Path | str) -> int:
-    """Return the size of the tensor files in bytes."""
-    return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+    """Return the size of the tensor files of a folder and its folders in bytes."""
+    files = Path(folder).rglob("*")
+    kinds = (".safetensors", ".gguf")
+    return sum(file.stat().st_size for file in files if file.suffix in kinds)
 
 
 def copied(folder: Path, clock: Callable[[], float]) -> tuple[float, float]:
@@ -276,7 +291,7 @@ def complaints(result: Result) -> list[str]:
     }
     found = []
     for name, (real, estimated) in pairs.items():
-        if not estimated / 2 <= real <= estimated * 2:
+        if estimated and not estimated / 2 <= real <= estimated * 2:
             found.append(f"{name}: {real:.4g}, estimated {estimated:.4g}")
     return found
 
@@ -341,7 +356,7 @@ def plan(name: str, folder: Path) -> Iterator[tuple[str, Row]]:
 def estimate_again(store: Store, folder: Path | None) -> None:
     """Replace the estimates of all runs."""
     for name, row in store.rows().items():
-        if name.startswith("plan "):
+        if name.startswith("plan ") or row["estimated_memory"] is None:
             continue
         run = Run.of(name)
         with TemporaryDirectory(dir=folder) as place:
@@ -368,11 +383,11 @@ def measured_tables(rows: dict[str, Row]) -> str:
                 f"{row['cpu_seconds']:.1f}",
                 f"{row['floor']:.1f}",
                 f"{_time(row) / row['floor']:.1f}",
-                f"{row['peak'] / 1e6:.0f}",
-                f"{row['private'] / 1e6:.0f}",
-                f"{row['estimated_memory'] / 1e6:.0f}",
-                f"{row['size'] / 1e6:.0f}",
-                f"{row['estimated_size'] / 1e6:.0f}",
+                _megabytes(row["peak"]),
+                _megabytes(row["private"]),
+                _megabytes(row["estimated_memory"]),
+                _megabytes(row["size"]),
+                _megabytes(row["estimated_size"]),
             ]
         )
     plans = []
@@ -403,6 +418,11 @@ def measured_tables(rows: dict[str, Row]) -> str:
     ]
     plan_head = ["plan", "model GB", "block GB", "memory GB", "result GB"]
     return f"{table(run_head, runs)}\n\n{table(plan_head, plans)}\n"
+
+
+def _megabytes(size: int | None) -> str:
+    """Return a size in a cell of the table; empty where none is known."""
+    return "" if size is None else f"{size / 1e6:.0f}"
 
 
 def _time(row: Row) -> float:

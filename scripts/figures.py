@@ -498,6 +498,7 @@ def llm_large() -> str:
         if key.startswith("plan "):
             continue
         seconds = row["cpu_seconds" if row["clock"] == "cpu" else "seconds"]
+        estimated = row["estimated_memory"], row["estimated_size"]
         rows.append(
             (
                 f"`{key}`",
@@ -507,9 +508,9 @@ def llm_large() -> str:
                 f"{row['floor']:.0f}",
                 f"{row['private'] / 1e6:.0f}",
                 f"{row['peak'] / 1e6:.0f}",
-                f"{row['estimated_memory'] / 1e6:.0f}",
+                f"{estimated[0] / 1e6:.0f}" if estimated[0] else "-",
                 f"{row['size'] / 1e9:.2f}",
-                f"{row['estimated_size'] / 1e9:.2f}",
+                f"{estimated[1] / 1e9:.2f}" if estimated[1] else "-",
             )
         )
     head = (
