@@ -7,16 +7,16 @@ the floor.
 
 The model is a Llama with random weights in float32, made in a temporary folder, with fewer blocks
 for AWQ; 2,048 random tokens calibrate. Each run is a process of its own; tools take turns, and
-medians over the repeats are reported. Ours goes from file to file and writes the checkpoint, with
-its defaults and once more with one sweep and ranges from least to greatest value, which is what the
-others do; the others quantize a model that they have loaded, and neither loading nor writing is
-timed. The floor is what no run can do without, at the rate of a matrix product of this machine: one
-pass of each token through the blocks, the products of inputs, and, for GPTQ, a third of the cube of
-the inputs for their inverse and their square, for each output, for its sweep. The exit code is 1
-where ours, at the same work, is not twice as fast as each other tool, or takes more than half the
-memory; what its defaults take is shown, and not judged. Memory includes imports: torch and
-transformers take 335 MB in every tool, so that on much smaller models than those by default no
-tool can take half of another.
+medians over the repeats are reported. CPU seconds are of ours and of llm-compressor. Ours goes from
+file to file and writes the checkpoint, with its defaults and once more with one sweep and ranges
+from least to greatest value, which is what the others do; the others quantize a model that they
+have loaded, and neither loading nor writing is timed. The floor is what no run can do without, at
+the rate of a matrix product of this machine: one pass of each token through the blocks, the
+products of inputs, and, for GPTQ, a third of the cube of the inputs for their inverse and their
+square, for each output, for its sweep. The exit code is 1 where ours, at the same work, is not
+twice as fast as each other tool, or takes more than half the memory; what its defaults take is
+shown, and not judged. Memory includes imports: torch and transformers take 335 MB in every tool, so
+that on much smaller models than those by default no tool can take half of another.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def child(folder: str, tokens: str, name: str) -> None:
     from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 
     config = config_for(FORMAT).with_(algorithms=(name,))
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     with TemporaryDirectory(dir=Path(folder).parent) as place:
         ptq(
             folder,
@@ -72,9 +72,12 @@ def child(folder: str, tokens: str, name: str) -> None:
             Path(place) / "result",
             progress=False,
         )
-        print(
-            json.dumps({"seconds": time.perf_counter() - start, "peak_mb": peak_mb()})
-        )
+        found = {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - cpu,
+            "peak_mb": peak_mb(),
+        }
+        print(json.dumps(found))
 
 
 def floor(name: str, layers: int, hidden: int) -> float:
@@ -149,6 +152,7 @@ def main() -> int:
         "tool",
         "seconds",
         "times ours",
+        "CPU seconds",
         "peak MB",
         "times ours",
         "floor, seconds",
@@ -226,7 +230,7 @@ def _lines(rows: Mapping[str, Row]) -> Iterator[list[str]]:
 def _cells(name: str, tool: str, layers: int, found: Row, ours: Row) -> list[str]:
     head, last = [name, str(layers), tool], f"{found['floor']:.1f}"
     if "seconds" not in found:
-        return [*head, f"refused: {str(found['error'])[:60]}", "", "", "", last]
+        return [*head, f"refused: {str(found['error'])[:60]}", *[""] * 4, last]
     times, share = (
         f"{found[each] / ours[each]:.2f}" if each in ours else ""
         for each in ("seconds", "peak_mb")
@@ -235,6 +239,7 @@ def _cells(name: str, tool: str, layers: int, found: Row, ours: Row) -> list[str
         *head,
         f"{found['seconds']:.1f}",
         times,
+        f"{found['cpu_seconds']:.1f}" if "cpu_seconds" in found else "",
         f"{found['peak_mb']:.0f}",
         share,
         last,

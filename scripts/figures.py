@@ -485,10 +485,12 @@ def llm_peers() -> str:
                     f"{algorithm.upper()}, {model} channels",
                     tool,
                     f"{row['seconds']:.1f}",
+                    f"{row['cpu_seconds']:.1f}" if "cpu_seconds" in row else "-",
                     f"{row['peak_mb']:.0f}",
                 )
             )
-    return table(("algorithm, blocks", "tool", "seconds", "peak MB"), rows)
+    head = ("algorithm, blocks", "tool", "seconds", "CPU seconds", "peak MB")
+    return table(head, rows)
 
 
 def llm_large() -> str:
