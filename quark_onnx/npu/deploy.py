@@ -675,7 +675,7 @@ def _unknown(folder: Path) -> str:
 
 
 class _Options(NamedTuple):
-    """What a bundle tells the engine.
+    """Settings of the engine in a bundle.
 
     Attributes:
         devices: options of the execution provider by device.

@@ -143,8 +143,7 @@ class Plan:
             safe: as the attribute.
             fuses: as the attribute.
             aligns: as the attribute.
-            shapes: as the attribute; None to compute them, which is correct for a main graph, not
-                for a body.
+            shapes: as the attribute; None computes them from the graph; pass them for subgraphs.
             asked: as the attribute; None for no wishes.
             entries: decisions so far; None for none.
             kept: nodes that stay float, with the reason; None for none.

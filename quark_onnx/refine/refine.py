@@ -343,7 +343,7 @@ def _summary(
     # A layer without an error under RTN has no ratio.
     shares = [layer.after / layer.before for layer in layers if layer.before > 0]
     if shares:
-        # The geometric mean: a layer that halves and one that doubles its error cancel.
+        # The geometric mean, so that halving one layer's error cancels doubling another's.
         mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
         notes.append(
             f"error of a layer on samples held out: {mean:.3f} times that of rounding"

@@ -51,7 +51,7 @@ class Refusal:
 
     @property
     def consequence(self) -> str:
-        """What the client does, and the rule."""
+        """Refusal or wrong values of the client, and the rule."""
         return self._sentence("it")
 
     def _sentence(self, what: str) -> str:
@@ -69,7 +69,7 @@ class Refusal:
         if self.alternatives:
             return f"{text}; use {' or '.join(self.alternatives)}"
         return (
-            f"{text}; {first.broken.mend}; 'quark-onnx list schemes' names the schemes of"
+            f"{text}; {first.broken.fix}; 'quark-onnx list schemes' names the schemes of"
             " each client"
         )
 
