@@ -21,14 +21,14 @@ from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.option_support import OptionSupport
 from quark_onnx.onnx import option_effects as effects
 from quark_onnx.onnx import option_values as values
-from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import (
+from quark_onnx.onnx.algorithm import (
     BiasCorrectionConfig,
     CLEConfig,
     GPTQConfig,
     QuarotConfig,
     SmoothQuantConfig,
 )
+from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnxruntime_spelling.options import change, everywhere
 
 logger = logging.getLogger(__name__)
