@@ -116,7 +116,7 @@ class Assembler:
             clipping: count the clipped values of the held-out samples.
         """
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = [*planned.earlier_notes, *planned.notes]
+        notes = [*planned.notes]
         # Here and not in the plan, because the decision needs the ranges.
         if config.safe:
             plan, kept_notes = keep_sensitive_ops_float(graph, plan, ranges)
@@ -435,7 +435,7 @@ class RewriteTrials:
                     receive=self.data.receive if is_first else None,
                 )
             assembled = self.assembler.assemble(
-                Planned(config, planned.graph, plan, [], [], []),
+                Planned(config, planned.graph, plan, [], []),
                 ranges,
                 data,
                 progress=False,

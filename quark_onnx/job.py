@@ -432,7 +432,7 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     model = job.model
     config = keep_codes(job.config, prepared.graph, model.narrowing.coded)
     planned = plan_at_opset(prepared.graph, config, model.reference, data.sample)
-    notes = planned.notes
+    notes = prepared.notes
     partial = None
     if prepared.partial is not None:
         # Optimizers have measured tensors of the graph at this opset, and the keys depend on it.
@@ -443,14 +443,13 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
             "a large model: it is verified without onnxruntime's graph"
             " optimizations, to save memory"
         )
-        notes = [large_model_note, *notes]
+        notes = [*notes, large_model_note]
     return Planned(
         config,
         planned.graph,
         planned.plan,
         planned.body_plans,
-        notes,
-        prepared.notes,
+        [*notes, *planned.notes],
         prepared.keyed,
         partial,
     )
@@ -522,7 +521,7 @@ def _mix(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPla
     )
     notes = describe(sensitivity, job.mixed_precision, len(planned.graph.nodes))
     mixed, ranges = trials.measured(config)
-    return MeasuredPlan(replace(mixed, notes=[*notes, *mixed.notes]), ranges, data)
+    return MeasuredPlan(replace(mixed, notes=[*mixed.notes, *notes]), ranges, data)
 
 
 def _assemble_and_finish(

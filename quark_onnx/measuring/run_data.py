@@ -319,8 +319,7 @@ class Planned:
         graph: the graph at the opset of the result.
         plan: the plan of the graph.
         body_plans: the plans of bodies.
-        notes: notes on the plan.
-        earlier_notes: notes of the stages before.
+        notes: notes of all stages so far.
         keyed: as for ``Prepared``.
         partial: statistics of the first samples alone, with the keys of the graph's tensors; None
             without any.
@@ -331,7 +330,6 @@ class Planned:
     plan: Plan
     body_plans: list[SubgraphPlan]
     notes: list[str]
-    earlier_notes: list[str]
     keyed: GraphCalibration | None = None
     partial: GraphCalibration | None = None
 
