@@ -660,7 +660,6 @@ def _float_model_as_result(
 
     Args:
         plans: the plans of the graph and of its bodies.
-        notes: notes for the report.
         assembled: the graph in which nothing was quantized; None without a run.
         data: the data of the run; None without a run.
     """

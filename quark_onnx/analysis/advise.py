@@ -616,8 +616,6 @@ def _held_out(
     """Return the samples that a run holds out, in their order.
 
     Args:
-        model: the float model.
-        samples: the samples of the run.
         most: number of held-out samples in the report of the run; None if unknown.
     """
     is_recurrent = bool(states(Graph.of(inlined(model))))

@@ -532,7 +532,6 @@ def _blocks(options: Namespace, found: Any, scores: dict[str, Any]) -> list[Bloc
     """Return the result with the scores on tasks and the exported files as blocks.
 
     Args:
-        options: the options of the command.
         found: result of the pipeline.
         scores: task -> metric -> the scores of the float and of the quantized model.
     """

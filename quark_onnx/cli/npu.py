@@ -371,7 +371,6 @@ def _check_coded(options: Namespace, *, coded: bool) -> None:
     """Raise UsageError for options that do not fit a quantized model, or a float one.
 
     Args:
-        options: the options of the command.
         coded: whether the model is quantized already.
     """
     if coded:

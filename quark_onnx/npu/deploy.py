@@ -736,7 +736,6 @@ def _write(
 
     Args:
         folder: an empty folder.
-        model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
         options: options of the provider and of the compiler.
     """

@@ -256,7 +256,6 @@ def _drawn_box(box: _Box, x: float, y: float, width: float) -> list[str]:
     """Return the SVG elements of a box: ground, colour, and two lines of text.
 
     Args:
-        box: the partition.
         x: left edge in pixels.
         y: upper edge in pixels.
         width: width in pixels.

@@ -115,7 +115,6 @@ def _gather_codes(node: Node, plan: PlanBuilder, table: str) -> None:
     """Quantize a table (entries, features) with scales or blocks per entry.
 
     Args:
-        node: the Gather.
         table: name of the table; a table of another rank stays float.
     """
     if len(plan.graph.sizes(table)) == 2:

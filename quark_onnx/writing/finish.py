@@ -196,7 +196,6 @@ def _for_target(
 
     Args:
         graph: the quantized graph, which is changed.
-        model: the model of the graph.
         gate: measures the model.
         target: name of the target; empty for none.
 
@@ -232,7 +231,6 @@ def _finished(
     """Return the final model with the measurements.
 
     Args:
-        model: the model.
         measured: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.

@@ -103,7 +103,6 @@ def _culprits(
     The search bisects.
 
     Args:
-        places: the candidates.
         kept: the accepted fusions.
         objection: returns why a set of places is wrong; empty if it is right.
         attempts: number of models that may still be run; at zero, unverified places count as

@@ -38,7 +38,6 @@ def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
     """Return the maximum of each window.
 
     Args:
-        call: the pool.
         values: (batch, channels, ...).
     """
     # (taps, batch, channels, ...): the maximum runs over the taps.

@@ -159,7 +159,6 @@ def _groups(
     """Group layers by input tensor; the experts of a block form one group.
 
     Args:
-        model: the float model.
         chosen: the layers to group, with their specs.
         samples: batches of token ids, of which the first is run.
 

@@ -283,8 +283,6 @@ def _compared_models(  # noqa: PLR0913
     """Load and compare both models, as ``judge`` does.
 
     Args:
-        checkpoint: the quantized checkpoint.
-        config: the quantization configuration.
         windows: held-out token ids.
         text: the origin of the windows, in words.
         sizes: the verdict without the comparison.
@@ -442,7 +440,6 @@ def _scores(
     """Return the divergence and the perplexities of both models.
 
     Args:
-        model: the float model.
         windows: vectors of token ids.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
@@ -486,7 +483,6 @@ def _errors(
     """Return the relative output error of each quantized layer on float inputs.
 
     Args:
-        quantized: the quantized model.
         window: a vector of token ids.
 
     Returns:
@@ -572,7 +568,6 @@ def _layer_advice(
     Args:
         worst: name of the layer.
         specs: how the layers of the checkpoint are quantized, by name.
-        layout: the layout of the checkpoint.
 
     Returns:
         The text, and the options, which name all layers that runtimes fuse with the layer: these

@@ -398,7 +398,6 @@ def _round_block(  # noqa: PLR0913
     columns therefore does few operations, in one thread.
 
     Args:
-        columns: the levels of the columns.
         start: the position of the block's first column.
         W: (count, rows), the weight.
         target: (count, rows), the optimal values of the columns before any column of the block is
