@@ -134,12 +134,7 @@ def store_constants(graph: Graph) -> int:
 def _declared(value: ValueInfoProto, constant: TensorProto | None) -> ValueInfoProto:
     """Return the declaration of an output, with the type of a constant if it has none.
 
-    The outputs of bodies need no types. Inference by onnx gives them those of their nodes, and none
-    to an initializer, so that its check fails.
-
-    Args:
-        value: the declaration, which is not changed.
-        constant: the initializer of the output's name; None for a computed output.
+    The check by onnx asks for a type, which inference does not give to an initializer.
     """
     if constant is None or value.type.WhichOneof("value"):
         return value

@@ -145,11 +145,7 @@ class _Reservoir:
 
 
 def _array_bytes(sample: Any) -> int:
-    """Return the total size of the arrays in a sample, in bytes.
-
-    Args:
-        sample: a mapping from names to values; values other than arrays count as 0.
-    """
+    """Return the total size of the arrays in a sample, in bytes."""
     values = sample.values() if isinstance(sample, Mapping) else ()
     return sum(getattr(value, "nbytes", 0) for value in values)
 

@@ -37,10 +37,7 @@ def _is_sparse(graph: Graph, tensor: str) -> bool:
 
 
 def _is_overridable(graph: Graph, tensor: str) -> bool:
-    """Return whether callers may override a stored value.
-
-    The codes of the stored value would ignore the value that a caller passes.
-    """
+    """Return whether callers may override a stored value, whose codes would not follow."""
     return tensor in graph.initializers and graph.is_input(tensor)
 
 

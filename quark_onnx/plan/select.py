@@ -364,15 +364,9 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 def _between(
     graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...], strict: bool
 ) -> list[Node]:
-    """Return the nodes on the paths from ``starts`` to ``ends``.
+    """Return the nodes on the paths between names of nodes or tensors, in graph order.
 
-    Args:
-        starts: names of nodes, or of tensors, which stand for their readers.
-        ends: names of nodes, or of tensors, which stand for their producers.
-        strict: every name must stand for a node.
-
-    Returns:
-        The nodes in graph order, both ends included.
+    Tensors stand for their readers in ``starts``, and for their producers in ``ends``.
     """
     # A node lies between if a start reaches it, and if it reaches an end; both include their
     # origins.

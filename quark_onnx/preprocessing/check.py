@@ -684,9 +684,5 @@ def _are_equal(first: Feeds, second: Feeds) -> bool:
 
 
 def _outputs(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
-    """Return the array outputs of a model on a sample, by name.
-
-    Args:
-        feed: the sample; entries that are no inputs of the model are ignored.
-    """
+    """Return the array outputs of a model on a sample, by name."""
     return arrays_of(outputs_of(session, feed))

@@ -47,12 +47,7 @@ class _Shown(Sequence[Mapping[str, Any]]):
     """Samples with a progress bar."""
 
     def __init__(self, samples: Samples, show: bool | None, name: str) -> None:
-        """Wrap samples.
-
-        Args:
-            show: whether to show the bar, as ``Progress`` takes it.
-            name: title of the bar.
-        """
+        """Wrap samples; ``show`` is that of ``Progress``."""
         self._samples, self._show, self._name = samples, show, name
 
     def __len__(self) -> int:

@@ -489,12 +489,7 @@ def _estimate(combination: ConfigCombination, found: list[_Finished]) -> float:
 
 
 def _takes_as_long(other: ConfigCombination, combination: ConfigCombination) -> bool:
-    """Return whether two candidates have a similar runtime.
-
-    Args:
-        other: a finished candidate.
-        combination: a candidate whose runtime is estimated.
-    """
+    """Return whether a finished and a planned candidate have a similar runtime."""
     # Optimizers have a similar runtime with all presets.
     same_work = bool(combination.kinds) or _preset(other) == _preset(combination)
     return same_work and other.kinds == combination.kinds

@@ -285,14 +285,7 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
 
 
 def _predicted(found: Any) -> Any:
-    """Return the log probabilities of all tokens.
-
-    Args:
-        found: result of a model: the logits, or an object with the attribute ``logits``.
-
-    Returns:
-        Log probabilities in float32, of shape (samples, tokens, vocabulary).
-    """
+    """Return the log probabilities in float32, (samples, tokens, vocabulary)."""
     # models of transformers return an object, others the logits themselves
     logits = getattr(found, "logits", found)
     # float32: bfloat16 has 8 bits of precision, less than the divergences of single groups need
