@@ -30,8 +30,8 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.refine import GOOD, correct_biases, give_biases, refine
+from quark_onnx.report import ResultNote
 from quark_onnx.report.clipping import Clipping
-from quark_onnx.report.notes import ResultNote
 from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints

@@ -65,8 +65,15 @@ from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, give_biases, optimize_float
-from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
-from quark_onnx.report.notes import ResultNote, of_float_model
+from quark_onnx.report import (
+    Report,
+    ResultNote,
+    decibels,
+    make_report,
+    of_float_model,
+    size_change,
+    verdicts,
+)
 from quark_onnx.report.verdict import Scorer
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit

@@ -28,6 +28,7 @@ from quark_onnx.study.record import Record, pareto_front
 from quark_onnx.study.study import Study
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
+from quark_onnx.torch.checkpoints.safetensors_io import tensor_files
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
@@ -36,7 +37,6 @@ from quark_onnx.torch.config.scheme_clients import (
 from quark_onnx.torch.page.pareto import Point, size_against_divergence
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
-from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.torch.pipelines.verdict import file_size, loss_text, weights_of
 from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime.devices import device_named

@@ -26,7 +26,7 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json, size_of_files
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.spec import LayerSpec
@@ -35,7 +35,6 @@ from quark_onnx.torch.formats.quantized_tensor import is_finite
 from quark_onnx.torch.models.fused_groups import experts_of, fused_group_of
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.pipelines.tensor_files import size_of_files
 from quark_onnx.torch.runtime.memory import available
 from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.validate.checkpoint import read
