@@ -500,9 +500,7 @@ class ConfigTrials:
         """Return the model of a configuration.
 
         Args:
-            config: the settings of the plan.
             assembly: the settings of the later stages.
-            data: the data for the search of scales and for biases.
         """
         planned, ranges = self.measured(config)
         graph = planned.graph.copy()  # the stages change it

@@ -88,11 +88,7 @@ def scopes_of(
 def _scopes(
     graph: GraphProto, outer: ChainMap[str, TensorProto]
 ) -> Iterator[tuple[GraphProto, ChainMap[str, TensorProto]]]:
-    """Yield a graph and its bodies at any depth, each with the constants in scope.
-
-    Args:
-        outer: constants of the graphs around it.
-    """
+    """Yield a graph and its bodies at any depth, each with the constants in scope."""
     constants = outer.new_child(_constants_in(graph))
     yield graph, constants
     for body in bodies_of(graph.node):

@@ -92,7 +92,6 @@ class _Reservoir:
         """Start without samples.
 
         Args:
-            most: maximum number of samples.
             size: maximum total size of their arrays, in bytes.
         """
         self._most, self._size = most, size

@@ -402,8 +402,6 @@ class PlanBuilder(Plan):
         nothing. Constants stay float unless they are weights.
 
         Args:
-            node: the node that reads or computes the tensors.
-            tensors: the tensors that a rule wants quantized.
             spec: quantization of the activations, with dynamic scales.
         """
         weight = self.specs[node].weight

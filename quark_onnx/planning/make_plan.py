@@ -211,7 +211,6 @@ def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
     """Store biases in the configured format, or as floats.
 
     Args:
-        plan: the plan under construction; changed in place.
         bias: ``QConfig.bias``: False for floats, True for int32, or the name "int16".
     """
     for use, entry in plan.entries.items():

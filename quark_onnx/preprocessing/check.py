@@ -293,7 +293,6 @@ class PreprocessingCheck:
         """Return whether pictures are faint, as given or after the model's own mean and scale.
 
         Args:
-            name: the input with the pictures.
             images: the pictures of every sample, channels on axis 1.
         """
         few = self._count(FIRST)

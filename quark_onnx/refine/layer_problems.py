@@ -603,7 +603,6 @@ def _together(
     """Yield batches of samples with equal shapes that fit into memory.
 
     Args:
-        samples: tensors of every sample.
         size: additional bytes per sample.
     """
     for sample in samples:

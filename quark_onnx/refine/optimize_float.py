@@ -115,11 +115,7 @@ class _Judge:
         return reason
 
     def is_good(self, graph: Graph) -> bool:
-        """Return whether the quantized graph, as it is, needs no improvement.
-
-        Args:
-            graph: the current graph, which is quantized only if ``best`` is unknown.
-        """
+        """Return whether the quantized graph, as it is, needs no improvement."""
         if self.best is None:
             self.best = self.sqnr(graph, is_first=True)
         return self.best is not None and self.best >= GOOD

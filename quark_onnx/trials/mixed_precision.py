@@ -348,8 +348,6 @@ class _Search:
 
         Args:
             order: nodes, the least harmful first.
-            bound: the minimum goal.
-            most: maximum number of nodes.
         """
         end = min(len(order), most) + 1
         missed = bisected(0, end, lambda count: self._goal(order[:count]) < bound)
@@ -432,9 +430,6 @@ class _Search:
 
     def _compared(self, trial: Trial, samples: Sequence[Sample]) -> float:
         """Return the goal of a model, computed from outputs on samples.
-
-        Args:
-            samples: one of the sample lists of this search.
 
         Returns:
             The least SQNR over the outputs in dB, or the negated distance of the user's function.

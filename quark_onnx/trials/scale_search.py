@@ -409,7 +409,6 @@ def _checked(
     All moves are tried first, then half of them, and so on.
 
     Args:
-        probe: measures the output error of the model.
         moves: the promising moves, in graph order.
         start: the scales before all moves.
 

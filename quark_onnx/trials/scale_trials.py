@@ -252,7 +252,6 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
     """Return the rounded tensor for ``reader``; an output keeps its name.
 
     Args:
-        tensor: name of the tensor in the float graph.
         reader: the Concat of the float graph that reads the tensor; None for an output.
     """
     if reader is None:
@@ -262,12 +261,7 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
 
 
 def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
-    """Return the model with new outputs, of types inferred by onnxruntime.
-
-    Args:
-        graph: the graph; not changed.
-        tensors: names of the outputs, in order.
-    """
+    """Return the model with new outputs, of types inferred by onnxruntime."""
     model = graph.to_model()
     del model.graph.output[:]
     model.graph.output.extend(untyped(tensors))

@@ -866,9 +866,6 @@ class _Writer:
     def _store(self, root: Use, params: QParams) -> str:
         """Write the scale of a root, in float32 or float16 as the entry requests.
 
-        Args:
-            root: the use that owns the scale.
-
         Returns:
             The name of the float32 scale; of the Cast's output for a float16 scale.
         """

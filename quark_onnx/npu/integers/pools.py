@@ -155,7 +155,6 @@ def _mean(
 
     Args:
         axes: axes to average over, counted from the front.
-        keepdims: keep the axes with a size of 1.
         factor: R, k and n of ``engine_factor``.
     """
     x = call.fixed(0)

@@ -367,7 +367,6 @@ class FileRun(QuantizationRun):
         """Read the parameters outside of the blocks, except those of given modules.
 
         Args:
-            blocks: names of the blocks.
             without: full names of modules outside of the blocks that stay empty.
 
         Raises:
