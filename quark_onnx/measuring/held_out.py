@@ -230,13 +230,13 @@ class HoldOut:
     @property
     def calibrated_positions(self) -> list[int]:
         """Return the positions of ``calibrated`` in the data."""
-        found = []
+        positions = []
         for position in self._reservoir.positions:
             # Held-out samples, in ascending order, are not among those that are counted.
             for held_out in self.positions:
                 position += held_out <= position
-            found.append(position)
-        return found
+            positions.append(position)
+        return positions
 
     def receive(self, position: int, outputs: Mapping[str, Any]) -> None:
         """Keep the float outputs on a calibration sample that the verdict needs.

@@ -277,15 +277,15 @@ class RunData:
         """Return the calibration samples if the comparison of both models uses other samples."""
         if self.hold_out is None or not self.hold_out.samples:
             return []
-        found = []
+        labelled = []
         for sample, position in zip(
             self.hold_out.calibrated, self.hold_out.calibrated_positions, strict=True
         ):
             labels = [
                 self.labels.get(str(row)) for row in self.rows.get(position, range(0))
             ]
-            found.append(LabelledSample(sample, labels if self.labels else []))
-        return found
+            labelled.append(LabelledSample(sample, labels if self.labels else []))
+        return labelled
 
     @property
     def count(self) -> int:

@@ -261,9 +261,9 @@ def as_channels_last(images: Sequence[Images]) -> list[Images]:
     Returns:
         Pictures of the same shapes, channels on axis 1.
     """
-    found = []
+    pictures = []
     for batch in images:
         count, channels, height, width = batch.shape
         last = np.ascontiguousarray(batch).reshape(count, height, width, channels)
-        found.append(last.transpose(0, 3, 1, 2))
-    return found
+        pictures.append(last.transpose(0, 3, 1, 2))
+    return pictures
