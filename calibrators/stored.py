@@ -129,7 +129,7 @@ def _to_plain(value: Any) -> Any:
             "data": base64.b64encode(data).decode("ascii"),
         }
     if isinstance(value, list | tuple):
-        return [_to_plain(each) for each in value]
+        return [_to_plain(item) for item in value]
     return value
 
 
@@ -143,7 +143,7 @@ def _integers(entry: Entry) -> NDArray[np.int64]:
 
 def _array(entry: Entry, dtype: str) -> NDArray[Any]:
     """Return the array of an entry, which must be of a type."""
-    shape = tuple(each.integer(most=_MOST_BYTES) for each in entry["shape"].array())
+    shape = tuple(size.integer(most=_MOST_BYTES) for size in entry["shape"].array())
     entry["dtype"].one_of([dtype])
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size > _MOST_BYTES:
@@ -164,7 +164,7 @@ def _array(entry: Entry, dtype: str) -> NDArray[Any]:
 
 def _exact(entry: Entry) -> NDArray[np.object_]:
     """Return an array of integers of any size."""
-    shape = tuple(each.integer(most=_MOST_BYTES) for each in entry["shape"].array())
+    shape = tuple(size.integer(most=_MOST_BYTES) for size in entry["shape"].array())
     texts = entry["integers"].array()
     if math.prod(shape) != len(texts):
         raise entry["integers"].invalid(
@@ -172,23 +172,23 @@ def _exact(entry: Entry) -> NDArray[np.object_]:
         )
     # np.array of Python integers would choose int64, and overflow.
     numbers = np.empty(len(texts), np.object_)
-    for index, each in enumerate(texts):
-        text = each.text()
+    for index, number in enumerate(texts):
+        text = number.text()
         if not re.fullmatch(r"-?[0-9]{1,200}", text):
-            raise each.wrong("the digits of a whole number")
+            raise number.wrong("the digits of a whole number")
         numbers[index] = int(text)
     return numbers.reshape(shape)
 
 
 def _pair(entry: Entry) -> tuple[NDArray[np.float64], ...]:
-    arrays = tuple(_floats(each) for each in entry.array())
+    arrays = tuple(_floats(item) for item in entry.array())
     if len(arrays) != 2:
         raise entry.wrong("two arrays")
     return arrays
 
 
 def _groups(entry: Entry) -> list[NDArray[np.int64] | None]:
-    groups = [None if each.value is None else _integers(each) for each in entry.array()]
+    groups = [None if item.value is None else _integers(item) for item in entry.array()]
     if len(groups) != GROUPS:
         raise entry.wrong(f"{GROUPS} arrays or nulls")
     return groups

@@ -30,8 +30,8 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.refine import GOOD, correct_biases, give_biases, refine
+from quark_onnx.report import ResultNote
 from quark_onnx.report.clipping import Clipping
-from quark_onnx.report.notes import ResultNote
 from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
@@ -116,7 +116,7 @@ class Assembler:
             clipping: count the clipped values of the held-out samples.
         """
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = [*planned.earlier_notes, *planned.notes]
+        notes = [*planned.notes]
         # Here and not in the plan, because the decision needs the ranges.
         if config.safe:
             plan, kept_notes = keep_sensitive_ops_float(graph, plan, ranges)
@@ -435,7 +435,7 @@ class RewriteTrials:
                     receive=self.data.receive if is_first else None,
                 )
             assembled = self.assembler.assemble(
-                Planned(config, planned.graph, plan, [], [], []),
+                Planned(config, planned.graph, plan, [], []),
                 ranges,
                 data,
                 progress=False,
@@ -500,9 +500,7 @@ class ConfigTrials:
         """Return the model of a configuration.
 
         Args:
-            config: the settings of the plan.
             assembly: the settings of the later stages.
-            data: the data for the search of scales and for biases.
         """
         planned, ranges = self.measured(config)
         graph = planned.graph.copy()  # the stages change it

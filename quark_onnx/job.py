@@ -65,8 +65,15 @@ from quark_onnx.planning.subgraph_plans import all_plans
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.refine import InputMeans, give_biases, optimize_float
-from quark_onnx.report import Report, decibels, make_report, size_change, verdicts
-from quark_onnx.report.notes import ResultNote, of_float_model
+from quark_onnx.report import (
+    Report,
+    ResultNote,
+    decibels,
+    make_report,
+    of_float_model,
+    size_change,
+    verdicts,
+)
 from quark_onnx.report.verdict import Scorer
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
@@ -432,7 +439,7 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
     model = job.model
     config = keep_codes(job.config, prepared.graph, model.narrowing.coded)
     planned = plan_at_opset(prepared.graph, config, model.reference, data.sample)
-    notes = planned.notes
+    notes = prepared.notes
     partial = None
     if prepared.partial is not None:
         # Optimizers have measured tensors of the graph at this opset, and the keys depend on it.
@@ -443,14 +450,13 @@ def _plan(job: Job, prepared: Prepared, data: RunData) -> Planned:
             "a large model: it is verified without onnxruntime's graph"
             " optimizations, to save memory"
         )
-        notes = [large_model_note, *notes]
+        notes = [*notes, large_model_note]
     return Planned(
         config,
         planned.graph,
         planned.plan,
         planned.body_plans,
-        notes,
-        prepared.notes,
+        [*notes, *planned.notes],
         prepared.keyed,
         partial,
     )
@@ -522,7 +528,7 @@ def _mix(job: Job, measured: MeasuredPlan, progress: bool | None) -> MeasuredPla
     )
     notes = describe(sensitivity, job.mixed_precision, len(planned.graph.nodes))
     mixed, ranges = trials.measured(config)
-    return MeasuredPlan(replace(mixed, notes=[*notes, *mixed.notes]), ranges, data)
+    return MeasuredPlan(replace(mixed, notes=[*mixed.notes, *notes]), ranges, data)
 
 
 def _assemble_and_finish(
@@ -661,7 +667,6 @@ def _float_model_as_result(
 
     Args:
         plans: the plans of the graph and of its bodies.
-        notes: notes for the report.
         assembled: the graph in which nothing was quantized; None without a run.
         data: the data of the run; None without a run.
     """

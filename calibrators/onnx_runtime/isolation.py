@@ -409,7 +409,7 @@ class _Process:
             f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
         )
         program = f"import sys; sys.path[:] = {path!r}; {call}"
-        # In a session of its own Ctrl-C reaches this process alone, which then ends the other one.
+        # start_new_session: Ctrl-C reaches only this process, which stops the worker.
         flags: dict[str, Any] = {"start_new_session": True}
         if os.name == "nt":
             flags = {

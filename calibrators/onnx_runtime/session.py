@@ -535,7 +535,7 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
             load_values(tensor)
     embedded = sum(tensor_bytes(tensor) for tensor in tensors if not is_stored(tensor))
     try:
-        # The folder that holds all data files, of which onnxruntime takes one alone.
+        # The folder above all data files: onnxruntime accepts a single folder.
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
     except ValueError:  # on different drives of Windows
         root = ""

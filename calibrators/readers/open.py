@@ -527,7 +527,6 @@ def _from_path(
     Args:
         path: a file or folder.
         inputs: the model's inputs.
-        images: preprocessing of images.
         axis: axis of the inputs that counts samples.
         asked: the axis is the user's choice.
     """

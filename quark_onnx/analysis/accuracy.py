@@ -522,9 +522,6 @@ class _Ladder:
     def _loss(self, comparison: Comparison) -> float | None:
         """Return the loss of the verdict's first figure in percent.
 
-        Args:
-            comparison: the comparison with the float model.
-
         Returns:
             The loss, 0 to 100; None if the figure is no share and the target is in dB.
 

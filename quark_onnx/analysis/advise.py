@@ -534,11 +534,9 @@ class _Trials:
         return self._runs.has_time(min((run.seconds for run in finished), default=0.0))
 
     def run(self, step: NextStep, config: QConfig) -> _Outcome | None:
-        """Try a step, which leads to a configuration.
+        """Try a step; None if the budget is over before the trial ends.
 
-        Returns:
-            The outcome, which has found None if the change does not help; no outcome if the budget
-            is over before the end of the trial.
+        The outcome has found None if the change does not help.
         """
         is_useful = step in self._baseline.useful
         judge = partial(self._judge_trial, is_useful=is_useful)
@@ -613,13 +611,7 @@ class _Trials:
 def _held_out(
     model: ModelProto, samples: Spool, most: int | None = None
 ) -> list[Sample]:
-    """Return the samples that a run holds out, in their order.
-
-    Args:
-        model: the float model.
-        samples: the samples of the run.
-        most: number of held-out samples in the report of the run; None if unknown.
-    """
+    """Return the held-out samples in order; ``most``: their number in the report, if known."""
     is_recurrent = bool(states(Graph.of(inlined(model))))
     return held_out_samples(samples, consecutive=is_recurrent, most=most)
 

@@ -406,7 +406,6 @@ def _total_noise(grids: dict[str, float | None], tensors: set[str]) -> float | N
     Args:
         grids: noise-to-signal ratio of each tensor's grid; None if the grid's noise is unknown.
             Tensors without a grid are absent.
-        tensors: names of the tensors.
     """
     total = 0.0
     for tensor in tensors:

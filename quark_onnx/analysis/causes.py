@@ -357,7 +357,6 @@ def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
 
     Args:
         evidence: observations of the tensor.
-        grid: grid of the tensor.
         share: share of rounding in the tensor's noise.
     """
     error = evidence.error

@@ -177,7 +177,6 @@ def _replacements(
     """Return the values of the new inputs of the quantized model on a sample.
 
     Args:
-        watched: the pairs under observation, by tensor of the float model.
         fed: tensor of the quantized model -> new input that replaces the tensor.
         expected: tensors of the float model by name.
         actual: tensors of the quantized model by name.
@@ -198,8 +197,6 @@ def _observe_sample_alone(
     """Observe the tensors on a sample whose replaced tensors were float.
 
     Args:
-        watched: the pairs under observation, by tensor of the float model. Those that cannot be
-            compared have a reason by now.
         fed: tensor of the quantized model -> new input that replaced the tensor.
         expected: tensors of the float model by name.
         alone: tensors of the quantized model by name.

@@ -38,7 +38,6 @@ def _widest(
 
     Args:
         graph: the float model.
-        output: name of the output.
         steps: step of each compared tensor; None without a uniform grid.
     """
 

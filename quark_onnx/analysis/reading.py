@@ -128,7 +128,7 @@ class Grid:
     def extremes(self) -> tuple[float | None, float | None, float | None]:
         """Return the least and the greatest value and the widest step over all channels.
 
-        None each without a fixed grid.
+        All three are None without a fixed grid.
         """
         if self.ends is None:
             return None, None, None

@@ -72,10 +72,5 @@ def _calls(nodes: Iterable[NodeProto]) -> Counter[_Key]:
 
 
 def _expanded(calls: Counter[_Key], sizes: Mapping[_Key, int]) -> int:
-    """Return the number of nodes that calls stand for; an operator stands for itself.
-
-    Args:
-        calls: number of calls by operator or function.
-        sizes: number of nodes that a function stands for.
-    """
+    """Return the number of nodes that calls stand for; an operator stands for itself."""
     return sum(count * sizes.get(key, 1) for key, count in calls.items())

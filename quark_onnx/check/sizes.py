@@ -223,17 +223,7 @@ def _described(tensor: str, producer: NodeProto | None) -> str:
 
 
 def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
-    """Check the size of a tensor.
-
-    Args:
-        what: description of the tensor in messages.
-        elem_type: the ``TensorProto.DataType``.
-        sizes: the dimensions, with 1 for an unknown one.
-        limit: largest size in bytes.
-
-    Raises:
-        ModelError: the tensor is larger.
-    """
+    """Raise ModelError for a tensor of more than ``limit`` bytes; unknown sizes are 1."""
     size = tensor_bytes(TensorProto(data_type=elem_type)) * math.prod(sizes)
     if size > limit:
         raise ModelError(

@@ -122,7 +122,6 @@ def _static_outputs(
     Args:
         model: the model with the new input shapes.
         graph: the graph before, with the declared outputs.
-        named_sizes: sizes by the name of a dimension.
     """
     inferred = _inferred(model, graph, {output.name for output in graph.outputs})
     outputs = dict[str, ValueInfoProto]()
@@ -214,7 +213,6 @@ def _closed(shape: Sizes, named_sizes: Mapping[str, int], batch: int | None) -> 
 
     Args:
         shape: a shape with names or None for open dimensions.
-        named_sizes: sizes by the name of a dimension.
         batch: size of an unnamed first dimension of two or more; None to leave it open.
     """
     sizes = [

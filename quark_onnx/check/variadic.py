@@ -63,16 +63,12 @@ def _require_names(
     names: Sequence[str],
     first: int | None,
 ) -> None:
-    """Check that no variadic input or output has an empty name.
+    """Raise ModelError if a variadic input or output has an empty name.
 
     Args:
-        node: the node, for messages.
         what: "input" or "output".
         names: the names of all inputs, or of all outputs.
         first: index of the first variadic one; None if there is none.
-
-    Raises:
-        ModelError: a variadic name is empty.
     """
     if first is None or "" not in names[first:]:
         return

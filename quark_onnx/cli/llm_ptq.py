@@ -415,7 +415,7 @@ def _refused(verdict: Any, refused: list[Any]) -> Any:
     if verdict is None or not refused:
         return verdict
     first = refused[0]
-    advice, changes = first.findings[0].broken.mend, ""
+    advice, changes = first.findings[0].broken.fix, ""
     if first.alternatives:
         advice, changes = "a checkpoint that the client reads", first.alternatives[0]
     return replace(verdict, refused=first.consequence, advice=advice, options=changes)
@@ -532,7 +532,6 @@ def _blocks(options: Namespace, found: Any, scores: dict[str, Any]) -> list[Bloc
     """Return the result with the scores on tasks and the exported files as blocks.
 
     Args:
-        options: the options of the command.
         found: result of the pipeline.
         scores: task -> metric -> the scores of the float and of the quantized model.
     """

@@ -134,8 +134,7 @@ def _check(options: Namespace) -> Answer:
         model = options.fix
         notes = npu.legalize(options.model, options.target, output=model).notes
     result = npu.check(model, options.target)
-    # "mended" is a key of the JSON document, which programs read.
-    document = {**result.to_dict(), "mended": list(notes)}
+    document = {**result.to_dict(), "repaired": list(notes)}
     return answer_of(result, document, notes)
 
 
@@ -372,7 +371,6 @@ def _check_coded(options: Namespace, *, coded: bool) -> None:
     """Raise UsageError for options that do not fit a quantized model, or a float one.
 
     Args:
-        options: the options of the command.
         coded: whether the model is quantized already.
     """
     if coded:

@@ -41,7 +41,7 @@ ALIASES: dict[str, dict[str, str]] = {
             " VitisQuantFormat VitisQuantType"
         ),
         "quark_onnx.onnx.quantization.api": "ModelQuantizer",
-        "quark_onnx.onnx.quantization.config.algorithm": (
+        "quark_onnx.onnx.algorithm": (
             "AdaQuantConfig AdaRoundConfig AlgoConfig AutoMixprecisionConfig"
             " BiasCorrectionConfig CLEConfig GPTQConfig QuarotConfig"
             " SmoothQuantConfig"
@@ -55,10 +55,10 @@ ALIASES: dict[str, dict[str, str]] = {
             " BF16_QCONFIG BFP16_QCONFIG VINT8_QCONFIG XINT8_ADAQUANT_QCONFIG"
             " XINT8_ADAROUND_QCONFIG XINT8_QCONFIG get_default_config"
         ),
-        "quark_onnx.onnx.quantization.config.data_type": (
+        "quark_onnx.onnx.data_type": (
             "BFP16 BFloat16 DataType Float16 Int8 Int16 Int32 UInt8 UInt16 UInt32"
         ),
-        "quark_onnx.onnx.quantization.config.spec": (
+        "quark_onnx.onnx.spec": (
             "BFloat16Spec BFP16Spec CalibMethod Float16Spec Int4Spec Int8Spec"
             " Int16Spec Int32Spec MX4Spec MX6Spec MX9Spec MXFP4E2M1Spec"
             " MXFP6E2M3Spec MXFP6E3M2Spec MXFP8E4M3Spec MXFP8E5M2Spec MXInt8Spec"
@@ -92,6 +92,29 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "quark_onnx.onnx.quantization.auto_search.qconfig_mapping": {
         "quark_onnx.onnx.auto_search": "get_auto_search_config",
+    },
+    "quark_onnx.onnx.quantization.config.algorithm": {
+        "quark_onnx.onnx.algorithm": (
+            "ALGO_NAME_TO_CLASS AdaQuantConfig AdaRoundConfig AlgoConfig"
+            " AutoMixprecisionConfig BiasCorrectionConfig CLEConfig GPTQConfig"
+            " QuarotConfig SmoothQuantConfig _algo_flag from_dict"
+        ),
+    },
+    "quark_onnx.onnx.quantization.config.data_type": {
+        "quark_onnx.onnx.data_type": (
+            "BFP16 BFloat16 DATA_TYPES DataType Float16 Int4 Int8 Int16 Int32 MX4 MX6 MX9"
+            " MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 MXInt8 UInt4 UInt8"
+            " UInt16 UInt32 parse_data_type"
+        ),
+    },
+    "quark_onnx.onnx.quantization.config.spec": {
+        "quark_onnx.onnx.spec": (
+            "BFloat16Spec BFP16Spec CalibMethod Float16Spec Int4Spec Int8Spec"
+            " Int16Spec Int32Spec MX4Spec MX6Spec MX9Spec MXFP4E2M1Spec"
+            " MXFP6E2M3Spec MXFP6E3M2Spec MXFP8E4M3Spec MXFP8E5M2Spec MXInt8Spec parse_enum"
+            " QLayerConfig QTensorConfig QuantGranularity ScaleType UInt4Spec"
+            " UInt8Spec UInt16Spec UInt32Spec XInt8Spec"
+        ),
     },
     "quark_onnx.onnx.quantization.quant_utils": {
         "quark_onnx.onnx.quant_utils": (

@@ -101,15 +101,9 @@ class Override:
         check_granularity(self.activation, self.weight, where)
 
     def _check_specs(self, where: str) -> None:
-        """Check the types of the specs.
+        """Raise ConfigError for a spec of another type.
 
         Names of formats are accepted in dictionaries and by ``QConfig.with_``, which have a base.
-
-        Args:
-            where: the override, for messages.
-
-        Raises:
-            ConfigError: a spec is of another type.
         """
         for name in ("activation", "weight"):
             spec = getattr(self, name)

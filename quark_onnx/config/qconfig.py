@@ -529,14 +529,9 @@ class QConfig:
         return replace(self, **changes)
 
     def _changed_spec(self, name: str, data: object) -> QuantizationSpec | None:
-        """Return a spec from what YAML accepts for a setting.
+        """Return a spec from what YAML accepts, or raise ConfigError.
 
-        Args:
-            name: the setting: activation, weight or embedding.
-            data: a spec, the name of a number format, a dictionary of changes, or None.
-
-        Raises:
-            ConfigError: ``data`` is none of these, or a change is wrong.
+        ``data``: a spec, the name of a number format, a dictionary of changes, or None.
         """
         # The base of a dictionary of changes: settings that the dictionary omits stay.
         present = getattr(self, name)

@@ -223,9 +223,6 @@ class TensorOverride:
     def _format(self, value: object) -> DType:
         """Return a number format from its name, or as it is.
 
-        Args:
-            value: a name or a ``DType``.
-
         Raises:
             ConfigError: the value is no number format.
         """

@@ -103,10 +103,7 @@ def _microsoft(graph: Graph, node: Node) -> int | None:
 
 
 def _vendor(graph: Graph, node: Node) -> int | None:
-    """Return the least opset for a Q/DQ node in com.amd.quark; None if not defined there.
-
-    None, too, for computed parameters.
-    """
+    """Return the least opset for a Q/DQ node in com.amd.quark; None if it cannot be there."""
     return BODY_OPSET if _has_integers(graph, node, bits=8) else None
 
 

@@ -218,13 +218,7 @@ def _read(graph: Graph, node: Node, form: Form, index: int) -> str:
 
 
 def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
-    """Add a DequantizeLinear; return the name of its result.
-
-    Args:
-        inputs: names of codes, scale and, if any, zero point.
-        name: name of the node, without the suffix ``_DQ``.
-        **axis: the attribute ``axis`` of per-channel scales; none for a single scale.
-    """
+    """Add a DequantizeLinear of codes, scale and, if any, zero point; return its result."""
     result = f"{inputs[0]}_float"
     return graph.compute("DequantizeLinear", inputs, result, name=f"{name}_DQ", **axis)
 

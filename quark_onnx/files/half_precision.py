@@ -162,12 +162,7 @@ def cast_interface(
 def _cast(
     source: str, result: str, kind: int, taken: set[str], of: str = ""
 ) -> NodeProto:
-    """Return a Cast with a free name.
-
-    Args:
-        taken: names in use, to which that of the node is added.
-        of: tensor after which the node is named; by default ``source``.
-    """
+    """Return a Cast, named after ``of`` or ``source``; the name is added to ``taken``."""
     name = _fresh(f"{of or source}_Cast", taken)
     return helper.make_node("Cast", [source], [result], name, to=kind)
 

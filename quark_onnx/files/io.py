@@ -162,10 +162,6 @@ def _read_message(
 ) -> tuple[ModelProto, list[NDArray[Any]]]:
     """Read the message of a model file, with the arrays of held tensors.
 
-    Args:
-        path: the model file.
-        hold: as for ``open_model``.
-
     Raises:
         ModelError: the file is missing, or holds no graph.
     """

@@ -161,7 +161,6 @@ def _graph_pieces(
 
     Args:
         message: the message that the graph is a field of.
-        graph: the field.
         values: tensors with the values of initializers, by index; the message lacks these values.
     """
     count = 0

@@ -88,11 +88,7 @@ def scopes_of(
 def _scopes(
     graph: GraphProto, outer: ChainMap[str, TensorProto]
 ) -> Iterator[tuple[GraphProto, ChainMap[str, TensorProto]]]:
-    """Yield a graph and its bodies at any depth, each with the constants in scope.
-
-    Args:
-        outer: constants of the graphs around it.
-    """
+    """Yield a graph and its bodies at any depth, each with the constants in scope."""
     constants = outer.new_child(_constants_in(graph))
     yield graph, constants
     for body in bodies_of(graph.node):
@@ -134,12 +130,7 @@ def store_constants(graph: Graph) -> int:
 def _declared(value: ValueInfoProto, constant: TensorProto | None) -> ValueInfoProto:
     """Return the declaration of an output, with the type of a constant if it has none.
 
-    The outputs of bodies need no types. Inference by onnx gives them those of their nodes, and none
-    to an initializer, so that its check fails.
-
-    Args:
-        value: the declaration, which is not changed.
-        constant: the initializer of the output's name; None for a computed output.
+    The check by onnx asks for a type, which inference does not give to an initializer.
     """
     if constant is None or value.type.WhichOneof("value"):
         return value

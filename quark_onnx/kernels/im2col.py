@@ -130,17 +130,17 @@ def _planes(x: NDArray[T]) -> NDArray[T]:
 def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64]:
     """Return distinct random places out of ``count``, for each seed; (seeds, places).
 
-    One is drawn from each of equally many stretches, so that they are evenly distributed.
+    Stratified sampling: one place per stratum, strata of equal length.
     """
     # Fewer places than wanted: each is taken once.
     wanted = min(count, wanted)
-    # Integer ends: stretches differ in length by one at most, and overlap nowhere.
+    # Integer ends: strata differ in length by one at most, and do not overlap.
     ends = np.arange(wanted + 1) * count // max(1, wanted)
     generators = [np.random.default_rng(seed) for seed in seeds]
     draws = np.array([generator.random(wanted) for generator in generators])
     shares = draws.reshape(len(generators), wanted)
     places: NDArray[np.int64] = ends[:-1] + (shares * np.diff(ends)).astype(np.int64)
-    # Stretches are in the order of the image, and optimizers take consecutive rows as a batch.
+    # Strata are in the order of the image, and optimizers take consecutive rows as a batch.
     for generator, row in zip(generators, places, strict=True):
         generator.shuffle(row)
     return places

@@ -351,49 +351,49 @@ def _parts(
 def _statistics(
     graph: Graph,
     wanted: Collection[Observation],
-    found: Iterator[Statistic],
+    measured: Iterator[Statistic],
     before: Mapping[Observation, Statistic],
 ) -> dict[Observation, Statistic]:
     """Return the statistic of every observation, measured now or before.
 
     Args:
         wanted: the required observations.
-        found: the measured statistics, in the order of ``_watched``; one is consumed for each
+        measured: the measured statistics, in the order of ``_watched``; one is consumed for each
             observation that was measured.
         before: statistics known before the run.
     """
-    known = dict(before)
+    statistics = dict(before)
     for observation in _watched(graph, wanted, before):
         # The same order as in ``_scope``.
-        known[observation] = next(found)
+        statistics[observation] = next(measured)
     # A Concat may join the results of others: parts are computed before the whole.
     # An explicit stack, because chains of Concat may exceed the recursion limit.
-    todo = [observation for observation in wanted if observation not in known]
+    todo = [observation for observation in wanted if observation not in statistics]
     while todo:
         observation = todo.pop()
         parts = _parts(graph, observation, wanted)
-        missing = [part for part in parts if part not in known]
+        missing = [part for part in parts if part not in statistics]
         if missing:
             todo += [observation, *missing]
             continue
-        known[observation] = observation.calibrator.statistic()
+        statistics[observation] = observation.calibrator.statistic()
         for part in parts:
-            known[observation].merge(known[part])
-    return known
+            statistics[observation].merge(statistics[part])
+    return statistics
 
 
 def _ranges(
     graph: Graph,
     plan: Plan,
     body_plans: Sequence[SubgraphPlan],
-    found: Iterator[Statistic],
+    measured: Iterator[Statistic],
     known: Mapping[Observation, Statistic] | None = None,
 ) -> Calibrated:
     """Return the statistics by use, in the order of the scope's observations.
 
     Args:
         plan: the plan; not changed.
-        found: the measured statistics, of the graph first and then of the bodies; consumed.
+        measured: the measured statistics, of the graph first and then of the bodies; consumed.
         known: statistics known before the run; None for none.
 
     Returns:
@@ -404,7 +404,7 @@ def _ranges(
     # Tensors found unfit become float after all rules have decided.
     changed = PlanBuilder.of(plan)
     wanted = _wanted(graph, plan)
-    statistics = _statistics(graph, wanted, found, known or {})
+    statistics = _statistics(graph, wanted, measured, known or {})
     for observation, readers in wanted.items():
         statistic = statistics[observation]
         for use in readers:
@@ -424,7 +424,7 @@ def _ranges(
         if not body_plan.played:
             bodies.append(body_plan)
             continue
-        body = _ranges(body_plan.graph, body_plan.plan, body_plan.body_plans, found)
+        body = _ranges(body_plan.graph, body_plan.plan, body_plan.body_plans, measured)
         bodies.append(
             replace(
                 body_plan,

@@ -92,7 +92,6 @@ class _Reservoir:
         """Start without samples.
 
         Args:
-            most: maximum number of samples.
             size: maximum total size of their arrays, in bytes.
         """
         self._most, self._size = most, size
@@ -145,11 +144,7 @@ class _Reservoir:
 
 
 def _array_bytes(sample: Any) -> int:
-    """Return the total size of the arrays in a sample, in bytes.
-
-    Args:
-        sample: a mapping from names to values; values other than arrays count as 0.
-    """
+    """Return the total size of the arrays in a sample, in bytes."""
     values = sample.values() if isinstance(sample, Mapping) else ()
     return sum(getattr(value, "nbytes", 0) for value in values)
 
@@ -235,13 +230,13 @@ class HoldOut:
     @property
     def calibrated_positions(self) -> list[int]:
         """Return the positions of ``calibrated`` in the data."""
-        found = []
+        positions = []
         for position in self._reservoir.positions:
             # Held-out samples, in ascending order, are not among those that are counted.
             for held_out in self.positions:
                 position += held_out <= position
-            found.append(position)
-        return found
+            positions.append(position)
+        return positions
 
     def receive(self, position: int, outputs: Mapping[str, Any]) -> None:
         """Keep the float outputs on a calibration sample that the verdict needs.

@@ -277,15 +277,15 @@ class RunData:
         """Return the calibration samples if the comparison of both models uses other samples."""
         if self.hold_out is None or not self.hold_out.samples:
             return []
-        found = []
+        labelled = []
         for sample, position in zip(
             self.hold_out.calibrated, self.hold_out.calibrated_positions, strict=True
         ):
             labels = [
                 self.labels.get(str(row)) for row in self.rows.get(position, range(0))
             ]
-            found.append(LabelledSample(sample, labels if self.labels else []))
-        return found
+            labelled.append(LabelledSample(sample, labels if self.labels else []))
+        return labelled
 
     @property
     def count(self) -> int:
@@ -319,8 +319,7 @@ class Planned:
         graph: the graph at the opset of the result.
         plan: the plan of the graph.
         body_plans: the plans of bodies.
-        notes: notes on the plan.
-        earlier_notes: notes of the stages before.
+        notes: notes of all stages so far.
         keyed: as for ``Prepared``.
         partial: statistics of the first samples alone, with the keys of the graph's tensors; None
             without any.
@@ -331,7 +330,6 @@ class Planned:
     plan: Plan
     body_plans: list[SubgraphPlan]
     notes: list[str]
-    earlier_notes: list[str]
     keyed: GraphCalibration | None = None
     partial: GraphCalibration | None = None
 

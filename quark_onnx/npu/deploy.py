@@ -675,7 +675,7 @@ def _unknown(folder: Path) -> str:
 
 
 class _Options(NamedTuple):
-    """What a bundle tells the engine.
+    """Settings of the engine in a bundle.
 
     Attributes:
         devices: options of the execution provider by device.
@@ -736,7 +736,6 @@ def _write(
 
     Args:
         folder: an empty folder.
-        model: the model for the processor.
         samples: samples to ship with their outputs on the CPU.
         options: options of the provider and of the compiler.
     """

@@ -15,7 +15,7 @@ _WIDE = "A16W8"
 
 
 def format_steps(
-    model: ModelProto, found: Preflight, verdict: Verdict | None
+    model: ModelProto, present: Preflight, verdict: Verdict | None
 ) -> tuple[NextStep, ...]:
     """Return the number format to try next, with the forecast for it.
 
@@ -23,7 +23,7 @@ def format_steps(
 
     Args:
         model: the legalized float model.
-        found: the forecast of the deployed model.
+        present: the forecast of the deployed model.
         verdict: the verdict on the deployed model; None for BF16.
 
     Returns:
@@ -31,46 +31,54 @@ def format_steps(
         16-bit activations where the verdict is risky or poor.
     """
     poor = verdict is not None and verdict.band in ("risky", "poor")
-    if found.band == "good" and not poor:
+    if present.band == "good" and not poor:
         return ()
     graph = Graph.of(model)
     gated = graph.to_model() if hard_swish_to_gate(graph) else model
     usable = dict[str, Preflight]()
-    for kind in found.target.presets:
-        if kind == found.kind:
+    for kind in present.target.presets:
+        if kind == present.kind:
             continue
         # Of HardSwish, the legalization for this format may make a gate.
-        form = gated if passes_for(found.target, kind, [hard_swish_to_gate]) else model
-        other = preflight(form, found.target.name, kind=kind, release=found.release)
+        form = (
+            gated if passes_for(present.target, kind, [hard_swish_to_gate]) else model
+        )
+        forecast = preflight(
+            form, present.target.name, kind=kind, release=present.release
+        )
         # A format at which the compiler crashes is no advice.
-        if not other.aborts:
-            usable[kind] = other
-    better = [other for other in usable.values() if _is_better(other, found)]
-    if better and found.band != "good":
+        if not forecast.aborts:
+            usable[kind] = forecast
+    better = [forecast for forecast in usable.values() if _is_better(forecast, present)]
+    if better and present.band != "good":
         # Each subgraph costs two transfers; among equal counts the larger share wins.
-        best = min(better, key=lambda other: (other.subgraphs, -other.share))
-        return (_step(best, found, "a better partition", "an accuracy to be measured"),)
+        best = min(better, key=lambda forecast: (forecast.subgraphs, -forecast.share))
+        return (
+            _step(best, present, "a better partition", "an accuracy to be measured"),
+        )
     wide = usable.get(_WIDE)
     # 16 bits help the accuracy, but must not move work to the CPU.
-    if poor and wide is not None and wide.share >= found.share:
+    if poor and wide is not None and wide.share >= present.share:
         effect = "16-bit activations, which leave the error of the weights"
-        return (_step(wide, found, effect, "often 10 dB or more"),)
+        return (_step(wide, present, effect, "often 10 dB or more"),)
     return ()
 
 
-def _is_better(other: Preflight, found: Preflight) -> bool:
+def _is_better(forecast: Preflight, present: Preflight) -> bool:
     """Return whether a forecast has fewer subgraphs without a smaller share, or avoids a crash."""
     # Any format without a crash is better than one with a crash.
-    if found.aborts:
+    if present.aborts:
         return True
-    return other.subgraphs < found.subgraphs and other.share >= found.share
+    return forecast.subgraphs < present.subgraphs and forecast.share >= present.share
 
 
-def _step(other: Preflight, found: Preflight, effect: str, expected: str) -> NextStep:
+def _step(
+    forecast: Preflight, present: Preflight, effect: str, expected: str
+) -> NextStep:
     """Return a step to another format, with the forecast for it and the present one."""
     return NextStep(
-        f"--preset {other.kind}",
-        f"{effect}; forecast: {other.sentence} (now {found.sentence})",
-        f"deploy(model, data, folder, config={other.kind!r})",
+        f"--preset {forecast.kind}",
+        f"{effect}; forecast: {forecast.sentence} (now {present.sentence})",
+        f"deploy(model, data, folder, config={forecast.kind!r})",
         expected=expected,
     )

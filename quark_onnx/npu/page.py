@@ -106,12 +106,12 @@ def forecast_blocks(forecast: Preflight) -> list[Block]:
     ]
 
 
-def _action(mend: str, effect: str) -> Action:
+def _action(fix: str, effect: str) -> Action:
     """Return an action; a fix that is a command is set as a command."""
-    if mend.startswith("quark-onnx npu "):
-        verb = mend.split()[2]
-        return Action(f"{verb} the model", mend, effect)
-    return Action(mend, effect=effect)
+    if fix.startswith("quark-onnx npu "):
+        verb = fix.split()[2]
+        return Action(f"{verb} the model", fix, effect)
+    return Action(fix, effect=effect)
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,6 @@ def _drawn_box(box: _Box, x: float, y: float, width: float) -> list[str]:
     """Return the SVG elements of a box: ground, colour, and two lines of text.
 
     Args:
-        box: the partition.
         x: left edge in pixels.
         y: upper edge in pixels.
         width: width in pixels.
@@ -308,7 +307,7 @@ def _reasons(forecast: Preflight) -> Problems:
             f"{counted(len(group.placements), 'node')} ({group.kinds})",
             group.cause,
             [(placed.node, "") for placed in group.placements],
-            group.mend,
+            group.fix,
             [
                 group.confidence,
                 *dict.fromkeys(placed.source for placed in group.placements),

@@ -87,7 +87,7 @@ class NodePlacement:
         output: first output tensor, by which reports identify the node.
         device: "NPU", "CPU", or "abort" if the compiler ends the process.
         reason: the reason in words.
-        mend: how to bring the node to the NPU; empty if no way is known, or the node is there.
+        fix: how to bring the node to the NPU; empty if no way is known, or the node is there.
         confidence: "measured" on a device of this architecture by AMD or others; "documented";
             "read" in source code; "inferred"; "unknown" where no source names the operator.
         source: publication with the rule, and its date.
@@ -101,7 +101,7 @@ class NodePlacement:
     output: str
     device: str
     reason: str
-    mend: str
+    fix: str
     confidence: str
     source: str
     cause: str = ""
@@ -112,7 +112,7 @@ def placement(  # noqa: PLR0913
     node: Node,
     device: str,
     reason: str,
-    mend: str = "",
+    fix: str = "",
     confidence: str = "documented",
     source: str = SOURCE,
     cause: str = "",
@@ -123,7 +123,7 @@ def placement(  # noqa: PLR0913
         node: the node.
         device: as in ``NodePlacement``.
         reason: as in ``NodePlacement``.
-        mend: as in ``NodePlacement``.
+        fix: as in ``NodePlacement``.
         confidence: as in ``NodePlacement``.
         source: as in ``NodePlacement``.
         cause: as in ``NodePlacement``.
@@ -134,7 +134,7 @@ def placement(  # noqa: PLR0913
         next(iter(node.outputs), ""),
         device,
         reason,
-        mend,
+        fix,
         confidence,
         source,
         cause,
@@ -242,11 +242,11 @@ def _decided(case: Case, node: Node) -> NodePlacement:
         )
     # The model's own format is none of them: it is not listed.
     others = [preset for preset in case.target.presets if listed(kind, preset)]
-    mend = ""
+    fix = ""
     if others:
-        mend = f"quantize to {' or '.join(others)}, which list it"
+        fix = f"quantize to {' or '.join(others)}, which list it"
     confidence = "documented" if is_listed(kind) else "unknown"
-    return placement(node, CPU, f"not listed for {case.kind}", mend, confidence)
+    return placement(node, CPU, f"not listed for {case.kind}", fix, confidence)
 
 
 def whole_model(case: Case) -> tuple[str, str, str, str] | None:
@@ -261,16 +261,16 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
         reason = (
             f"{target.name} takes {', '.join(target.presets)}, the model is {case.kind}"
         )
-        mend = f"quantize to {target.presets[0]}"
-        return reason, mend, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
+        fix = f"quantize to {target.presets[0]}"
+        return reason, fix, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
     # The first such tensor is named; constants of this type are cast before the graph is given.
     # Constants do not count: ``around`` leaves them out.
     for node in graph.nodes:
         for name in case.around(node):
             if graph.elem_type(name) == TensorProto.BFLOAT16:
                 reason = f"{name!r} is bfloat16, which the provider refuses as an invalid graph"
-                mend = "give it the float32 model and the config_file"
-                return reason, mend, "measured", _ONNXSIM
+                fix = "give it the float32 model and the config_file"
+                return reason, fix, "measured", _ONNXSIM
     for value in graph.inputs:
         batch = batch_of(graph, value.name)
         # A static batch of 2 offloads a part of the nodes, and fills the first result only.
@@ -291,11 +291,11 @@ def _crash(case: Case, node: Node) -> NodePlacement | None:
         return None
     if node.kind == "If":
         reason = "a branch around which shapes are dynamic"
-        mend = "fix the shapes, or run this model on the CPU"
+        fix = "fix the shapes, or run this model on the CPU"
     else:
         reason = "the compiler crashes at it"
-        mend = f"run this model on the CPU, or cut it in front of the {node.kind}"
-    return placement(node, ABORT, reason, mend, "measured", _ONNXSIM)
+        fix = f"run this model on the CPU, or cut it in front of the {node.kind}"
+    return placement(node, ABORT, reason, fix, "measured", _ONNXSIM)
 
 
 def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
@@ -332,12 +332,12 @@ def _shape(case: Case, node: Node) -> NodePlacement | None:
     if not name:
         return None
     shape = case.graph.shape(name)
-    cause, mend = case.static_shapes
+    cause, fix = case.static_shapes
     return placement(
         node,
         CPU,
         f"{name!r} has the shape {'unknown' if shape is None else list(shape)}",
-        mend,
+        fix,
         "read",
         f"{_VAIP}; amd/RyzenAI-SW#312",
         cause=f"a tensor has a dynamic shape: {cause}",
@@ -407,11 +407,11 @@ def _gate(case: Case, node: Node) -> NodePlacement | None:
     if case.release >= "1.7":
         reason += ", which releases from 1.7 on may take"
         confidence = "inferred"
-    mend = "quantize to A8W8 or A16W8, or try the compiler of X1"
+    fix = "quantize to A8W8 or A16W8, or try the compiler of X1"
     source = (
         f"{_LOGS}, EfficientNet and MobileNetV3; RyzenAI-SW performance_results.json"
     )
-    return placement(node, CPU, reason, mend, confidence, source)
+    return placement(node, CPU, reason, fix, confidence, source)
 
 
 def _mean(case: Case, node: Node) -> NodePlacement | None:
@@ -455,7 +455,7 @@ def _beside_moving(case: Case, node: Node) -> NodePlacement | None:
             node,
             CPU,
             f"it stands beside {moving.node}, which {its_reason}",
-            moving.mend,
+            moving.fix,
             "inferred",
             moving.source,
             "it is connected to a node that moves data in more than 4 dimensions",
@@ -486,10 +486,10 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
         " releases refuse"
     )
     # The logs of DenseNet in other formats end before the placement.
-    mend, networks = "", "DenseNet121 and DenseNet169"
+    fix, networks = "", "DenseNet121 and DenseNet169"
     if side == 3:
-        mend, networks = "quantize to A16W8", "MobileNetV2 and MobileNetV3"
-    return placement(node, CPU, reason, mend, "inferred", f"{_LOGS}, {networks}")
+        fix, networks = "quantize to A16W8", "MobileNetV2 and MobileNetV3"
+    return placement(node, CPU, reason, fix, "inferred", f"{_LOGS}, {networks}")
 
 
 def _depthwise_side(graph: Graph, node: Node) -> int:
@@ -513,12 +513,12 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     # A weight is constant, or behind a DequantizeLinear of constant codes.
     if not constant_behind(case.graph, node.input(1)):
         reason = "its weight is computed as the model runs"
-        mend = ""
+        fix = ""
         if node.input(1) in case.graph.initializers:
             reason = "its weight is an input of the model, too"
-            mend = _LEGALIZE
+            fix = _LEGALIZE
         return placement(
-            node, CPU, reason, mend, "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468"
+            node, CPU, reason, fix, "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468"
         )
     # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
     float_weight = case.quantized and case.graph.is_constant(node.input(1))
@@ -542,8 +542,8 @@ def _float_addend(case: Case, node: Node) -> NodePlacement | None:
     for follower in case.graph.followers(node):
         if follower.kind == "Add" and any(map(case.graph.is_constant, follower.inputs)):
             reason = "its bias is added in float"
-            mend = "quantize the Add behind it as well"
-            return placement(node, CPU, reason, mend, "measured", _ONNXSIM)
+            fix = "quantize the Add behind it as well"
+            return placement(node, CPU, reason, fix, "measured", _ONNXSIM)
     return None
 
 
@@ -556,8 +556,8 @@ def _left_float(case: Case, node: Node) -> NodePlacement | None:
     # Measured on XDNA1 for the decoding of boxes, on XDNA2 for the bias of a product.
     source = "XDNA1 study, Ryzen AI 1.7.1" if case.on_convolution_engine else _ONNXSIM
     if node not in case.up_to_layers:
-        mend = _CUT if case.on_convolution_engine else ""
-        return placement(node, CPU, FLOAT_TAIL, mend, "inferred", source)
+        fix = _CUT if case.on_convolution_engine else ""
+        return placement(node, CPU, FLOAT_TAIL, fix, "inferred", source)
     return placement(
         node,
         CPU,

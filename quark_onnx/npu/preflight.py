@@ -68,13 +68,13 @@ class Group:
     Attributes:
         device: "CPU" or "abort".
         cause: the reason in words.
-        mend: how to bring the nodes to the processor; empty if no way is known.
+        fix: how to bring the nodes to the processor; empty if no way is known.
         placements: placements on the nodes.
     """
 
     device: str
     cause: str
-    mend: str
+    fix: str
     placements: tuple[NodePlacement, ...]
 
     @property
@@ -195,7 +195,7 @@ class Preflight(Reported):
         by_reason = grouped_by(
             outside,
             # Reasons with names of tensors would make a group per node.
-            lambda placed: (placed.device, placed.cause or placed.reason, placed.mend),
+            lambda placed: (placed.device, placed.cause or placed.reason, placed.fix),
         )
         groups = [
             Group(*reason, tuple(placements))
@@ -253,11 +253,10 @@ class Preflight(Reported):
         counts = dict[str, int]()
         for group in self.groups:
             # Several causes may have one command: its effects add up.
-            if group.mend:
-                counts[group.mend] = counts.get(group.mend, 0) + len(group.placements)
+            if group.fix:
+                counts[group.fix] = counts.get(group.fix, 0) + len(group.placements)
         return [
-            (mend, f"affects {counted(count, 'node')}")
-            for mend, count in counts.items()
+            (fix, f"affects {counted(count, 'node')}") for fix, count in counts.items()
         ]
 
     def blocks(self) -> list[Block]:

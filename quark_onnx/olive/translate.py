@@ -22,10 +22,10 @@ from quark_onnx.compat_onnxruntime import get_qdq_config
 from quark_onnx.compat_onnxruntime.execution_providers.qnn import get_qnn_qdq_config
 from quark_onnx.config import Override, QConfig
 from quark_onnx.config.checks import require_known
+from quark_onnx.onnx.algorithm import AlgoConfig
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import QConfig as AmdConfig
-from quark_onnx.onnx.quantization.config.spec import QLayerConfig
+from quark_onnx.onnx.spec import QLayerConfig
 
 logger = logging.getLogger(__name__)
 

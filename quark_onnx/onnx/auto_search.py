@@ -15,16 +15,16 @@ from onnx import ModelProto, save
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QConfig as Native
 from quark_onnx.config.checks import require_known
+from quark_onnx.onnx import spec as specs
+from quark_onnx.onnx.algorithm import AlgoConfig
+from quark_onnx.onnx.data_type import parse_data_type
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
-from quark_onnx.onnx.quantization.config import spec as specs
-from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import (
     Config,
     QConfig,
     QuantizationConfig,
 )
-from quark_onnx.onnx.quantization.config.data_type import parse_data_type
 from quark_onnx.onnx.run import native, run
 from quark_onnx.search.result import SearchResult
 from quark_onnx.search.search import search

@@ -22,67 +22,67 @@ Floats = NDArray[np.float64]
 _LEAST = 1e-10
 
 
-def l2(expected: Floats, found: Floats) -> float:
+def l2(expected: Floats, actual: Floats) -> float:
     """Return the Euclidean norm of the difference.
 
     Args:
         expected: values of the float model.
-        found: values of the quantized model.
+        actual: values of the quantized model.
     """
-    return float(np.linalg.norm(expected - found))
+    return float(np.linalg.norm(expected - actual))
 
 
-def kl(expected: Floats, found: Floats) -> float:
+def kl(expected: Floats, actual: Floats) -> float:
     """Return the Kullback-Leibler divergence of values normalized to distributions.
 
     Values are shifted to a minimum of at least 0 and scaled to a sum of 1.
 
     Args:
         expected: values of the float model.
-        found: values of the quantized model.
+        actual: values of the quantized model.
     """
     # The constant inside the logarithm alone: p is 0 where the product has to vanish.
-    p, q = _distribution(expected), _distribution(found)
+    p, q = _distribution(expected), _distribution(actual)
     return float(np.sum(p * np.log((p + _LEAST) / (q + _LEAST))))
 
 
-def cosine(expected: Floats, found: Floats) -> float:
+def cosine(expected: Floats, actual: Floats) -> float:
     """Return 1 minus the cosine similarity; 0 if either side is zero.
 
     Args:
         expected: values of the float model.
-        found: values of the quantized model.
+        actual: values of the quantized model.
     """
     # The angle to a zero vector is undefined.
-    norms = float(np.linalg.norm(expected)), float(np.linalg.norm(found))
+    norms = float(np.linalg.norm(expected)), float(np.linalg.norm(actual))
     if min(norms) < _LEAST:
         return 0.0
-    return 1.0 - float(np.dot(expected, found)) / (norms[0] * norms[1])
+    return 1.0 - float(np.dot(expected, actual)) / (norms[0] * norms[1])
 
 
-def sqnr(expected: Floats, found: Floats) -> float:
+def sqnr(expected: Floats, actual: Floats) -> float:
     """Return the negative signal-to-noise ratio in dB.
 
     Args:
         expected: values of the float model.
-        found: values of the quantized model.
+        actual: values of the quantized model.
     """
     # An exact output, noise 0, has a finite ratio: 10 log10(signal / 1e-10).
     signal = float(np.mean(np.square(expected)))
-    noise = float(np.mean(np.square(expected - found)))
+    noise = float(np.mean(np.square(expected - actual)))
     return -10.0 * float(np.log10(max(signal, _LEAST) / max(noise, _LEAST)))
 
 
-def psnr(expected: Floats, found: Floats) -> float:
+def psnr(expected: Floats, actual: Floats) -> float:
     """Return the negative ratio of the greatest magnitude to the noise in dB.
 
     Args:
         expected: values of the float model.
-        found: values of the quantized model.
+        actual: values of the quantized model.
     """
     # ``initial`` stands for the maximum of an empty output.
     peak = float(np.max(np.abs(expected), initial=0.0))
-    noise = float(np.mean(np.square(expected - found)))
+    noise = float(np.mean(np.square(expected - actual)))
     return 10.0 * float(np.log10(max(noise, _LEAST))) - 20.0 * float(
         np.log10(max(peak, _LEAST)),
     )
@@ -118,8 +118,8 @@ def distance(name: str) -> Distance:
         f"one of: {', '.join(_KINDS)}{nearest(name, _KINDS)}",
     )
 
-    def mean(expected: Outputs, found: Outputs) -> float:
-        values = [_KINDS[name](*pair) for pair in _pairs(expected, found)]
+    def mean(expected: Outputs, actual: Outputs) -> float:
+        values = [_KINDS[name](*pair) for pair in _pairs(expected, actual)]
         # Samples without outputs do not differ.
         if not values:
             return 0.0
@@ -136,8 +136,8 @@ def of_output(index: int, measure: Distance) -> Distance:
         measure: the distance, called with lists of this output alone.
     """
 
-    def chosen(expected: Outputs, found: Outputs) -> float:
-        return measure(_only(index, expected), _only(index, found))
+    def chosen(expected: Outputs, actual: Outputs) -> float:
+        return measure(_only(index, expected), _only(index, actual))
 
     return chosen
 
@@ -149,7 +149,7 @@ def loss_of(evaluate: Callable[[Any], float]) -> Distance:
         evaluate: function from outputs to a score, higher is better.
     """
     # Positive where the quantized model scores less.
-    return lambda expected, found: evaluate(expected) - evaluate(found)
+    return lambda expected, actual: evaluate(expected) - evaluate(actual)
 
 
 def _only(index: int, outputs: Outputs) -> list[list[Any]]:
@@ -167,9 +167,9 @@ def _only(index: int, outputs: Outputs) -> list[list[Any]]:
     return [[sample[index]] for sample in outputs]
 
 
-def _pairs(expected: Outputs, found: Outputs) -> Iterator[tuple[Floats, Floats]]:
+def _pairs(expected: Outputs, actual: Outputs) -> Iterator[tuple[Floats, Floats]]:
     """Yield the values of outputs by sample, in both models."""
-    for wanted, given in zip(expected, found, strict=True):
+    for wanted, given in zip(expected, actual, strict=True):
         for reference, output in zip(wanted, given, strict=True):
             # float64, as sums of squares of float16 overflow at 65504.
             yield (

@@ -10,7 +10,7 @@ from quark_onnx.config import Override, QuantizationSpec
 from quark_onnx.onnxruntime_spelling.request import Wanted
 
 if TYPE_CHECKING:
-    from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
+    from quark_onnx.onnx.algorithm import AlgoConfig
 
 
 @dataclass

@@ -15,14 +15,14 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require_known, require_one_of
 from quark_onnx.files.io import load
-from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import (
+from quark_onnx.onnx.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
     AutoMixprecisionConfig,
     GPTQConfig,
 )
+from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.translation import listed, narrowed, pairs_of_ends
 from quark_onnx.onnxruntime_spelling.request import name_of
 

@@ -13,22 +13,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from calibrators import MinMax, Percentile
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, nearest
-from quark_onnx.config.option_support import OptionSupport
 from quark_onnx.onnx import option_effects as effects
 from quark_onnx.onnx import option_values as values
-from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import (
+from quark_onnx.onnx.algorithm import (
     BiasCorrectionConfig,
     CLEConfig,
     GPTQConfig,
     QuarotConfig,
     SmoothQuantConfig,
 )
+from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnxruntime_spelling.options import change, everywhere
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Option:
     """
 
     name: str
-    support: OptionSupport
+    support: Literal["obeyed", "not needed", "refused"]
     text: str
     harmless: tuple[Any, ...] = ()
     apply: effects.Apply | None = None

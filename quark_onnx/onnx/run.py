@@ -24,11 +24,11 @@ from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.job import Result
 from quark_onnx.onnx import translation
+from quark_onnx.onnx.algorithm import AlgoConfig
 from quark_onnx.onnx.calibration.data_readers import NO_DATA
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.layout import convert_nchw_to_nhwc
 from quark_onnx.onnx.option_effects import input_shapes
-from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.selection import (
     every_node,

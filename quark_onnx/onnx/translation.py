@@ -9,8 +9,8 @@ from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require, require_one_of
 from quark_onnx.dtypes import Integer
-from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
-from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
+from quark_onnx.onnx.data_type import DATA_TYPES
+from quark_onnx.onnx.spec import QTensorConfig, ScaleType
 from quark_onnx.onnxruntime_spelling.request import name_of
 
 #: Number formats by the names of AMD's and onnxruntime's types.

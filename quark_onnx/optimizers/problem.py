@@ -70,7 +70,7 @@ class Solution:
         if self.factor is other.factor is None:
             factor = None
         else:
-            # One of both may lack factors, which are ones then.
+            # A solution without factors has factors of 1.
             factor = np.where(better, other.factors, self.factors)
         # Without both aims, a mixture would not be the origin of the weight.
         if self.aim is None or other.aim is None:

@@ -97,10 +97,7 @@ def _width(graph: Graph, norm: Norm, channels: int) -> int | None:
 
 
 def _fits(graph: Graph, stored: ConstantInput, width: int) -> bool:
-    """Return whether a constant has a value per channel.
-
-    The model may declare a wrong shape for the result.
-    """
+    """Return whether a constant has a value per channel; declared shapes may be wrong."""
     return stored.spread(graph, width) and stored.value(graph).size in (1, width)
 
 

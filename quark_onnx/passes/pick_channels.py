@@ -95,7 +95,6 @@ def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
 
     Args:
         picked: positions of the picked values in a tensor.
-        shape: shape of the tensor.
     """
     if len(shape) < 2 or picked.ndim != len(shape) or not picked.size:
         return None

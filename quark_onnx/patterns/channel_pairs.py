@@ -240,10 +240,7 @@ class _PairSearch:
         return True
 
     def _along_second_axis(self, tensor: str) -> bool:
-        """Return whether channels lie along the second axis, not along the last one.
-
-        They do in images and matrices.
-        """
+        """Return whether channels lie along axis 1, as in images and matrices; else the last."""
         return self.spatial or len(self.graph.sizes(tensor)) == MATRIX
 
     def _fills(self, at: _Channels) -> bool:

@@ -145,16 +145,18 @@ def coded_constants(graph: Graph) -> dict[str, CodedConstant]:
         return {}
     graph = graph.copy()
     store_constants(graph)
-    found = dict[str, CodedConstant]()
+    constants = dict[str, CodedConstant]()
     for node in graph.nodes_of({"Mul", "Add", "Sub"}):
         coded = _coded(graph, node)
         result = node.outputs[0]
         # Weights that are multiplied by a small constant of integers are no codes.
         if coded is not None and graph.shape(result) == tuple(coded.tensor.dims):
-            found[result] = coded
+            constants[result] = coded
     # A product that an offset follows is a step on the way.
     return {
-        name: coded for name, coded in found.items() if not _is_step(graph, name, found)
+        name: coded
+        for name, coded in constants.items()
+        if not _is_step(graph, name, constants)
     }
 
 
@@ -173,20 +175,20 @@ def take_dequantized_weights(
     Returns:
         The codes of the constants, by name.
     """
-    found = dict[str, tuple[Node, CodedConstant]]()
+    stored = dict[str, tuple[Node, CodedConstant]]()
     for node in graph.nodes_of_type(DEQUANTIZE):
         coded = _stored(graph, node)
         if coded is not None:
-            found[node.outputs[0]] = (node, coded)
+            stored[node.outputs[0]] = (node, coded)
     taken = dict[str, CodedConstant]()
-    for name, (_, coded) in found.items():
+    for name, (_, coded) in stored.items():
         readers = graph.consumers(name)
         if graph.is_output(name) or graph.captured(name) or not readers:
             continue
-        if all(_is_float_layer(graph, reader, layers, found) for reader in readers):
+        if all(_is_float_layer(graph, reader, layers, stored) for reader in readers):
             taken[name] = coded
     for name, coded in taken.items():
-        graph.remove([found[name][0]])
+        graph.remove([stored[name][0]])
         graph.set_constant(name, coded.dequantized())
     return taken
 

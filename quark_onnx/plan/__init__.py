@@ -10,8 +10,7 @@ from quark_onnx.plan.entries import (
     Use,
     fused_into,
 )
-from quark_onnx.plan.explain import explain
-from quark_onnx.plan.plan import OVERRIDABLE, Asked, Plan
+from quark_onnx.plan.plan import OVERRIDABLE, Asked, Plan, explain
 from quark_onnx.plan.select import EXCLUDED, NodeSpec, looks_up, matching, select
 
 __all__ = [

@@ -112,14 +112,7 @@ def describe_blocks(plans: Iterable[Plan]) -> list[str]:
 
 
 def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
-    """Limit the block size to the padded length of the axis.
-
-    Args:
-        length: size of the axis along which blocks run.
-
-    Returns:
-        The spec, unchanged for block sizes up to 256.
-    """
+    """Limit block sizes above 256 to the padded length of the axis."""
     if spec.block_size <= _LARGEST_BLOCK:
         return spec
     # The next power of two: a block of an axis that is no power of two stays a power of two.
@@ -128,12 +121,7 @@ def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
 
 
 def _mean(length: int, size: int) -> float:
-    """Return the mean number of values in the blocks of a line.
-
-    Args:
-        length: number of values of the line.
-        size: block size; the last block may be shorter.
-    """
+    """Return the mean size of the blocks of a line, the last of which may be shorter."""
     return length / max(1, -(-length // size))
 
 

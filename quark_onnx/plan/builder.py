@@ -402,8 +402,6 @@ class PlanBuilder(Plan):
         nothing. Constants stay float unless they are weights.
 
         Args:
-            node: the node that reads or computes the tensors.
-            tensors: the tensors that a rule wants quantized.
             spec: quantization of the activations, with dynamic scales.
         """
         weight = self.specs[node].weight
@@ -532,11 +530,7 @@ class PlanBuilder(Plan):
         return not self.ineligible(tensor) and self._holds(tensor, spec)
 
     def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
-        """Return whether a tensor has an axis for blocks; a known scalar has none.
-
-        Args:
-            spec: the format; every tensor holds a format without shared exponents.
-        """
+        """Return whether a tensor has an axis for blocks; a known scalar has none."""
         return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
 
     def _channels(self, tensor: str) -> int | None:

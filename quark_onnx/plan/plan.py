@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from onnx import TensorProto
 
+from calibrators.shown import printable
 from quark_onnx.common.errors import PlanError
 from quark_onnx.common.reported import preformatted
 from quark_onnx.config import TensorOverrides
@@ -18,7 +19,6 @@ from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.graph.decisions import is_layer
 from quark_onnx.plan.entries import Entry, Keep, Quantize, SameAs, Use
-from quark_onnx.plan.explain import explain
 from quark_onnx.plan.select import NodeSpec
 
 P = TypeVar("P", bound="Plan")
@@ -37,10 +37,7 @@ def _is_sparse(graph: Graph, tensor: str) -> bool:
 
 
 def _is_overridable(graph: Graph, tensor: str) -> bool:
-    """Return whether callers may override a stored value.
-
-    The codes of the stored value would ignore the value that a caller passes.
-    """
+    """Return whether callers may override a stored value, whose codes would not follow."""
     return tensor in graph.initializers and graph.is_input(tensor)
 
 
@@ -143,8 +140,7 @@ class Plan:
             safe: as the attribute.
             fuses: as the attribute.
             aligns: as the attribute.
-            shapes: as the attribute; None to compute them, which is correct for a main graph, not
-                for a body.
+            shapes: as the attribute; None computes them from the graph; pass them for subgraphs.
             asked: as the attribute; None for no wishes.
             entries: decisions so far; None for none.
             kept: nodes that stay float, with the reason; None for none.
@@ -360,3 +356,33 @@ class Plan:
         if array is None or not array.size or array.dtype.kind != "f":
             return False
         return bool(np.abs(array).max() >= HUGE)
+
+
+def explain(plan: Plan) -> str:
+    """Return a paragraph per node: name and type, inputs (<), outputs (>), decisions."""
+    return "\n".join(_paragraph(plan, node) for node in plan.graph.nodes)
+
+
+def _paragraph(plan: Plan, node: Node) -> str:
+    title = f"{printable(node.name)} ({printable(node.kind)})"
+    reason = plan.kept.get(node.name)
+    if reason:
+        title += f"  float: {reason}"
+    inputs = _decisions(plan, "<", plan.reads(node))
+    outputs = _decisions(plan, ">", map(Use, node.results))
+    return "\n".join((title, *inputs, *outputs))
+
+
+def _decisions(plan: Plan, sign: str, uses: Iterable[Use]) -> Iterator[str]:
+    """Yield a line per use with a decision; a tensor kept float at the root is shown float.
+
+    Args:
+        sign: "<" for inputs, ">" for outputs.
+    """
+    for use in uses:
+        entry = plan.entries.get(use)
+        # A tensor that nothing asked for is float, and has no line.
+        if entry is not None:
+            root = plan.entry(use)
+            text = str(root if isinstance(root, Keep) else entry)
+            yield f"  {sign} {printable(use.tensor)}: {printable(text)}"

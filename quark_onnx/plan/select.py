@@ -139,12 +139,9 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
 
 
 def _check_any_type(graph: Graph, op_types: tuple[str, ...]) -> None:
-    """Raise ConfigError if the model has no operator of some types.
+    """Raise ConfigError if the model has no operator of any of some types.
 
     A type that occurs in bodies alone is no mistake: the plan of each body selects again.
-
-    Args:
-        op_types: the types; one of them suffices.
     """
     kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
     if kinds.isdisjoint(op_types):
@@ -364,15 +361,9 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 def _between(
     graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...], strict: bool
 ) -> list[Node]:
-    """Return the nodes on the paths from ``starts`` to ``ends``.
+    """Return the nodes on the paths between names of nodes or tensors, in graph order.
 
-    Args:
-        starts: names of nodes, or of tensors, which stand for their readers.
-        ends: names of nodes, or of tensors, which stand for their producers.
-        strict: every name must stand for a node.
-
-    Returns:
-        The nodes in graph order, both ends included.
+    Tensors stand for their readers in ``starts``, and for their producers in ``ends``.
     """
     # A node lies between if a start reaches it, and if it reaches an end; both include their
     # origins.
@@ -407,11 +398,7 @@ def _nodes_at(
 
 
 def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
-    """Return the readers of a tensor, or its producer, if there is one.
-
-    Args:
-        reading: return the readers, for which a tensor stands as a start.
-    """
+    """Return the readers of a tensor, or its producer, if there is one."""
     if reading:
         return graph.consumers(tensor)
     producer = graph.producer(tensor)

@@ -191,7 +191,6 @@ def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
     """Write codes, scales and zero points with a block per row; return the names.
 
     Args:
-        codes: the blocked codes.
         axis: axis of the blocks, 0 or more.
         padded: length of a line, filled up to whole blocks; a shorter line is a block.
     """

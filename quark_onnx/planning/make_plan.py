@@ -73,8 +73,8 @@ def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
         graph: the float graph.
         config: the settings.
         strict: require a match for every pattern of the config.
-        shapes: tensors that are shape arithmetic; None to compute them, which is correct for a
-            main graph, not for a body.
+        shapes: tensors that are shape arithmetic; None computes them from the graph; pass them
+            for subgraphs.
         recurrent: states that persist from step to step; None for the states that the graph's
             interface declares.
         measured: activations can be measured; otherwise those that need a range stay float.
@@ -211,7 +211,6 @@ def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
     """Store biases in the configured format, or as floats.
 
     Args:
-        plan: the plan under construction; changed in place.
         bias: ``QConfig.bias``: False for floats, True for int32, or the name "int16".
     """
     for use, entry in plan.entries.items():

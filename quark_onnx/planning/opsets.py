@@ -224,14 +224,7 @@ def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
 def _first_raised(
     graph: Graph, opsets: Sequence[int], reference: Reference, sample: Sample | None
 ) -> Graph:
-    """Return the graph at the first of some opsets that leaves its outputs unchanged.
-
-    Args:
-        sample: a sample for the comparison; None for none.
-
-    Returns:
-        The converted graph; ``graph`` itself if no opset succeeds.
-    """
+    """Return the graph at the first opset that keeps its outputs; ``graph`` if none does."""
     for opset in opsets:
         candidate = _raised(graph, opset, reference, sample)
         if candidate is not None:

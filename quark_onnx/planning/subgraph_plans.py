@@ -72,8 +72,8 @@ def plan_bodies(
     Args:
         graph: the graph.
         config: the settings.
-        shapes: tensors that are shape arithmetic; None to compute them, which is correct for a
-            main graph, not for a body.
+        shapes: tensors that are shape arithmetic; None computes them from the graph; pass them
+            for subgraphs.
         recurrent: states that persist from step to step; None for the states that the graph's
             interface declares.
         measured: the graph can be run to be measured; the bodies in one that cannot are not run
@@ -114,7 +114,7 @@ def plan_bodies(
         for value in inner.outputs:
             # A second pair inside would round what the consumer outside rounds with its own scale.
             if Use(value.name) in plan.entries:
-                plan.entries[Use(value.name)] = Keep("a body hands it out")
+                plan.entries[Use(value.name)] = Keep("it is an output of the subgraph")
         plans.append(
             SubgraphPlan(
                 body,

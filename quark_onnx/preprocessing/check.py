@@ -293,7 +293,6 @@ class PreprocessingCheck:
         """Return whether pictures are faint, as given or after the model's own mean and scale.
 
         Args:
-            name: the input with the pictures.
             images: the pictures of every sample, channels on axis 1.
         """
         few = self._count(FIRST)
@@ -684,9 +683,5 @@ def _are_equal(first: Feeds, second: Feeds) -> bool:
 
 
 def _outputs(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
-    """Return the array outputs of a model on a sample, by name.
-
-    Args:
-        feed: the sample; entries that are no inputs of the model are ignored.
-    """
+    """Return the array outputs of a model on a sample, by name."""
     return arrays_of(outputs_of(session, feed))

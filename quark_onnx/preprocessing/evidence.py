@@ -130,25 +130,13 @@ def evidence_for(task: Task) -> Evidence | None:
 
 
 def _limit(limits: Mapping[int, float], rows: int) -> float:
-    """Return the limit for the greatest number of rows that is reached.
-
-    Args:
-        limits: limits by least number of rows, in ascending order.
-        rows: number of rows; below the first number, the least limit holds.
-    """
+    """Return the limit for the greatest number of rows that is reached, or the least."""
     reached = [limit for least, limit in limits.items() if least <= rows]
     return reached[-1] if reached else min(limits.values())
 
 
 def _student(differences: Floats) -> float:
-    """Return Student's t of a mean difference from zero.
-
-    Args:
-        differences: (rows,), two or more paired differences.
-
-    Returns:
-        The mean over its standard error; 0 for equal differences.
-    """
+    """Return Student's t of the mean of (rows,) paired differences; 0 if all are equal."""
     # The standard error of the mean; equal differences have none, and count as no evidence.
     spread = differences.std(ddof=1) / len(differences) ** 0.5
     if not spread:

@@ -246,9 +246,6 @@ def octaves(ratios: Sequence[float]) -> float:
 def _first(model: ModelProto) -> list[_Layer]:
     """Return the first convolutions with a constant weight, in the order of the file.
 
-    Args:
-        model: the float model.
-
     Returns:
         At most three layers, with the running statistics of a BatchNormalization that reads their
         output; without a Conv, an empty list.

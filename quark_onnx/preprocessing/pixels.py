@@ -76,12 +76,7 @@ class Scaling:
 
 
 def _column(values: Sequence[float], like: Images) -> NDArray[np.float64]:
-    """Return values per channel as (1, channels, 1, 1), to broadcast against pictures.
-
-    Args:
-        values: one value per channel; those beyond the channels of ``like`` are left out.
-        like: the pictures, channels on axis 1.
-    """
+    """Return values per channel as (1, channels, 1, 1), to broadcast against pictures."""
     # A picture in gray takes the first of three values.
     return np.asarray(values[: like.shape[1]], np.float64).reshape(1, -1, 1, 1)
 
@@ -266,9 +261,9 @@ def as_channels_last(images: Sequence[Images]) -> list[Images]:
     Returns:
         Pictures of the same shapes, channels on axis 1.
     """
-    found = []
+    pictures = []
     for batch in images:
         count, channels, height, width = batch.shape
         last = np.ascontiguousarray(batch).reshape(count, height, width, channels)
-        found.append(last.transpose(0, 3, 1, 2))
-    return found
+        pictures.append(last.transpose(0, 3, 1, 2))
+    return pictures

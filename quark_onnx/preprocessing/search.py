@@ -165,11 +165,7 @@ def _most_right(confirmed: Sequence[TriedAlternative]) -> TriedAlternative:
 
 
 def _simplest(confirmed: Sequence[TriedAlternative]) -> TriedAlternative:
-    """Return the trial with the fewest changes among those as strong as the best.
-
-    Args:
-        confirmed: trials that beat the given preprocessing, at least one.
-    """
+    """Return the trial with the fewest changes among those as strong as the best."""
     best = max(confirmed, key=lambda trial: trial[1].strength)
     equals = [trial for trial in confirmed if not trial[1].beaten_by(best[1])]
     return min(equals, key=lambda trial: (trial[0].changes, -trial[1].strength))

@@ -64,9 +64,6 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
 def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
     """Return the input of token identifiers, and the embedding table.
 
-    Args:
-        model: the float model.
-
     Returns:
         Input name and table, (tokens, channels); None without a vocabulary of a size that can be
         checked.
@@ -109,7 +106,6 @@ def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[A
     """Yield the unmasked identifiers of every sequence.
 
     Args:
-        feed: a sample.
         identifiers: the input of token identifiers, (batch, tokens); of another rank, nothing is
             yielded.
         masks: inputs that may be masks.

@@ -496,9 +496,7 @@ class RowCollector:
     ) -> NDArray[T]:
         """Return outputs of the layer at sampled positions, (samples, groups, rows, outputs).
 
-        Args:
-            ys: outputs of one shape, a tensor per sample.
-            places: positions of the output, (samples, rows).
+        ``places`` is (samples, rows).
         """
         if self._spatial:
             return im2col.at_places(ys, places, self.place.layer.groups)
@@ -553,14 +551,7 @@ class RowCollector:
         return np.repeat(mean, taps, axis=1)
 
     def _gram(self, which: Sequence[int]) -> tuple[Doubles, int]:
-        """Return the Hessian X X^T over samples, and the number of rows.
-
-        Args:
-            which: indices of the samples.
-
-        Returns:
-            The Hessian, (groups, inputs, inputs), and the number of finite rows in it.
-        """
+        """Return the Hessian X X^T, (groups, inputs, inputs), and its number of finite rows."""
         total, count = np.zeros(1), 0
         # In the order of the samples, so that the sum does not depend on the number of cores.
         for hessian, rows in side_by_side(self._gram_of, which):
@@ -612,7 +603,6 @@ def _together(
     """Yield batches of samples with equal shapes that fit into memory.
 
     Args:
-        samples: tensors of every sample.
         size: additional bytes per sample.
     """
     for sample in samples:

@@ -47,12 +47,7 @@ class _Shown(Sequence[Mapping[str, Any]]):
     """Samples with a progress bar."""
 
     def __init__(self, samples: Samples, show: bool | None, name: str) -> None:
-        """Wrap samples.
-
-        Args:
-            show: whether to show the bar, as ``Progress`` takes it.
-            name: title of the bar.
-        """
+        """Wrap samples; ``show`` is that of ``Progress``."""
         self._samples, self._show, self._name = samples, show, name
 
     def __len__(self) -> int:
@@ -120,11 +115,7 @@ class _Judge:
         return reason
 
     def is_good(self, graph: Graph) -> bool:
-        """Return whether the quantized graph, as it is, needs no improvement.
-
-        Args:
-            graph: the current graph, which is quantized only if ``best`` is unknown.
-        """
+        """Return whether the quantized graph, as it is, needs no improvement."""
         if self.best is None:
             self.best = self.sqnr(graph, is_first=True)
         return self.best is not None and self.best >= GOOD

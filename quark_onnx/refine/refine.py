@@ -82,30 +82,30 @@ def refine(  # noqa: PLR0913
     Raises:
         ModelError: the graph does not run segment by segment.
     """
-    places, skipped = places_in(graph, plan, params)
+    tasks, skipped = places_in(graph, plan, params)
     result = Refinement(notes=prefixed("not optimized: ", skipped))
-    if not places:
+    if not tasks:
         result.notes.append("no layer has codes to be chosen")
         return result
     journal = Journal(resume, optimizers, samples)
-    run = _Run(graph, plan, params, places, samples, journal)
+    run = _Run(graph, plan, params, tasks, samples, journal)
     try:
         with (
             one_thread(),
-            Progress(show, len(places), "optimizing layers", "layer") as bar,
+            Progress(show, len(tasks), "optimizing layers", "layer") as bar,
         ):
-            for done, place in enumerate(places, 1):
-                if run.selects_others(place):
+            for done, task in enumerate(tasks, 1):
+                if run.selects_others(task):
                     result.notes.append(
-                        f"not optimized: {place.node.name}: the data decides which rows"
+                        f"not optimized: {task.node.name}: the data decides which rows"
                         " it reads",
                     )
                     bar.update(done)
                     continue
-                result.layers.append(run.optimize(place, optimizers))
+                result.layers.append(run.optimize(task, optimizers))
                 if not result.layers[-1].changed:
                     result.notes.append(
-                        f"not optimized: {place.node.name}: the data has too few rows"
+                        f"not optimized: {task.node.name}: the data has too few rows"
                         " for it",
                     )
                 bar.update(done)
@@ -123,7 +123,7 @@ class _Run:
         graph: Graph,
         plan: Plan,
         params: Params,
-        places: list[LayerTask],
+        tasks: list[LayerTask],
         samples: Samples,
         journal: Journal,
     ) -> None:
@@ -132,7 +132,7 @@ class _Run:
         Args:
             graph: the float graph; solved weights and biases are written to it.
             params: the scales; changed in place where an optimizer multiplies scales.
-            places: the layers to optimize, in graph order.
+            tasks: the layers to optimize, in graph order.
             journal: solutions of an earlier, interrupted run.
         """
         self._plan, self._params, self._journal = plan, params, journal
@@ -140,14 +140,14 @@ class _Run:
         self._float = graph.copy()
         # Weights of these layers stay float tensors, whose values are replaced by dequantized
         # codes.
-        self._quantized = insert(graph, _open(plan, places), params)
+        self._quantized = insert(graph, _open(plan, tasks), params)
         define_functions(self._quantized)
         # Until a layer's turn comes, it computes with round to nearest, as in the final model
         # without optimizers.
-        for place in places:
+        for task in tasks:
             self._store_weight(
-                place,
-                self._lattice(place).nearest(flat(place.layer.weight(self._float))),
+                task,
+                self._lattice(task).nearest(flat(task.layer.weight(self._float))),
                 self._quantized,
             )
         self._nodes = {node.name: node for node in self._quantized.nodes}
@@ -157,31 +157,31 @@ class _Run:
             for model in (self._float, self._quantized)
         ]
 
-    def _lattice(self, place: LayerTask) -> Levels:
-        return lattice_of(self._float, self._plan, self._params, place)
+    def _lattice(self, task: LayerTask) -> Levels:
+        return lattice_of(self._float, self._plan, self._params, task)
 
-    def selects_others(self, place: LayerTask) -> bool:
+    def selects_others(self, task: LayerTask) -> bool:
         """Return whether a layer reads other rows than in the float model.
 
         That happens if values decide the number of rows.
         """
-        source = place.node.input(0)
+        source = task.node.input(0)
         if not self._plan.shapes.sized_by_data(source):
             return False
         floating, quantized = self._walks
         # The name of the input in the quantized graph, where pairs have renamed tensors.
-        stored = store_activation(quantized, self._nodes[place.node.name].input(0))
+        stored = store_activation(quantized, self._nodes[task.node.name].input(0))
         floating.reach(source)
         quantized.reach(stored.name)
         return floating.shapes(source) != quantized.shapes(stored.name)
 
     def optimize(
-        self, place: LayerTask, optimizers: Sequence[LayerOptimizer]
+        self, task: LayerTask, optimizers: Sequence[LayerOptimizer]
     ) -> LayerResult:
         """Choose and store the codes and the bias of one layer.
 
         Args:
-            place: the layer. Layers come in graph order, as inference does not go back.
+            task: the layer. Layers come in graph order, as inference does not go back.
 
         Returns:
             The losses before and after, and the number of outputs that each optimizer changed.
@@ -191,29 +191,29 @@ class _Run:
                 segment does not run.
         """
         floating, quantized = self._walks
-        source = store_activation(quantized, self._nodes[place.node.name].input(0))
+        source = store_activation(quantized, self._nodes[task.node.name].input(0))
         quantized.reach(source.name)
-        wanted = [place.result]
+        wanted = [task.result]
         if any(optimizer.reads_mean for optimizer in optimizers):
-            wanted.append(place.node.input(0))
+            wanted.append(task.node.input(0))
         floating.reach(*wanted)
         # Both at once, as ``reach`` drops tensors without further readers.
-        if beside := self._beside(place):
+        if beside := self._beside(task):
             quantized.reach(source.name, beside[1].name)
-        rows = RowCollector(place, source, floating, quantized, self._rooms, beside)
+        rows = RowCollector(task, source, floating, quantized, self._rooms, beside)
         # Not hash(), which differs from process to process.
-        seed = crc32(place.node.name.encode())
-        bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
-        free = scalable(self._plan, self._params, place)
+        seed = crc32(task.node.name.encode())
+        bias_lattice = bias_lattice_of(self._float, self._plan, self._params, task)
+        free = scalable(self._plan, self._params, task)
         try:
-            problem = rows.problem(self._lattice(place), bias_lattice, free, seed)
+            problem = rows.problem(self._lattice(task), bias_lattice, free, seed)
         except QuarkError:  # some of them are a ValueError
             raise
         except (IndexError, ValueError) as error:
             read = quantized.shapes(source.name)[0]
-            computed = floating.shapes(place.result)[0]
+            computed = floating.shapes(task.result)[0]
             raise ModelError(
-                f"layer {place.node.name!r} reads a tensor of shape {read} in the"
+                f"layer {task.node.name!r} reads a tensor of shape {read} in the"
                 f" quantized model, which does not make its result of shape {computed} in"
                 f" the float model: {error}",
             ) from error
@@ -224,32 +224,32 @@ class _Run:
             solved = best_solution(problem, optimizers)
             self._journal.keep(key, *solved)
         solution, result = solved
-        self._store_weight(place, solution.weight, self._quantized, self._target)
+        self._store_weight(task, solution.weight, self._quantized, self._target)
         if solution.factor is not None:
             # Factors are (groups, outputs); scales have the channels in the same order.
-            before = self._params.table[place.use]
-            self._params.table[place.use] = before.with_scale(
+            before = self._params.table[task.use]
+            self._params.table[task.use] = before.with_scale(
                 before.scale * solution.factor.reshape(-1),
             )
-        if place.bias:
-            shape = self._float.shape(place.bias)
+        if task.bias:
+            shape = self._float.shape(task.bias)
             assert shape is not None
             bias = solution.bias.astype(np.float32).reshape(
                 [int(dim or 0) for dim in shape],
             )
-            self._target.set_constant(place.bias, bias)
-            if self._quantized.is_constant(place.bias):
-                self._quantized.set_constant(place.bias, bias)
+            self._target.set_constant(task.bias, bias)
+            if self._quantized.is_constant(task.bias):
+                self._quantized.set_constant(task.bias, bias)
         return result
 
-    def _beside(self, place: LayerTask) -> tuple[str, StoredActivation] | None:
+    def _beside(self, task: LayerTask) -> tuple[str, StoredActivation] | None:
         """Return the other summand of a layer's result, in both models.
 
         Returns:
             The name in the float graph, and the storage in the quantized one; None without another
             summand, or if the summand is not computed yet.
         """
-        addition = summand_of(self._float, place)
+        addition = summand_of(self._float, task)
         if addition is None:
             return None
         node, index = addition
@@ -265,24 +265,24 @@ class _Run:
         for walk in self._walks:
             walk.close()
 
-    def _store_weight(self, place: LayerTask, weight: Floats, *graphs: Graph) -> None:
+    def _store_weight(self, task: LayerTask, weight: Floats, *graphs: Graph) -> None:
         """Write a weight into graphs.
 
         Args:
             weight: dequantized values, (groups, outputs, inputs).
             *graphs: the graphs, in which the weight has the same name.
         """
-        stored = place.layer.as_stored(
-            weight.reshape(place.layer.shape(self._float)),
+        stored = task.layer.as_stored(
+            weight.reshape(task.layer.shape(self._float)),
         ).astype(np.float32)
         for graph in graphs:
-            graph.set_constant(place.weight, stored)
+            graph.set_constant(task.weight, stored)
 
 
-def _open(plan: Plan, places: list[LayerTask]) -> Plan:
+def _open(plan: Plan, tasks: list[LayerTask]) -> Plan:
     """Return the plan with float weights and biases where codes are to be chosen."""
-    weights = {place.use for place in places}
-    biases = {Use(place.bias) for place in places}
+    weights = {task.use for task in tasks}
+    biases = {Use(task.bias) for task in tasks}
     return plan.without(BiasOf, uses=weights | biases)
 
 
@@ -343,7 +343,7 @@ def _summary(
     # A layer without an error under RTN has no ratio.
     shares = [layer.after / layer.before for layer in layers if layer.before > 0]
     if shares:
-        # The geometric mean: a layer that halves and one that doubles its error cancel.
+        # The geometric mean, so that halving one layer's error cancels doubling another's.
         mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
         notes.append(
             f"error of a layer on samples held out: {mean:.3f} times that of rounding"

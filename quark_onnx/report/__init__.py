@@ -5,7 +5,9 @@ from quark_onnx.report.loop import Loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.report.report import (
     Report,
+    ResultNote,
     make_report,
+    of_float_model,
     summarize,
 )
 
@@ -13,9 +15,11 @@ __all__ = [
     "Loop",
     "OutputError",
     "Report",
+    "ResultNote",
     "decibels",
     "make_report",
     "measure",
+    "of_float_model",
     "percent",
     "percentage",
     "size_change",

@@ -205,5 +205,5 @@ def _finding(looped: float, alone: float) -> tuple[str, bool]:
         return "it loses, and is good", False
     # Bad from the first sample on; the recurrence is not to blame.
     if kept and alone < _USABLE:
-        return "poor either way, not by its state", True
+        return "poor in single runs as well; the recurrence is not the cause", True
     return f"errors accumulate in the recurrent state; {_ADVICE}", True

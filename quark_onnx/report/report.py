@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -179,6 +179,22 @@ class Report(Reported):
             "one random sample, as there is no data: it tells that the model runs, and"
             " little more"
         )
+
+
+class ResultNote(str):
+    """A note that holds only for a quantized result, such as one on a rewrite of the float graph.
+
+    It does not hold where the float model itself is the result.
+    """
+
+
+def of_float_model(notes: Iterable[str]) -> list[str]:
+    """Return the notes that hold where the float model itself is the result.
+
+    >>> of_float_model(["no data was read", ResultNote("fold_constants: 2")])
+    ['no data was read']
+    """
+    return [note for note in notes if not isinstance(note, ResultNote)]
 
 
 def make_report(  # noqa: PLR0913

@@ -43,7 +43,6 @@ def _project(node: Node, plan: PlanBuilder, x: str, index: int, bias: str) -> No
     """Quantize a projection: input (..., in), weight (in, out) per output, and bias (out,).
 
     Args:
-        node: the attention.
         index: position of the projection weight among the inputs.
         bias: name of the bias; empty if there is none.
     """

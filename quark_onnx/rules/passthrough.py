@@ -112,12 +112,7 @@ def gather(node: Node, plan: PlanBuilder) -> None:
 
 
 def _gather_codes(node: Node, plan: PlanBuilder, table: str) -> None:
-    """Quantize a table (entries, features) with scales or blocks per entry.
-
-    Args:
-        node: the Gather.
-        table: name of the table; a table of another rank stays float.
-    """
+    """Quantize a table (entries, features) by entry; a table of another rank stays float."""
     if len(plan.graph.sizes(table)) == 2:
         plan.weight_at(node, 0)
 

@@ -205,16 +205,16 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     # Blocks are rows of (n, block size), each with one scale and zero point.
     def solved(part: NDArray[Any]) -> list[QParams]:
         table = rows(part, axis, spec.block_size)
-        found = []
+        qparams = []
         for start in range(0, len(table), _BLOCKS):
             blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
             if spec.solver == "hqq":
-                found.append(half_quadratic(blocks, dtype.bits))
+                qparams.append(half_quadratic(blocks, dtype.bits))
             else:
-                found.append(
+                qparams.append(
                     round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)
                 )
-        return found
+        return qparams
 
     views = parts_of_rows(entry.stored(array), axis, spec.block_size)
     with ThreadPoolExecutor(available_cores()) as pool:  # numpy releases the GIL

@@ -89,7 +89,6 @@ def _plot(  # noqa: PLR0913
         units: titles of the horizontal and of the vertical axis, with their units.
         measure: the horizontal value of a candidate.
         candidates: all candidates, which are numbered from 1, the best first.
-        front: the Pareto front.
     """
     xs = [measure(candidate) for candidate in drawn]
     scores = [candidate.score or 0.0 for candidate in drawn]

@@ -32,8 +32,7 @@ def function_key(function: Callable[..., Any]) -> str:
     Args:
         function: the function.
     """
-    # A callable object has neither a qualified name nor code of its own; those of its class stand
-    # for it.
+    # Callable instances are identified by their class.
     named = function if hasattr(function, "__qualname__") else type(function)
     code = getattr(function, "__code__", None) or getattr(
         type(function).__call__,

@@ -248,12 +248,12 @@ class Search:
             for combination, record in self._study.run(self._proposals()):
                 logger.info("%s: %s", combination.name, record.error or record.score)
                 bar.update(len(self._study.finished()))
-        found = self._study.finished()
-        limit = _slow(found)
-        ranked = sorted(found, key=lambda pair: _rank(pair, limit))
+        finished = self._study.finished()
+        limit = _slow(finished)
+        ranked = sorted(finished, key=lambda pair: _rank(pair, limit))
         # Failed candidates rank last: the first failed, so all did.
         if ranked[0][1].score is None:
-            combination, record = found[0]
+            combination, record = finished[0]
             raise ModelError(
                 f"every candidate of the search failed; {combination.name}:"
                 f" {record.error}",
@@ -278,8 +278,10 @@ class Search:
 
         None without held-out samples, and for a record of the journal, which has no model.
         """
-        known = self._best is not None and self._best[0] == config_key(best.config)
-        if not len(self._samples.judges) or not known:
+        is_model_kept = self._best is not None and self._best[0] == config_key(
+            best.config
+        )
+        if not len(self._samples.judges) or not is_model_kept:
             return None
         judged = judge_models(
             self._reference.model,
@@ -353,10 +355,10 @@ class Search:
         probes = {each.key for each in self._probes}
         duplicates = 0
         # Read again in each round: other processes may add records to the journal.
-        while len(found := self._study.finished()) < self._most:
+        while len(finished := self._study.finished()) < self._most:
             # A preset that fails alone also fails with optimizers or calibrators.
-            working = {_preset(each) for each, record in found if not record.error}
-            broken = {_preset(each) for each, _ in found} - working
+            working = {_preset(tried) for tried, record in finished if not record.error}
+            broken = {_preset(tried) for tried, _ in finished} - working
             candidate = self._study.first_open(
                 combination
                 for combination in (*self._probes, *self._others)
@@ -374,17 +376,17 @@ class Search:
             duplicates = 0
             yield candidate
 
-    def _fits(self, combination: ConfigCombination, found: list[_Finished]) -> bool:
+    def _fits(self, combination: ConfigCombination, finished: list[_Finished]) -> bool:
         """Return True if a candidate is estimated to end within the budget.
 
         Args:
             combination: the candidate.
-            found: the finished candidates with their records; without any the candidate fits.
+            finished: the finished candidates with their records; without any the candidate fits.
         """
         # The first candidate always runs.
-        if self._budget is None or not found:
+        if self._budget is None or not finished:
             return True
-        return self._runs.has_time(_estimate(combination, found))
+        return self._runs.has_time(_estimate(combination, finished))
 
     def _try(self, combination: ConfigCombination) -> Record | None:
         """Quantize and evaluate a candidate; return None if its time ran out.
@@ -443,11 +445,12 @@ class Search:
         record = Record(float(score), seconds, size, "", judged, pruned)
         if latency is not None:
             record = replace(record, runtime=latency.ratio, scatter=latency.scatter)
-        found = self._study.finished()
-        limit = _slow([*found, (combination, record)])
+        finished = self._study.finished()
+        limit = _slow([*finished, (combination, record)])
         # Strictly better: of equal candidates the first stays, as in the sorted result.
         if all(
-            _rank((combination, record), limit) < _rank(each, limit) for each in found
+            _rank((combination, record), limit) < _rank(pair, limit)
+            for pair in finished
         ):
             self._best = combination.key, model
         return record
@@ -469,59 +472,58 @@ def _preset(combination: ConfigCombination) -> str:
     return combination.choices["preset"]
 
 
-def _estimate(combination: ConfigCombination, found: list[_Finished]) -> float:
+def _estimate(combination: ConfigCombination, finished: list[_Finished]) -> float:
     """Estimate the runtime of a candidate in seconds from earlier ones.
 
     Args:
-        found: the finished candidates with their records, at least one.
+        finished: the finished candidates with their records, at least one.
     """
     alike = [
-        record.seconds for other, record in found if _takes_as_long(other, combination)
+        record.seconds
+        for candidate, record in finished
+        if _takes_as_long(candidate, combination)
     ]
     if alike:
         # The longest of equal work: a candidate that is too slow wastes the rest of the budget.
         return max(alike)
-    plain = [pair for pair in found if not pair[0].kinds]  # without optimizers
-    closest = plain or found
+    plain = [pair for pair in finished if not pair[0].kinds]  # without optimizers
+    closest = plain or finished
     # Seconds of a plain candidate, from the table of relative costs.
-    unit = max(record.seconds / other.relative_cost for other, record in closest)
+    unit = max(
+        record.seconds / candidate.relative_cost for candidate, record in closest
+    )
     return unit * combination.relative_cost
 
 
-def _takes_as_long(other: ConfigCombination, combination: ConfigCombination) -> bool:
-    """Return whether two candidates have a similar runtime.
-
-    Args:
-        other: a finished candidate.
-        combination: a candidate whose runtime is estimated.
-    """
+def _takes_as_long(finished: ConfigCombination, combination: ConfigCombination) -> bool:
+    """Return whether a finished and a planned candidate have a similar runtime."""
     # Optimizers have a similar runtime with all presets.
-    same_work = bool(combination.kinds) or _preset(other) == _preset(combination)
-    return same_work and other.kinds == combination.kinds
+    same_work = bool(combination.kinds) or _preset(finished) == _preset(combination)
+    return same_work and finished.kinds == combination.kinds
 
 
-def _slow(found: list[_Finished]) -> float:
+def _slow(finished: list[_Finished]) -> float:
     """Return the ratio of latencies above which a candidate is slow.
 
     A processor without fast integers may run every candidate slower than the float model: the
     fastest one is the measure then.
     """
-    ratios = [record.runtime for _, record in found if record.runtime is not None]
+    ratios = [record.runtime for _, record in finished if record.runtime is not None]
     return _SLOW * max(1.0, min(ratios, default=1.0))
 
 
-def _rank(found: _Finished, slow: float) -> tuple[bool, bool, bool, float, int]:
+def _rank(finished: _Finished, slow: float) -> tuple[bool, bool, bool, float, int]:
     """Return the sort key of a result; equal results keep their order.
 
     Args:
-        found: a finished candidate with its record.
+        finished: a finished candidate with its record.
         slow: ratio of latencies above which a candidate is slow.
 
     Returns:
         A key that sorts by falling score, then by size. Slow candidates come after the others,
         then those that ended early, and failed ones last.
     """
-    record = found[1]
+    record = finished[1]
     return (
         record.score is None,
         record.pruned,

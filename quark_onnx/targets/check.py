@@ -67,7 +67,7 @@ class Check(Reported):
             places = [(finding.node, finding.figures) for finding in findings]
             severity = findings[0].severity
             problems.append(
-                Problem(severity, name, rule.title, places, rule.mend, [rule.source])
+                Problem(severity, name, rule.title, places, rule.fix, [rule.source])
             )
         header = ("severity", "rule", "what it asks for", "what to do", "known from")
         return Problems("Broken rules", header, problems)

@@ -165,26 +165,28 @@ def engine_findings(
         target: the engine.
         takes: what it takes.
     """
-    found = [*engine_structure(graph, target, takes)]
+    findings = [*engine_structure(graph, target, takes)]
     for node in pairs.quantizing:
-        found += _of_activation(node, pairs.grid(node), target, takes)
+        findings += _of_activation(node, pairs.grid(node), target, takes)
     for node in pairs.dequantizing:
         if graph.is_constant(node.inputs[0]):
-            found += _of_constant(graph, node, pairs.grid(node), target, takes)
+            findings += _of_constant(graph, node, pairs.grid(node), target, takes)
     if takes.paired:
-        found += _unpaired(graph, pairs, target)
+        findings += _unpaired(graph, pairs, target)
     if takes.fuses:
-        found += _separated(graph, pairs, target)
+        findings += _separated(graph, pairs, target)
     if not takes.small_products:
         for node in unscaled_products(graph):
             size = graph.sizes(node.outputs[0])
-            found.append(
+            findings.append(
                 _finding(target, "small_products", node, f"a result of {size}")
             )
     if not takes.padded_means:
         for node in padded_means(graph):
-            found.append(_finding(target, "padded_means", node, "another zero point"))
-    yield from found
+            findings.append(
+                _finding(target, "padded_means", node, "another zero point")
+            )
+    yield from findings
 
 
 def engine_structure(graph: Graph, target: Target, takes: Takes) -> Iterator[Finding]:
@@ -313,9 +315,9 @@ def _is_output(graph: Graph, node: Node) -> bool:
 
     def pairs(member: Node) -> list[Node]:
         readers = graph.followers(member)
-        return [each for each in readers if each.op_type in QUANTIZE | DEQUANTIZE]
+        return [reader for reader in readers if reader.op_type in QUANTIZE | DEQUANTIZE]
 
-    return any(graph.is_output(each.outputs[0]) for each in reach([node], pairs))
+    return any(graph.is_output(member.outputs[0]) for member in reach([node], pairs))
 
 
 def _is_quantized(graph: Graph, node: Node) -> bool:

@@ -20,13 +20,13 @@ class Rule:
         title: the rule in words.
         source: publication with the rule, and its date.
         sure: True if all sources agree; otherwise a finding is a warning.
-        mend: how to fix a model that breaks the rule; a command if there is one.
+        fix: how to fix a model that breaks the rule; a command if there is one.
     """
 
     title: str
     source: str
     sure: bool
-    mend: str
+    fix: str
 
 
 _AGAIN = "quark-onnx quantize FLOAT.onnx --preset XINT8 --target TARGET"
@@ -191,5 +191,5 @@ class Finding:
             where = f" at {self.node}"
         return (
             f"{self.severity} {self.rule}{where}: {self.figures} ({rule.title});"
-            f" {rule.mend} [{rule.source}]"
+            f" {rule.fix} [{rule.source}]"
         )

@@ -10,7 +10,7 @@ from quark_onnx.common.registry import TARGETS
 
 @dataclass(frozen=True)
 class Takes:
-    """What an engine takes of a quantized model, in ONNX's names of types and operators.
+    """Types and operators of quantized models that an engine takes, by ONNX's names.
 
     An empty tuple is no bound. ``engine_rules.py`` checks files, ``formats.py`` configurations.
 

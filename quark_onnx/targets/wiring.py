@@ -164,10 +164,6 @@ def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
     """Return the constraints of a hard sigmoid.
 
     0 <= i <= 15, o >= 7 and o <= i + 14; the reference's bound of 31 on 14 + i - o cannot bind.
-
-    Args:
-        i: key of the input.
-        o: key of the result.
     """
     return [
         Shift("C9", name, (i,), (), 0, 15, i),

@@ -348,8 +348,6 @@ class _Search:
 
         Args:
             order: nodes, the least harmful first.
-            bound: the minimum goal.
-            most: maximum number of nodes.
         """
         end = min(len(order), most) + 1
         missed = bisected(0, end, lambda count: self._goal(order[:count]) < bound)
@@ -361,14 +359,7 @@ class _Search:
         return chosen
 
     def _fewest(self, order: list[str], bound: float) -> list[str]:
-        """Return the shortest prefix of ``order`` that meets the bound, by bisection.
-
-        The whole list if no prefix does.
-
-        Args:
-            order: nodes, in the order in which they are raised.
-            bound: the minimum goal.
-        """
+        """Return the shortest prefix of ``order`` that meets the bound, or all of it."""
         # The error is assumed to fall with each node.
         met = bisected(0, len(order), lambda count: self._goal(order[:count]) >= bound)
         return order[:met]
@@ -440,9 +431,6 @@ class _Search:
     def _compared(self, trial: Trial, samples: Sequence[Sample]) -> float:
         """Return the goal of a model, computed from outputs on samples.
 
-        Args:
-            samples: one of the sample lists of this search.
-
         Returns:
             The least SQNR over the outputs in dB, or the negated distance of the user's function.
         """
@@ -485,10 +473,7 @@ def _split(
 
 
 def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return the outputs of a model for every sample, in the order of the model.
-
-    Entries of samples that are no inputs of the model are ignored.
-    """
+    """Return the outputs of a model for every sample, in the order of the model."""
     return [session.run(None, feeds_of(session, sample)) for sample in samples]
 
 
@@ -512,15 +497,10 @@ def _sized(graph: Graph, sample: Sample) -> Graph:
 
 
 def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None:
-    """Return the runtimes of three models on a sample, each the minimum of alternating runs.
+    """Return the runtimes of the float, the quantized and the mixed model, in seconds.
 
-    Other processes can only lengthen a run, so the minimum is the least disturbed.
-
-    Args:
-        sessions: the float model, the quantized model, and the one with raised nodes.
-
-    Returns:
-        The runtimes in seconds; None where the float model is too fast for a clock.
+    Each is the minimum of alternating runs, the least disturbed. None where the float model is too
+    fast for a clock.
     """
     models = [partial(_seconds_of_runs, session, sample) for session in sessions]
     seconds = seconds_in_turns(models, single_runs(_SECONDS, _LEAST_RUNS, _MOST_RUNS))

@@ -239,14 +239,7 @@ class _Descent:
         return scale if is_normal else self._start[use]
 
     def error(self, use: Use, step: int) -> Doubles | None:
-        """Return the logarithm of the local error on every sample; None if unknown.
-
-        Args:
-            step: number of strides from the start.
-
-        Returns:
-            (samples,): natural logarithms of noise over signal, with a floor.
-        """
+        """Return the log noise-to-signal ratio (samples,) after ``step`` strides, if known."""
         return self._known.get(use, {}).get(step)
 
     def best(self, group: Sequence[Use]) -> int:
@@ -366,14 +359,7 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
 
 
 def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
-    """Return the scales after a subset of the moves.
-
-    A move that the limits forbid without the others is left out.
-
-    Args:
-        moves: the moves, in graph order.
-        start: the scales before all moves; not changed.
-    """
+    """Return the scales after some moves, without moves that the limits forbid."""
     scales = start
     for move in moves:
         scales = _moved(scales, move.use, move.factor, limits) or scales
@@ -423,7 +409,6 @@ def _checked(
     All moves are tried first, then half of them, and so on.
 
     Args:
-        probe: measures the output error of the model.
         moves: the promising moves, in graph order.
         start: the scales before all moves.
 

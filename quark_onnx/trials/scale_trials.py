@@ -154,15 +154,7 @@ class ScaleTrial:
     def _require_sized_by_data(
         self, tensor: str, reference: tuple[int, ...], quantized: tuple[int, ...]
     ) -> None:
-        """Raise an error unless values of a signal decide the shape of a tensor.
-
-        Args:
-            reference: its shape in the float model.
-            quantized: its shape in the quantized model.
-
-        Raises:
-            ModelError: the shape follows from the shapes of the inputs, and should be equal.
-        """
+        """Raise ModelError unless values of a signal decide the shape of a tensor."""
         if not self._shapes.sized_by_data(tensor):
             is_output = self._corrected.is_output(tensor)
             what = "output" if is_output else "tensor"
@@ -208,17 +200,10 @@ def _outputs(
 
 
 def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
-    """Return the log noise-to-signal ratio of an output on a sample.
+    """Return the natural log of noise over signal of an output, with a floor.
 
-    An output whose shape differs, because it depends on values, has lost its entire signal.
-
-    Args:
-        value: the output of the quantized model.
-        reference: the output of the float model, finite and not all zeros.
-
-    Returns:
-        The natural logarithm of the ratio of energies, with a floor; infinity for NaN or infinite
-        values.
+    Infinity for NaN or infinite values. An output of another shape, which depends on values,
+    has lost its entire signal.
     """
     if value.shape != reference.shape:
         return float(np.log(1 + _FLOOR))
@@ -267,7 +252,6 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
     """Return the rounded tensor for ``reader``; an output keeps its name.
 
     Args:
-        tensor: name of the tensor in the float graph.
         reader: the Concat of the float graph that reads the tensor; None for an output.
     """
     if reader is None:
@@ -277,12 +261,7 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
 
 
 def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
-    """Return the model with new outputs, of types inferred by onnxruntime.
-
-    Args:
-        graph: the graph; not changed.
-        tensors: names of the outputs, in order.
-    """
+    """Return the model with new outputs, of types inferred by onnxruntime."""
     model = graph.to_model()
     del model.graph.output[:]
     model.graph.output.extend(untyped(tensors))

@@ -192,16 +192,8 @@ def _for_target(
 ) -> tuple[Measured | None, ModelProto]:
     """Return the model without the barriers that its target does not need.
 
-    onnxruntime needs them, and measures the model before they are removed.
-
-    Args:
-        graph: the quantized graph, which is changed.
-        model: the model of the graph.
-        gate: measures the model.
-        target: name of the target; empty for none.
-
-    Returns:
-        The measurements, None if the model keeps its barriers; and the model.
+    onnxruntime needs them, and measures the model before they are removed from ``graph``. The
+    measurements are None if the model keeps its barriers.
     """
     if not target or TARGETS[target].keeps_barriers:
         return None, model
@@ -232,7 +224,6 @@ def _finished(
     """Return the final model with the measurements.
 
     Args:
-        model: the model.
         measured: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
         opened: notes on outputs that were declared with other shapes.
@@ -576,12 +567,7 @@ def _in_loop(steps: int) -> str:
 
 
 def _is_negligible(difference: OutputError, error: OutputError) -> bool:
-    """Return whether two models differ far less than one of them from the float model.
-
-    Args:
-        difference: error of an output between the two models.
-        error: error of the output between one of them and the float model.
-    """
+    """Return whether two models differ far less than one of them from the float model."""
     if difference.sqnr is None or error.sqnr is None:
         return difference.agreement == 1.0
     return difference.sqnr >= error.sqnr + _FAR_LESS

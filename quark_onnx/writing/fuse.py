@@ -103,7 +103,6 @@ def _culprits(
     The search bisects.
 
     Args:
-        places: the candidates.
         kept: the accepted fusions.
         objection: returns why a set of places is wrong; empty if it is right.
         attempts: number of models that may still be run; at zero, unverified places count as
@@ -151,19 +150,7 @@ def _lowered(
     before: Collection[str],
     fusions: Mapping[str, Sequence[Fusion]],
 ) -> tuple[Graph, dict[Kind, list[str]]]:
-    """Return a copy with fusions at ``places`` and unfused blocks lowered.
-
-    Lowered blocks are in a form that onnxruntime reads.
-
-    Args:
-        graph: the graph with Q/DQ pairs; not changed.
-        places: the fusions to make; None for all.
-        before: names of nodes to skip.
-        fusions: as for ``fuse``.
-
-    Returns:
-        The copy, and the fused nodes by kind.
-    """
+    """Return the result of ``_fused``, its other blocks lowered for onnxruntime."""
     fused, done = _fused(graph, places, before, fusions)
     if lower_blocks(fused):
         fused.infer()

@@ -425,16 +425,9 @@ class _Writer:
         return readers
 
     def _release(self, tensor: str, uses: list[Use]) -> str:
-        """Return the name of the float value.
+        """Return the name of the float value; a quantized graph output gets another one.
 
-        A graph output gets another name, because DequantizeLinear takes over its name.
-
-        Args:
-            uses: the uses of the tensor with an entry, the shared use first.
-
-        Returns:
-            ``tensor``, or the new output name of the producer if ``tensor`` is a quantized graph
-            output.
+        DequantizeLinear takes over the name of the output.
         """
         producer = self.graph.producer(tensor)
         entry = self.plan.entry(uses[0])
@@ -491,18 +484,9 @@ class _Writer:
         return self._apart(plain, use, scale, result)
 
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
-        """Write a Min without effect, to prevent a fusion.
+        """Write a Min without effect, to prevent a fusion (``writing.fusion_barriers``).
 
-        See ``writing.fusion_barriers``.
-
-        Args:
-            source: name of the input of Min.
-            use: the use of the tensor, from which the name of the bound is derived.
-            scale: the scale of the tensor; the bound is the greatest magnitude of its codes.
-            result: name of the output of Min.
-
-        Returns:
-            ``result``.
+        Returns ``result``, the name of its output.
         """
         # The greatest magnitude of any dequantized value: Min with it changes nothing.
         reached = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False))
@@ -542,16 +526,7 @@ class _Writer:
         return source
 
     def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
-        """Return QuantizeLinear's least and greatest code.
-
-        For a constant, the codes are computed.
-
-        Args:
-            source: name of the input of QuantizeLinear.
-
-        Returns:
-            The ends of the storage type, or the least and greatest code of a constant.
-        """
+        """Return QuantizeLinear's least and greatest code, those of a constant computed."""
         least, greatest = dtype.storable
         array = self.graph.constant(source)
         if array is None or not array.size:
@@ -696,12 +671,7 @@ class _Writer:
         )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
-        """Write a constant at the first call with a name, and return the name in the graph.
-
-        Args:
-            name: name of the constant; the same name stands for the same value.
-            value: a number or an array.
-        """
+        """Write a constant at the first call with a name, and return the name in the graph."""
         if name not in self._shared:
             self._shared[name] = self.graph.add_constant(name, np.asarray(value))
         return self._shared[name]
@@ -841,11 +811,7 @@ class _Writer:
         return source
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
-        """Reshape a tensor; return the name of the result.
-
-        Args:
-            shape: the new sizes; -1 for one that Reshape computes.
-        """
+        """Reshape a tensor; return the name of the result."""
         by = self._once(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))
         return self.graph.compute("Reshape", [source, by], f"{source}_reshaped")
 
@@ -900,9 +866,6 @@ class _Writer:
     def _store(self, root: Use, params: QParams) -> str:
         """Write the scale of a root, in float32 or float16 as the entry requests.
 
-        Args:
-            root: the use that owns the scale.
-
         Returns:
             The name of the float32 scale; of the Cast's output for a float16 scale.
         """
@@ -914,14 +877,7 @@ class _Writer:
         )
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
-        """Write a scale or a zero point, large for blocked formats.
-
-        Args:
-            array: the values, a number or an array of any rank.
-
-        Returns:
-            The name in the graph.
-        """
+        """Write a scale or a zero point, large for blocked formats; return its name."""
         # Typed fields are written value by value, which is slow for the many scales of blocks.
         typed = array.dtype in _PLAIN or (array.size == 1 and array.dtype in _NARROW)
         if array.ndim <= 1 and typed:

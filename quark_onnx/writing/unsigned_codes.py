@@ -101,12 +101,7 @@ def _is_signed(graph: Graph, node: Node, op_type: str) -> bool:
 
 
 def _unsigned(graph: Graph, name: str) -> str:
-    """Return the name of the uint8 zero point for that of int8.
-
-    Args:
-        graph: the graph; the new constant is added once for each name.
-        name: name of the int8 zero point, a constant.
-    """
+    """Return the name of the uint8 zero point for that of int8."""
     codes = (graph.known(name).astype(np.int16) + _OFFSET).astype(np.uint8)
     # Nodes with a common zero point keep a common one.
     return graph.shared_constant(("unsigned", name), f"{name}_unsigned", lambda: codes)

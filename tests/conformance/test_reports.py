@@ -66,7 +66,7 @@ def torch_results() -> list[Reported]:
     )
     from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
     from quark_onnx.torch.validate.finding import Validation
-    from quark_onnx.torch.validate.repair import Mended
+    from quark_onnx.torch.validate.repair import Repair
 
     report = TorchReport(
         {"q_proj": scheme("int4_wo_32")},
@@ -81,8 +81,8 @@ def torch_results() -> list[Reported]:
     candidate = SchemeCombination("int4_wo_32")
     trial = TriedScheme(candidate, Record(-0.05, 20.0, 2 << 20), 4.5)
     search = SchemeSearchResult((trial,), candidate, (), 5.0)
-    mended = Mended(None, ("the index says where each tensor is",), validation)
-    return [report, loss, result, validation, mended, search]
+    repaired = Repair(None, ("the index says where each tensor is",), validation)
+    return [report, loss, result, validation, repaired, search]
 
 
 def classes() -> list[type[Reported]]:

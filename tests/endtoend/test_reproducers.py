@@ -384,7 +384,7 @@ def test_quark_faq_nhwc_data(
 ) -> None:
     """9: NHWC data for an NCHW model was "Got: 224 Expected: 3".
 
-    Here the message says so, and what mends it.
+    Here the message says so, and what repairs it.
     """
     model = tmp_path / "model.onnx"
     onnx.save(image_net(), model)

@@ -12,7 +12,7 @@ from quark_onnx.common.errors import ConstraintError
 from tests.endtoend.backend_models import load_cases, open_case, run_float
 
 #: A fixed batch, sequences, operators that end the compiler, types and opsets that others need, and
-#: shapes that depend on data: quantizing cannot mend them.
+#: shapes that depend on data: quantizing cannot fix them.
 OF_THE_GRAPH = {"G1", "G2", "G8", "G10", "G11", "G12"}
 STEP, PARTS = 8, 4
 

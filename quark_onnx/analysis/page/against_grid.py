@@ -94,7 +94,6 @@ def _bars(  # noqa: PLR0913
     """Return bars; a bar across the grid's end counts as inside.
 
     Args:
-        values: the histogram.
         x: scale of the values.
         y: scale of the logarithms (base 10) of the counts.
         lo: least value of the grid; None without a fixed grid.

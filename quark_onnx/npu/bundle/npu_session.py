@@ -95,14 +95,14 @@ def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
 
 
 def postprocess(arrays: Mapping[str, Any], *, folder: Path = HERE) -> dict[str, Any]:
-    """What is made of the model's outputs, on the CPU; by name.
+    """Run the operators after the model on the CPU; return their results by name.
 
     Args:
-        arrays: the outputs of the model, and its inputs where these are read, too, by their names.
+        arrays: outputs of the model by name, and inputs of the model that are read as well.
         folder: the folder of the bundle.
 
     Raises:
-        RuntimeError: this folder has nothing that stands behind the model.
+        RuntimeError: the bundle has no operators after the model.
     """
     session = _on_cpu(folder, "postprocess", "nothing stands behind this model")
     found = session.run(

@@ -38,7 +38,6 @@ def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
     """Return the maximum of each window.
 
     Args:
-        call: the pool.
         values: (batch, channels, ...).
     """
     # (taps, batch, channels, ...): the maximum runs over the taps.
@@ -156,7 +155,6 @@ def _mean(
 
     Args:
         axes: axes to average over, counted from the front.
-        keepdims: keep the axes with a size of 1.
         factor: R, k and n of ``engine_factor``.
     """
     x = call.fixed(0)

@@ -97,7 +97,6 @@ def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
 
     Args:
         call: the node, with the bias as its third input.
-        sums: sums of products.
         shape: shape to which the bias is reshaped; None to broadcast from the last axis.
     """
     if not call.has(2):

@@ -19,7 +19,7 @@ from quark_onnx.common.errors import ConfigError, DataError, data_errors
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require_one_of
 from quark_onnx.files.io import load
-from quark_onnx.onnx.quantization.config.legacy import METHODS
+from quark_onnx.onnx.legacy import METHODS
 from quark_onnx.onnx.translation import dtype_of
 from quark_onnx.onnxruntime_spelling.request import name_of
 

@@ -1,7 +1,6 @@
 """Quantization of ONNX models, with AMD Quark's names."""
 
-from quark_onnx.onnx.quantization.api import ModelQuantizer
-from quark_onnx.onnx.quantization.config.algorithm import (
+from quark_onnx.onnx.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
@@ -13,6 +12,7 @@ from quark_onnx.onnx.quantization.config.algorithm import (
     SmoothQuantConfig,
     _algo_flag,
 )
+from quark_onnx.onnx.quantization.api import ModelQuantizer
 from quark_onnx.onnx.quantization.config.config import (
     Config,
     QConfig,

@@ -11,8 +11,8 @@ from onnx import ModelProto
 from calibrators.readers.open import CalibrationData
 from quark_onnx.common.errors import DataNotFoundError
 from quark_onnx.config.checks import require
+from quark_onnx.onnx.algorithm import AlgoConfig
 from quark_onnx.onnx.calibration.data_readers import PathDataReader
-from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import (
     Config,
     QConfig,

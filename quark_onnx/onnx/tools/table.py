@@ -147,7 +147,6 @@ def _conversion(
     """Return an action that runs a conversion.
 
     Args:
-        name: the conversion.
         settings: its settings, as functions of the options.
     """
 

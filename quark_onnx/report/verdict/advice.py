@@ -205,13 +205,7 @@ def _recipe(
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
-    """Propose the recipe for the architecture or the task.
-
-    Args:
-        settings: settings of the run.
-        structure: properties of the graph.
-        task: name of the task.
-    """
+    """Propose the recipe for the architecture or the task."""
     if not settings.is_portable_8bit:
         return
     if structure.transformer and "smoothquant" not in settings.optimizers:
@@ -236,13 +230,7 @@ def _equalize(
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
-    """Propose cross-layer equalization for depthwise networks, unless a recipe includes it.
-
-    Args:
-        settings: settings of the run.
-        structure: properties of the graph.
-        task: name of the task.
-    """
+    """Propose cross-layer equalization for depthwise networks, unless a recipe includes it."""
     if settings.activation is None or "cle" in settings.optimizers:
         return
     # The recipe "detector", which _recipe proposes, contains equalization.
@@ -288,12 +276,7 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
 
 
 def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
-    """Propose learned rounding, or more bits for weights if activations are float.
-
-    Args:
-        settings: settings of the run.
-        task: name of the task.
-    """
+    """Propose learned rounding, or more bits for weights if activations are float."""
     few_bits = settings.weight is not None and settings.weight <= 4
     activations = settings.activation is not None
     # One learned rounding excludes another: each chooses the codes of the same weights.
@@ -315,13 +298,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
 
 
 def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
-    """Propose more bits for the most harmful layers.
-
-    Args:
-        settings: settings of the run.
-        structure: properties of the graph.
-        task: name of the task.
-    """
+    """Propose more bits for the most harmful layers."""
     spent = "auto_mixed_precision" in settings.optimizers
     # The search ends at once where every output reaches the goal.
     if settings.reached is not None and settings.reached >= settings.goal:

@@ -146,7 +146,6 @@ def _paired_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | N
     """Return the layout of boxes and scores in two outputs; None without such outputs.
 
     Args:
-        outputs: the outputs by name.
         size: (height, width) of the input image.
     """
     for name, value in outputs.items():
@@ -291,10 +290,6 @@ def _candidates(
     """Return boxes (n, 4), scores (n,) and classes (n,) of every image.
 
     Boxes are corners in pixels of the input image.
-
-    Args:
-        layout: the layout of the outputs.
-        outputs: outputs by name, which fit the layout.
     """
     candidates = []
     for coordinates, scores, classes in _images(layout, outputs):
@@ -309,10 +304,6 @@ def _images(
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
     """Return boxes, scores and classes of every image, the boxes as the model has them.
-
-    Args:
-        layout: the layout of the outputs.
-        outputs: outputs by name, which fit the layout.
 
     Returns:
         For each image: boxes (n, 4), scores (n,) and classes (n,), all float64. Boxes are corners,
@@ -354,7 +345,6 @@ def _paired(
 
     Args:
         boxes: boxes, (images, boxes, 4).
-        outputs: outputs by name.
     """
     scores = outputs[layout.scores].astype(np.float64)
     # A detector with suppression inside may find nothing; reshape could not infer the classes then.

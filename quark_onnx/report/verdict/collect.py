@@ -302,12 +302,7 @@ def _is_clear(error: OutputError) -> bool:
 def _bands(
     thresholds: Iterable[Threshold], figures: Mapping[str, Figure]
 ) -> list[Band]:
-    """Return the band of each threshold's figure; ``unknown`` for a missing figure.
-
-    Args:
-        thresholds: the thresholds of a task.
-        figures: measured figures by name.
-    """
+    """Return the band of each threshold's figure; ``unknown`` for a missing figure."""
     bands = list[Band]()
     for threshold in thresholds:
         figure = figures.get(threshold.figure)

@@ -191,7 +191,6 @@ def _shares(line: str, place: str) -> list[float]:
     """Return x1, y1, x2, y2 as shares of the image, and the class, of a line of YOLO's format.
 
     Args:
-        line: the line.
         place: names file and line in messages.
     """
     try:
@@ -243,7 +242,6 @@ def _csv(path: Path, text: str) -> Labels:
 
     Args:
         path: path of the file, for messages.
-        text: its content.
 
     Raises:
         DataError: a column is missing, a label is no integer, or a sample has two labels.

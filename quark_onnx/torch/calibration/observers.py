@@ -73,7 +73,7 @@ class Observer:
     def over_ranks(self) -> None:
         """Merge the statistics of all processes, in the order of their ranks.
 
-        All processes must call the method: each of them waits for the others.
+        Collective: every rank must call this.
         """
         if distributed.count() == 1:
             return

@@ -128,7 +128,7 @@ class FloatCheckpoint:
     def _skeleton(self) -> PreTrainedModel:
         """Return a new model with empty parameters.
 
-        Its configuration is a copy, since rotations untie the head of the model that they rotate.
+        Its configuration is a copy, as rotations untie the head.
         """
         return skeleton_of(deepcopy(self._config), trust_code=self.trust_code)
 

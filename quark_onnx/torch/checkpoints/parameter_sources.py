@@ -131,7 +131,7 @@ class Sources:
         """Return the stored tensor of a parameter, and mark the tensor as used."""
         location = self._find(name)
         if location is None and name in self._converted:
-            # a caller that writes it marks it; its keys may be copied instead
+            # The caller marks the tensor as written, unless its keys are copied.
             return self._converted.get(name)
         if location is None:
             raise self.missing(repr(name))

@@ -117,6 +117,16 @@ class Reader:
         return self.tensors[name].shape
 
 
+def tensor_files(reader: Reader) -> set[Path]:
+    """Return the files of a checkpoint; many tensors share a file."""
+    return {tensor.path for tensor in reader.tensors.values()}
+
+
+def size_of_files(reader: Reader) -> int:
+    """Return the size of all tensor files of a checkpoint in bytes."""
+    return sum(file.stat().st_size for file in tensor_files(reader))
+
+
 def check_no_adapter(folder: Path) -> None:
     """Raise ModelError if a checkpoint has an adapter, whose weights would be lost."""
     if (folder / ADAPTER).is_file():

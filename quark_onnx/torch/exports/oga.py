@@ -255,7 +255,6 @@ def _model_generate(processor: str, form: str, folder: str) -> str:
     Args:
         processor: "npu" or "hybrid".
         form: how the NPU's operators are fused; empty for hybrid.
-        folder: the folder to make.
     """
     mode = f"{processor} --{form}" if form else processor
     return f"model_generate --{mode} --input {CHECKPOINT} --output {folder}"

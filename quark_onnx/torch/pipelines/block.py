@@ -103,17 +103,7 @@ def quantize_block(  # noqa: PLR0913
 
 
 def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
-    """Return the job for all algorithms of a block.
-
-    An algorithm that rounds activations needs their specs; for others, activations stay float.
-
-    Args:
-        rounders: the algorithms that choose integer codes.
-        job: the job of the block, with the complete specs of the layers.
-
-    Returns:
-        The job itself if an algorithm rounds activations, else a job with float activations.
-    """
+    """Return the job, with float activations if no algorithm rounds activations."""
     if any(map(attrgetter("rounds_activations"), rounders)):
         return job
     return job.with_float_activations()

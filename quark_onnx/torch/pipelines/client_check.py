@@ -51,7 +51,7 @@ class Refusal:
 
     @property
     def consequence(self) -> str:
-        """What the client does, and the rule."""
+        """Refusal or wrong values of the client, and the rule."""
         return self._sentence("it")
 
     def _sentence(self, what: str) -> str:
@@ -69,7 +69,7 @@ class Refusal:
         if self.alternatives:
             return f"{text}; use {' or '.join(self.alternatives)}"
         return (
-            f"{text}; {first.broken.mend}; 'quark-onnx list schemes' names the schemes of"
+            f"{text}; {first.broken.fix}; 'quark-onnx list schemes' names the schemes of"
             " each client"
         )
 
@@ -111,25 +111,31 @@ def _alternatives(
     where neither helps, a layout with another group.
     """
     layouts = [LAYOUTS[name]() for name in LAYOUTS if name != layout.name]
-    layouts = [other for other in layouts if client in _clients(other)]
+    layouts = [candidate for candidate in layouts if client in _clients(candidate)]
     regrouped = {
         f"--scheme {name}": config.with_(default=spec)
         for name, spec in groupings(config.default).items()
         if spec != config.default
     }
 
-    def accepted(changed: TorchConfig, other: Layout) -> bool:
-        return _is_accepted(source, changed, other, client)
+    def accepted(changed: TorchConfig, candidate: Layout) -> bool:
+        return _is_accepted(source, changed, candidate, client)
 
-    found = [f"--layout {other.name}" for other in layouts if accepted(config, other)]
-    found += [words for words, each in regrouped.items() if accepted(each, layout)][:1]
-    if found:
-        return tuple(found)
+    options = [
+        f"--layout {candidate.name}"
+        for candidate in layouts
+        if accepted(config, candidate)
+    ]
+    options += [
+        words for words, changed in regrouped.items() if accepted(changed, layout)
+    ][:1]
+    if options:
+        return tuple(options)
     return tuple(
-        f"{words} --layout {other.name}"
-        for other in layouts
-        for words, each in regrouped.items()
-        if accepted(each, other)
+        f"{words} --layout {candidate.name}"
+        for candidate in layouts
+        for words, changed in regrouped.items()
+        if accepted(changed, candidate)
     )[:1]
 
 

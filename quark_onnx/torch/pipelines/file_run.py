@@ -108,16 +108,7 @@ class FileRun(QuantizationRun):
         self._layers_written = 0
 
     def _fill_module(self, module: Any, name: str, *, recurse: bool = True) -> None:
-        """Read the empty parameters of a module onto the device.
-
-        Args:
-            module: the module; it is changed in place.
-            name: full name of the module, empty for the model.
-            recurse: whether to include the children.
-
-        Raises:
-            ModelError: a stored tensor has another shape, or is not a float tensor.
-        """
+        """Read the empty parameters of a module onto the device, in place."""
         device = None if self.device == _CPU else self.device
         fill(module, name, self.sources, recurse=recurse, device=device)
 
@@ -376,7 +367,6 @@ class FileRun(QuantizationRun):
         """Read the parameters outside of the blocks, except those of given modules.
 
         Args:
-            blocks: names of the blocks.
             without: full names of modules outside of the blocks that stay empty.
 
         Raises:
@@ -487,17 +477,7 @@ def _format(spec: TensorSpec) -> tuple[Any, ...]:
 
 
 def _as_stored(tensor: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Convert a tensor to its stored dtype.
-
-    The stored tensor is returned if the values are equal.
-
-    Args:
-        tensor: float tensor of the model.
-        stored: the same tensor as the checkpoint has it.
-
-    Returns:
-        A tensor with the dtype of ``stored``.
-    """
+    """Convert to the dtype of a stored tensor; return ``stored`` if the values are equal."""
     if torch.equal(tensor, stored.to(tensor.dtype)):
         return stored
     return tensor.to(stored.dtype)

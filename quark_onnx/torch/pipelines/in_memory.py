@@ -329,14 +329,6 @@ def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
 
     Only activations are quantized if an algorithm chooses weight codes, since the algorithm
     compensates the weight error (SpinQuant, section 4.2).
-
-    Args:
-        chosen: the layers to quantize.
-        config: the quantization configuration.
-
-    Returns:
-        The layers; without weight specs if an algorithm chooses weight codes and any input is
-        quantized.
     """
     if not weight_algorithms(config):
         return chosen

@@ -96,8 +96,8 @@ def mix(  # noqa: PLR0913
     }
     with inference(model):
         groups = _groups(model, chosen, samples)
-        found = _measured(model, chosen, groups, specs, samples, progress)
-    picked = spend(found, bits)
+        measured = _measured(model, chosen, groups, specs, samples, progress)
+    picked = spend(measured, bits)
     layers = dict[str, LayerSpec]()
     for group in picked:
         layers |= dict.fromkeys(group.layers, specs[group.chosen.scheme])
@@ -159,7 +159,6 @@ def _groups(
     """Group layers by input tensor; the experts of a block form one group.
 
     Args:
-        model: the float model.
         chosen: the layers to group, with their specs.
         samples: batches of token ids, of which the first is run.
 
@@ -179,20 +178,20 @@ def _groups(
     walk = BlockStream(model, blocks, samples[:1])
     walk.check_once(model)
     experts = [f"{name}." for name in instances(model, UNFUSED)]
-    found: dict[Any, list[str]] = {}
+    members: dict[Any, list[str]] = {}
     for name, block in blocks.items():
-        part = layers_in(chosen, name)
+        block_layers = layers_in(chosen, name)
         calls = walk.calls(name)
-        if not part or not calls:
+        if not block_layers or not calls:
             continue
-        stages = stages_of(block, part, calls[0])
+        stages = stages_of(block, block_layers, calls[0])
         groups = list(chain.from_iterable(map(attrgetter("groups"), stages)))
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             for layer in group:
                 # experts have different inputs, and one scheme in clients
-                key = next(filter(layer.startswith, experts), (name, place))
-                found.setdefault(key, []).append(layer)
-    together = list(map(tuple, found.values()))
+                key = next(filter(layer.startswith, experts), (name, index))
+                members.setdefault(key, []).append(layer)
+    together = list(map(tuple, members.values()))
     # layers outside of the blocks, and those that the sample did not reach
     grouped = set(chain.from_iterable(together))
     alone = [name for name in chosen if name not in grouped]
@@ -228,8 +227,8 @@ def _measured(  # noqa: PLR0913
     wanted = [_predicted(call(model, batch)) for batch in samples]
     options: dict[tuple[str, ...], list[Option]] = {names: [] for names in groups}
     with Progress(progress, len(specs) * len(groups), "measuring", "group") as bar:
-        for place, (name, spec) in enumerate(specs.items()):
-            layers = {each: (module, spec) for each, (module, _) in chosen.items()}
+        for done, (name, spec) in enumerate(specs.items()):
+            layers = {layer: (module, spec) for layer, (module, _) in chosen.items()}
             with ActivationObservers(layers) as watching:
                 # scales of a scheme are measured in one run for all layers
                 for batch in samples if spec.measures else ():
@@ -237,15 +236,15 @@ def _measured(  # noqa: PLR0913
             scales = watching.scales()
             # one group at a time is quantized, all others are float
             for count, names in enumerate(groups, 1):
-                made = {each: _quantized(each, layers, scales) for each in names}
+                made = {layer: _quantized(layer, layers, scales) for layer in names}
                 divergence = _divergence(model, made, samples, wanted)
                 options[names].append(Option(name, _bits(made), divergence))
-                bar.update(place * len(groups) + count)
+                bar.update(done * len(groups) + count)
     measured: Measured = []
-    for names, found in options.items():
+    for names, of_group in options.items():
         # weights alone, as the budget is in bits per weight
-        weights = sum(chosen[each][0].weight.numel() for each in names)
-        measured.append((names, weights, tuple(sorted(found, key=_size))))
+        weights = sum(chosen[layer][0].weight.numel() for layer in names)
+        measured.append((names, weights, tuple(sorted(of_group, key=_size))))
     return measured
 
 
@@ -285,17 +284,10 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
     return sum(8 * tensor.nbytes for tensor in tensors)
 
 
-def _predicted(found: Any) -> Any:
-    """Return the log probabilities of all tokens.
-
-    Args:
-        found: result of a model: the logits, or an object with the attribute ``logits``.
-
-    Returns:
-        Log probabilities in float32, of shape (samples, tokens, vocabulary).
-    """
+def _predicted(result: Any) -> Any:
+    """Return the log probabilities in float32, (samples, tokens, vocabulary)."""
     # models of transformers return an object, others the logits themselves
-    logits = getattr(found, "logits", found)
+    logits = getattr(result, "logits", result)
     # float32: bfloat16 has 8 bits of precision, less than the divergences of single groups need
     return torch.log_softmax(logits.float(), -1)
 
@@ -329,14 +321,14 @@ def _divergence(
     return divergence / count
 
 
-def spend(found: Measured, bits: float) -> tuple[Group, ...]:
+def spend(measured: Measured, bits: float) -> tuple[Group, ...]:
     """Choose options greedily within the budget.
 
     The search starts with the fewest bits. Each step takes the largest decrease of divergence per
     bit.
 
     Args:
-        found: the groups: names of layers, number of weights, and options by ascending bits.
+        measured: the groups: names of layers, number of weights, and options by ascending bits.
         bits: the maximum of bits per weight over all groups, with scales.
 
     Returns:
@@ -345,12 +337,12 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
     Raises:
         ConfigError: the budget is below the cheapest choice.
     """
-    count = sum(weights for _, weights, _ in found)
+    count = sum(weights for _, weights, _ in measured)
     budget = bits * count
     # on the convex hull, greedy steps by gain per bit are optimal for every budget that they
     # exhaust
-    ways = [_hull(options) for _, _, options in found]
-    places = [0] * len(ways)
+    ways = [_hull(options) for _, _, options in measured]
+    choices = [0] * len(ways)
     spent = sum(way[0].bits for way in ways)
     # every group has its cheapest option by now
     if spent > budget:
@@ -358,28 +350,30 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
             f"a budget of {bits} bits is too small: the schemes need"
             f" {spent / count:.3f} at least",
         )
-    while steps := _steps(ways, places, budget - spent):
+    while steps := _steps(ways, choices, budget - spent):
         # ties go to the first group, so that results do not depend on anything else
         _, index, cost = max(steps)
         # the index is negative, see ``_steps``
-        places[-index] += 1
+        choices[-index] += 1
         spent += cost
     groups = list[Group]()
-    for (names, weights, options), way, place in zip(found, ways, places, strict=True):
-        groups.append(Group(names, weights, options, way[place]))
+    for (names, weights, options), way, chosen in zip(
+        measured, ways, choices, strict=True
+    ):
+        groups.append(Group(names, weights, options, way[chosen]))
     return tuple(groups)
 
 
 def _steps(
     ways: Sequence[Sequence[Option]],
-    places: Sequence[int],
+    choices: Sequence[int],
     left: float,
 ) -> list[tuple[float, int, int]]:
     """Return the affordable steps to the next option of a group.
 
     Args:
         ways: options of each group by ascending bits.
-        places: index of the option that each group has now.
+        choices: index of the option that each group has now.
         left: bits that are left.
 
     Returns:
@@ -387,9 +381,9 @@ def _steps(
         the first group has the greatest), and the additional bits.
     """
     steps = []
-    for index, (way, place) in enumerate(zip(ways, places, strict=True)):
-        if place + 1 < len(way):
-            now, following = way[place], way[place + 1]
+    for index, (way, chosen) in enumerate(zip(ways, choices, strict=True)):
+        if chosen + 1 < len(way):
+            now, following = way[chosen], way[chosen + 1]
             cost = following.bits - now.bits
             # later steps of a group wait for this one: gains on the hull decrease
             if cost <= left:
@@ -407,20 +401,20 @@ def _hull(options: Sequence[Option]) -> list[Option]:
     Returns:
         Options with falling divergence, in which the decrease per bit falls, too.
     """
-    found: list[Option] = []
+    hull: list[Option] = []
     for option in options:
         # more bits without a gain
-        if found and option.divergence >= found[-1].divergence:
+        if hull and option.divergence >= hull[-1].divergence:
             continue
-        if found and option.bits == found[-1].bits:
-            found.pop()
-        while len(found) > 1 and _slope(found[-2], option) >= _slope(
-            found[-2],
-            found[-1],
+        if hull and option.bits == hull[-1].bits:
+            hull.pop()
+        while len(hull) > 1 and _slope(hull[-2], option) >= _slope(
+            hull[-2],
+            hull[-1],
         ):
-            found.pop()
-        found.append(option)
-    return found
+            hull.pop()
+        hull.append(option)
+    return hull
 
 
 def _slope(one: Option, other: Option) -> float:

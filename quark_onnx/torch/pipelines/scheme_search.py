@@ -28,6 +28,7 @@ from quark_onnx.study.record import Record, pareto_front
 from quark_onnx.study.study import Study
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
+from quark_onnx.torch.checkpoints.safetensors_io import tensor_files
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
@@ -36,7 +37,6 @@ from quark_onnx.torch.config.scheme_clients import (
 from quark_onnx.torch.page.pareto import Point, size_against_divergence
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
-from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.torch.pipelines.verdict import file_size, loss_text, weights_of
 from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime.devices import device_named
@@ -150,7 +150,7 @@ class SchemeSearchResult(Reported):
     @property
     def measured(self) -> list[TriedScheme]:
         """Return the trials that did not fail."""
-        return [each for each in self.trials if each.divergence is not None]
+        return [trial for trial in self.trials if trial.divergence is not None]
 
     @property
     def failure(self) -> str:
@@ -171,9 +171,9 @@ class SchemeSearchResult(Reported):
     @property
     def front(self) -> list[TriedScheme]:
         """Return the Pareto front of divergence and size, by ascending size."""
-        front = pareto_front(each.record for each in self.trials)
-        on_front = [each for each in self.trials if each.record in front]
-        return sorted(on_front, key=lambda each: each.bits)
+        front = pareto_front(trial.record for trial in self.trials)
+        on_front = [trial for trial in self.trials if trial.record in front]
+        return sorted(on_front, key=lambda trial: trial.bits)
 
     def judgement(self) -> Judgement:
         """Return the verdict on the best candidate, and what to do next."""
@@ -182,7 +182,9 @@ class SchemeSearchResult(Reported):
             left = counted(len(self.untried), "candidate was", "candidates were")
             again = "run the same command again with --overwrite"
             actions.append(Action(f"{again}: {left} not tried within --budget"))
-        best = next((each for each in self.trials if each.candidate == self.best), None)
+        best = next(
+            (trial for trial in self.trials if trial.candidate == self.best), None
+        )
         if best is None or best.divergence is None:
             band = "poor" if self.measured else "unknown"
             return Judgement(band, self.failure, tuple(actions))
@@ -233,7 +235,9 @@ class SchemeSearchResult(Reported):
             for trial in self.trials
             if trial.record.error
         }
-        left = {each.name: "did not fit into --budget" for each in self.untried}
+        left = {
+            candidate.name: "did not fit into --budget" for candidate in self.untried
+        }
         return [
             self.judgement(),
             Facts(facts, {"tried": [tried], "front": front, "best": [best]}),
@@ -266,7 +270,7 @@ def candidates_for(client: str) -> list[SchemeCombination]:
     int4_wo_128 (oga)
     """
     names = [name for name, clients in SCHEME_CLIENTS.items() if client in clients]
-    found = list[SchemeCombination]()
+    combinations = list[SchemeCombination]()
     # all schemes without algorithms first: a small time budget compares schemes before algorithms
     for stage in range(len(_WEIGHT_ONLY)):
         for name in names:
@@ -276,8 +280,8 @@ def candidates_for(client: str) -> list[SchemeCombination]:
                 # the first layout in which the client reads the scheme
                 form = SCHEME_CLIENTS[name][client][0]
                 layout = form if form in LAYOUT_NAMES else "quark"
-                found.append(SchemeCombination(name, ways[stage], layout))
-    return found
+                combinations.append(SchemeCombination(name, ways[stage], layout))
+    return combinations
 
 
 def search_schemes(  # noqa: PLR0913
@@ -330,7 +334,7 @@ def search_schemes(  # noqa: PLR0913
     start = time.monotonic()
     # A candidate with an error counts as tried, since it would fail again.
     study = Study(
-        lambda each: _measure(source, each, text, journal.parent, device),
+        lambda candidate: _measure(source, candidate, text, journal.parent, device),
         records,
         fits=lambda *_: seconds is None or time.monotonic() - start < seconds,
     )
@@ -344,8 +348,8 @@ def search_schemes(  # noqa: PLR0913
         if candidate in candidates
     }
     trials = list(tried.values())
-    compared = [each for each in trials if each.divergence is not None]
-    within = [each for each in compared if each.bits <= bits]
+    compared = [trial for trial in trials if trial.divergence is not None]
+    within = [trial for trial in compared if trial.bits <= bits]
     # of equal divergence, the smallest
     best = min(within, key=attrgetter("divergence", "bits"), default=None)
     return SchemeSearchResult(
@@ -359,7 +363,7 @@ def search_schemes(  # noqa: PLR0913
 
 def _labels(candidates: Sequence[SchemeCombination], axis: str) -> list[str]:
     """Return the labels of the choices on an axis, in the order of the candidates."""
-    return list(dict.fromkeys(each.choices[axis] for each in candidates))
+    return list(dict.fromkeys(candidate.choices[axis] for candidate in candidates))
 
 
 def _tried(candidate: SchemeCombination, record: Record, weights: int) -> TriedScheme:
@@ -382,27 +386,29 @@ def _fitting(
     """
     # algorithms change no shape
     sizes = dict[tuple[str, str], float | None]()
-    for each in candidates:
-        if (each.scheme, each.layout) not in sizes:
-            sizes[each.scheme, each.layout] = _predicted_bits(source, each, weights)
-    known = {key: size for key, size in sizes.items() if size is not None}
-    if known and min(known.values()) > bits:
-        scheme, layout = min(known, key=lambda key: known[key])
+    for candidate in candidates:
+        if (candidate.scheme, candidate.layout) not in sizes:
+            sizes[candidate.scheme, candidate.layout] = _predicted_bits(
+                source, candidate, weights
+            )
+    predicted = {key: size for key, size in sizes.items() if size is not None}
+    if predicted and min(predicted.values()) > bits:
+        scheme, layout = min(predicted, key=lambda key: predicted[key])
         smallest = SchemeCombination(scheme, (), layout)
         # rounded up, so that the number can be given
-        least = math.ceil(100 * known[scheme, layout]) / 100
+        least = math.ceil(100 * predicted[scheme, layout]) / 100
         raise ConfigError(
             f"no candidate has at most {bits:g} bits a weight: the smallest is"
             f" {smallest.name} with {least:.2f}, as layers that stay float count,"
             f" too; give --bits {least:.2f} or more"
         )
     fitting, failing = list[SchemeCombination](), list[SchemeCombination]()
-    for each in candidates:
-        size = sizes[each.scheme, each.layout]
+    for candidate in candidates:
+        size = sizes[candidate.scheme, candidate.layout]
         if size is None:
-            failing.append(each)
+            failing.append(candidate)
         elif size <= bits:
-            fitting.append(each)
+            fitting.append(candidate)
     return fitting + failing
 
 
@@ -439,13 +445,13 @@ def _measure(
     start = time.monotonic()
     config = config_for(candidate.scheme, exclude=source.usually_float())
     # next to the journal, where the user expects space to be used
-    with ScratchFolder(folder, "trial") as place:
+    with ScratchFolder(folder, "trial") as scratch:
         try:
-            found = ptq(
+            verdict = ptq(
                 source,
                 text,
                 config.with_(algorithms=candidate.algorithms),
-                place / "checkpoint",
+                scratch / "checkpoint",
                 writing=Writing(
                     layout=candidate.layout,
                     device=device,
@@ -456,14 +462,14 @@ def _measure(
             ).verdict
         except QuarkError as error:
             return Record(None, time.monotonic() - start, None, str(error))
-    assert found is not None
+    assert verdict is not None
     seconds = time.monotonic() - start
-    if found.divergence is None:
-        return Record(None, seconds, found.bytes_after, found.skipped)
-    if not math.isfinite(found.divergence):
-        reason = f"the divergence is {found.divergence}"
-        return Record(None, seconds, found.bytes_after, reason)
-    return Record(-found.divergence, seconds, found.bytes_after)
+    if verdict.divergence is None:
+        return Record(None, seconds, verdict.bytes_after, verdict.skipped)
+    if not math.isfinite(verdict.divergence):
+        reason = f"the divergence is {verdict.divergence}"
+        return Record(None, seconds, verdict.bytes_after, reason)
+    return Record(-verdict.divergence, seconds, verdict.bytes_after)
 
 
 def _identity(source: FloatCheckpoint, text: Text) -> dict[str, object]:

@@ -26,7 +26,7 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json, size_of_files
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.spec import LayerSpec
@@ -35,7 +35,6 @@ from quark_onnx.torch.formats.quantized_tensor import is_finite
 from quark_onnx.torch.models.fused_groups import experts_of, fused_group_of
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.pipelines.tensor_files import size_of_files
 from quark_onnx.torch.runtime.memory import available
 from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.validate.checkpoint import read
@@ -283,8 +282,6 @@ def _compared_models(  # noqa: PLR0913
     """Load and compare both models, as ``judge`` does.
 
     Args:
-        checkpoint: the quantized checkpoint.
-        config: the quantization configuration.
         windows: held-out token ids.
         text: the origin of the windows, in words.
         sizes: the verdict without the comparison.
@@ -442,7 +439,6 @@ def _scores(
     """Return the divergence and the perplexities of both models.
 
     Args:
-        model: the float model.
         windows: vectors of token ids.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
@@ -486,7 +482,6 @@ def _errors(
     """Return the relative output error of each quantized layer on float inputs.
 
     Args:
-        quantized: the quantized model.
         window: a vector of token ids.
 
     Returns:
@@ -572,7 +567,6 @@ def _layer_advice(
     Args:
         worst: name of the layer.
         specs: how the layers of the checkpoint are quantized, by name.
-        layout: the layout of the checkpoint.
 
     Returns:
         The text, and the options, which name all layers that runtimes fuse with the layer: these

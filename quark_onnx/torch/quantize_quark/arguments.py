@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.config.option_support import OptionSupport
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Argument:
     """
 
     names: str
-    support: OptionSupport
+    support: Literal["obeyed", "not needed", "refused"]
     text: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[Any, ...] = ()

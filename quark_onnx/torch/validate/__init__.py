@@ -5,7 +5,7 @@
 
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Finding, Rule, Validation
-from quark_onnx.torch.validate.repair import Mended, repair
+from quark_onnx.torch.validate.repair import Repair, repair
 from quark_onnx.torch.validate.rules import RULES
 
-__all__ = ["RULES", "Finding", "Mended", "Rule", "Validation", "repair", "validate"]
+__all__ = ["RULES", "Finding", "Repair", "Rule", "Validation", "repair", "validate"]

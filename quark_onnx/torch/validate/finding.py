@@ -27,13 +27,13 @@ class Rule:
     Attributes:
         severity: default consequence of a broken rule: "refused", "wrong" or "warning".
         title: the requirement.
-        mend: instructions to fix a checkpoint that breaks the rule.
+        fix: instructions to fix a checkpoint that breaks the rule.
         source: source of the rule, with the release; by default that of its table in ``rules``.
     """
 
     severity: str
     title: str
-    mend: str
+    fix: str
     source: str = ""
 
 
@@ -64,7 +64,7 @@ class Finding:
             "place": self.place,
             "found": self.found,
             "demanded": self.broken.title,
-            "mend": self.broken.mend,
+            "fix": self.broken.fix,
             "source": self.broken.source,
         }
 
@@ -72,7 +72,7 @@ class Finding:
         rule = self.broken
         return (
             f"{self.severity} {self.rule} at {self.place}: {self.found} ({rule.title});"
-            f" {rule.mend} [{rule.source}]"
+            f" {rule.fix} [{rule.source}]"
         )
 
 
@@ -161,7 +161,7 @@ class Validation(Reported):
             rule = findings[0].broken
             places = [(finding.place, finding.found) for finding in findings]
             problems.append(
-                Problem(severity, name, rule.title, places, rule.mend, [rule.source])
+                Problem(severity, name, rule.title, places, rule.fix, [rule.source])
             )
         counts = [
             (severity.capitalize(), str(self.count(severity)), "places")

@@ -34,17 +34,17 @@ from quark_onnx.torch.validate.quark_transformers import (
 #: Bytes that are copied at once: 16 MiB, so that a file of any size needs little memory.
 _CHUNK = 1 << 24
 #: Clients of other files, with the error for them.
-_UNMENDED = {
-    "llama.cpp": "a GGUF file cannot be mended; convert the model again",
+_NOT_REPAIRABLE = {
+    "llama.cpp": "a GGUF file cannot be repaired; convert the model again",
     "onnxruntime-genai": (
-        "a folder of onnxruntime-genai cannot be mended; write it again with"
+        "a folder of onnxruntime-genai cannot be repaired; write it again with"
         " 'quark-onnx llm oga'"
     ),
 }
 
 
 @dataclass(frozen=True, repr=False)
-class Mended(Reported):
+class Repair(Reported):
     """Result of a repair.
 
     Attributes:
@@ -71,15 +71,14 @@ class Mended(Reported):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the changes and the verdict as plain values."""
-        # "mended" is a key of the JSON document, which programs read.
         return {
             "output": self.folder,
-            "mended": list(self.notes),
+            "repaired": list(self.notes),
             **self.verdict.to_dict(),
         }
 
 
-def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
+def repair(folder: Path, client: str, output: Path | None = None) -> Repair:
     """Write a copy with fixed scale names, derived keys of AMD Quark, and index.
 
     Args:
@@ -95,8 +94,8 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         ConfigError: the client does not read such folders, or the output folder exists.
         ModelError: the folder contains no checkpoint.
     """
-    if client in _UNMENDED:
-        raise ConfigError(_UNMENDED[client])
+    if client in _NOT_REPAIRABLE:
+        raise ConfigError(_NOT_REPAIRABLE[client])
     # before the output is looked at: an unreadable folder is the first error to report
     before = validate(folder, client)
     folder = Path(folder)
@@ -111,7 +110,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
             " command line, --overwrite replaces an earlier copy)"
         )
     checkpoint = read(folder)
-    config, notes = mended_config(checkpoint)
+    config, notes = repaired_config(checkpoint)
     renamed = sum(today(name) != name for name in checkpoint.tensors)
     if renamed:
         notes.append(f"{renamed} scales have the names of today")
@@ -120,7 +119,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         # the index is derived from the headers, whatever it said before
         notes.append("the index says where each tensor is")
     if not notes:
-        return Mended(None, (), before)
+        return Repair(None, (), before)
     output.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(output.parent, output.name) as folder:
         # the temporary folder itself is readable by its owner only
@@ -131,10 +130,10 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         validate(scratch, client)
         # atomic: another process sees no half-written copy
         scratch.replace(output)
-    return Mended(output, tuple(notes), validate(output, client))
+    return Repair(output, tuple(notes), validate(output, client))
 
 
-def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
+def repaired_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration with fixed derived keys, and the changes.
 
     Values follow from other keys and from the tensors.
@@ -155,7 +154,7 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     entries = holder.get("quantization_config")
     if not isinstance(entries, dict):
         return config, []
-    notes = _mend_export(entries)
+    notes = _repair_export(entries)
     # the keys of amd-quark's QConfig that are missing or null; copies, or all configurations would
     # share the lists and objects of the table
     missing = {
@@ -165,13 +164,13 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     }
     entries |= missing
     notes += [f"{key} is {json.dumps(plain)}" for key, plain in missing.items()]
-    notes += _mend_layers(entries)
+    notes += _repair_layers(entries)
     # last, as the list of exclude may have been missing
-    notes += _mend_exclude(entries, checkpoint)
+    notes += _repair_exclude(entries, checkpoint)
     return config, notes
 
 
-#: What export says where it says nothing; the layers of the cache follow from the layers.
+#: Defaults of the key ``export``, but for kv_cache_group, which follows from the layers.
 _PLAIN_EXPORT = {
     "min_kv_scale": 0.0,
     "pack_method": "reorder",
@@ -186,7 +185,7 @@ _PLAIN_KEYS: dict[str, Any] = {
 }
 
 
-def _mend_export(entries: dict[str, Any]) -> list[str]:
+def _repair_export(entries: dict[str, Any]) -> list[str]:
     """Add missing export settings, and remove unknown ones; return a note on the change."""
     # queries may have quantized outputs, too, but are no part of the cache
     kv = [
@@ -211,7 +210,7 @@ def _mend_export(entries: dict[str, Any]) -> list[str]:
     return [f"export {' and '.join(parts) or 'is whole'}"]
 
 
-def _mend_layers(entries: dict[str, Any]) -> list[str]:
+def _repair_layers(entries: dict[str, Any]) -> list[str]:
     """Add missing keys to the configurations of layers, and return one note for all layers."""
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
@@ -228,12 +227,12 @@ def _mend_layers(entries: dict[str, Any]) -> list[str]:
         changed += missing
         for key in LAYER_KEYS:
             for spec in stages(layer.get(key)):
-                changed += _mend_spec(spec)
+                changed += _repair_spec(spec)
     # each name once, in the order of the layers
     return [f"layers have {', '.join(dict.fromkeys(changed))}"] if changed else []
 
 
-def _mend_spec(spec: dict[str, Any]) -> list[str]:
+def _repair_spec(spec: dict[str, Any]) -> list[str]:
     """Add the missing keys of a specification; return the names of changed keys."""
     qscheme, dtype = spec.get("qscheme"), str(spec.get("dtype"))
     observers = OBSERVERS.get(str(qscheme), ())
@@ -260,7 +259,7 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _mend_exclude(entries: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
+def _repair_exclude(entries: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     """Replace shell patterns by names, which vLLM reads, and name all float layers.
 
     Returns a note on each kind of change.

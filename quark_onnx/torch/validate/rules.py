@@ -36,7 +36,7 @@ _GGUF = "ggml, docs/gguf.md; gguf.cpp and llama-model.cpp of llama.cpp"
 #: Instructions that several rules share.
 _AGAIN = "export the model again"
 _COPY = "copy or download the file again"
-_FIX = "--fix mends it"
+_FIX = "--fix repairs it"
 
 #: Rules of the files of any checkpoint.
 _FILES = {

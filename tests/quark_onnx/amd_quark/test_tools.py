@@ -165,9 +165,9 @@ def test_infinite_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "5",
     ]
     assert main("replace_inf_weights", options) == 0
-    mended = numpy_helper.to_array(onnx.load(target).graph.initializer[0])
-    assert list(mended[0, 0, 0, :2]) == [5, -5]
-    assert np.array_equal(mended[1:], array[1:])
+    repaired = numpy_helper.to_array(onnx.load(target).graph.initializer[0])
+    assert list(repaired[0, 0, 0, :2]) == [5, -5]
+    assert np.array_equal(repaired[1:], array[1:])
     assert "1 initializer had infinite values" in capsys.readouterr().out
 
 

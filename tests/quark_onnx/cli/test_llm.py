@@ -67,7 +67,7 @@ def test_fix(cli: CommandLine, folder: Path) -> None:
     run = cli(
         "llm", "validate", "llama", "--for", "vllm", "--fix", "-o", "other", "--json"
     )
-    assert run.json["output"] == "other" and run.json["mended"] == [
+    assert run.json["output"] == "other" and run.json["repaired"] == [
         "14 scales have the names of today"
     ]
     assert cli("llm", "validate", "llama", "--for", "vllm", "--fix").code == 2

@@ -48,7 +48,7 @@ def test_json(cli: Any) -> None:
         > 0
     )
     assert {tuple(each) for each in document["findings"]} == {
-        ("rule", "node", "figures", "severity", "title", "source", "sure", "mend")
+        ("rule", "node", "figures", "severity", "title", "source", "sure", "fix")
     }
 
 
@@ -134,15 +134,15 @@ def test_legalize_and_check_what_comes_out(cli: Any) -> None:
     )
 
 
-def test_check_mends_what_it_can(cli: Any) -> None:
+def test_check_repairs_what_it_can(cli: Any) -> None:
     before = Path("model.onnx").read_bytes()
     finished = cli(
-        "npu", "check", "model.onnx", "--target", "stx", "--fix", "mended.onnx"
+        "npu", "check", "model.onnx", "--target", "stx", "--fix", "repaired.onnx"
     )
     assert finished.code == 0 and "          write_attributes: 1" in finished.out
     assert (
         Path("model.onnx").read_bytes() == before
-        and cli("npu", "check", "mended.onnx").code == 0
+        and cli("npu", "check", "repaired.onnx").code == 0
     )
 
 

@@ -244,10 +244,10 @@ def test_a_node_that_computes_nothing_is_passed_over() -> None:
         )
 
 
-def test_rules_that_can_be_mended_name_the_command() -> None:
+def test_rules_that_can_be_repaired_name_the_command() -> None:
     without = {"G6", "G9"}
     assert {
-        name for name, rule in RULES.items() if "quark-onnx " not in rule.mend
+        name for name, rule in RULES.items() if "quark-onnx " not in rule.fix
     } == without
 
 
@@ -268,7 +268,7 @@ def test_operators_on_codes() -> None:
     found = check(convert(xint8(search=0), "qdq-to-qoperator").model, "phx")
     assert (
         "S8" in rules(found)
-        and RULES["S8"].mend == "quark-onnx convert --to qoperator-to-qdq"
+        and RULES["S8"].fix == "quark-onnx convert --to qoperator-to-qdq"
     )
 
 

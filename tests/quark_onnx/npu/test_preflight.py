@@ -190,7 +190,7 @@ def test_a_convolution_without_attributes_ends_the_process() -> None:
     [placement] = preflight(model, "stx").aborts
     assert (
         "missing: kernel_shape, strides, pads, dilations, group" in placement.reason
-        and "legalize" in placement.mend
+        and "legalize" in placement.fix
     )
 
 
@@ -210,7 +210,7 @@ def test_whole_models_that_stay_on_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("model", "cause", "mend"),
+    ("model", "cause", "fix"),
     [
         (
             "g (float[N,4,8,8] x) => (float[N,4,8,8] y) { y = Relu (x) }",
@@ -238,12 +238,12 @@ def test_whole_models_that_stay_on_the_cpu(
     ids=["batch", "input", "arithmetic", "data"],
 )
 def test_advice_on_a_dynamic_shape_fits_its_cause(
-    model: str, cause: str, mend: str
+    model: str, cause: str, fix: str
 ) -> None:
     """Inputs of fixed sizes need no --shape: arithmetic on sizes is folded, data is not."""
     result = preflight(parse(model), "stx", kind="BF16")
-    causes = {(group.cause, group.mend) for group in result.groups}
-    assert (f"a tensor has a dynamic shape: {cause}", mend) in causes
+    causes = {(group.cause, group.fix) for group in result.groups}
+    assert (f"a tensor has a dynamic shape: {cause}", fix) in causes
 
 
 def test_a_vision_transformer_of_any_exporter_has_static_shapes_once_legalized() -> (
@@ -536,14 +536,14 @@ def test_weights_that_are_computed_and_tensors_of_bfloat16() -> None:
     assert result.counts["NPU"] == 0 and "is bfloat16" in result.placements[0].reason
 
 
-def test_a_weight_that_is_an_input_too_is_mended_by_legalizing() -> None:
+def test_a_weight_that_is_an_input_too_is_repaired_by_legalizing() -> None:
     model = parse(
         f"g ({X} x, float[4,4,3,3] w) => ({X} y) {{ y = {CONV} (x, w) }}",
         w=weight(4, 4, 3, 3),
     )
     result = preflight(model, "stx")
     assert "an input of the model, too" in only(result, "Conv").reason
-    assert only(result, "Conv").mend == "quark-onnx npu legalize MODEL -o OUT"
+    assert only(result, "Conv").fix == "quark-onnx npu legalize MODEL -o OUT"
     assert only(preflight(legalize(model).model, "stx"), "Conv").device == "NPU"
 
 
@@ -563,7 +563,7 @@ def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
     }
     assert (
         "left float" in placements["last"].reason
-        and placements["last"].mend == "quark-onnx npu cut MODEL -o FIRST SECOND"
+        and placements["last"].fix == "quark-onnx npu cut MODEL -o FIRST SECOND"
     )
 
 
@@ -616,7 +616,7 @@ def test_float_decoding_behind_the_last_layer_is_put_apart(target: str) -> None:
         assert result.share == result.least_share > 0.95 and result.band == "good"
         return
     (doubt,) = result.doubts
-    assert (doubt.confidence, group.mend) == (
+    assert (doubt.confidence, group.fix) == (
         "measured",
         "quark-onnx npu cut MODEL -o FIRST SECOND",
     )

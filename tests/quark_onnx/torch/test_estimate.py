@@ -19,7 +19,7 @@ from quark_onnx.torch.algorithms.gptq.hessian import largest_stage
 from quark_onnx.torch.algorithms.memory import Shapes, memory_of
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, size_of_files
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -28,7 +28,6 @@ from quark_onnx.torch.pipelines.estimate import Estimate, estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.ptq import ptq
-from quark_onnx.torch.pipelines.tensor_files import size_of_files
 from quark_onnx.torch.pipelines.written_size import written_bytes
 from tests.torch_models import llama, made, saved, tokens
 

@@ -11,12 +11,11 @@ import torch
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, size_of_files
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES, SCHEME_CLIENTS
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
-from quark_onnx.torch.pipelines.tensor_files import size_of_files
 from quark_onnx.torch.pipelines.written_size import written_bytes, written_tensors
 from tests.torch_models import llama, made, saved, tokens
 

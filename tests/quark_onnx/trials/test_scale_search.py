@@ -69,7 +69,7 @@ def test_float_scales_of_activations_move_too() -> None:
         np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
 
 
-def check_that_coarse_scores_are_mended(model: ModelProto) -> None:
+def check_that_coarse_scores_are_repaired(model: ModelProto) -> None:
     """Of a tensor called s."""
     data = samples(model)
     stages = Stages.of(model, TENSOR.with_(bias=False), data)
@@ -94,10 +94,10 @@ def detector() -> ModelProto:
 
 
 def test_parts_of_an_output_count_alike() -> None:
-    """Scores that are far too coarse do not show in the error of the whole output, and are mended
+    """Scores that are far too coarse do not show in the error of the whole output, and are repaired
     all the same.
     """
-    check_that_coarse_scores_are_mended(detector())
+    check_that_coarse_scores_are_repaired(detector())
 
 
 def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
@@ -108,7 +108,7 @@ def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
         }""",
         k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), bias=np.float32([0, 0, -np.inf, 0]).reshape(1, 4, 1, 1),  # noqa: E501
     )  # fmt: skip
-    check_that_coarse_scores_are_mended(model)
+    check_that_coarse_scores_are_repaired(model)
 
 
 def test_values_that_are_selected_do_not_end_the_search() -> None:
@@ -122,7 +122,7 @@ def test_values_that_are_selected_do_not_end_the_search() -> None:
         }""",
         k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), least=np.float32(0.1), line=np.int64([-1]),
     )  # fmt: skip
-    check_that_coarse_scores_are_mended(model)
+    check_that_coarse_scores_are_repaired(model)
 
 
 @pytest.mark.parametrize("odd", [0.0, np.inf])

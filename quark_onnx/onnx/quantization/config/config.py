@@ -11,15 +11,15 @@ from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import Override
 from quark_onnx.config.checks import require
 from quark_onnx.onnx import translation
+from quark_onnx.onnx.algorithm import AlgoConfig, without_rivals
+from quark_onnx.onnx.data_type import DataType
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.options import apply_options
-from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig, without_rivals
-from quark_onnx.onnx.quantization.config.data_type import DataType
-from quark_onnx.onnx.quantization.config.legacy import (
+from quark_onnx.onnx.legacy import (
     QuantizationConfig as QuantizationConfig,
 )
+from quark_onnx.onnx.options import apply_options
 from quark_onnx.onnx.quantization.config.presets import get_default_config
-from quark_onnx.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
+from quark_onnx.onnx.spec import QLayerConfig, QTensorConfig
 
 logger = logging.getLogger(__name__)
 

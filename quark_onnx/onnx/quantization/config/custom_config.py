@@ -6,14 +6,14 @@ import copy
 from typing import Any
 
 from quark_onnx.common.errors import nearest
-from quark_onnx.onnx.quantization.config import presets
-from quark_onnx.onnx.quantization.config.algorithm import (
+from quark_onnx.onnx.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AlgoConfig,
 )
+from quark_onnx.onnx.quantization.config import presets
 from quark_onnx.onnx.quantization.config.config import QConfig, QuantizationConfig
-from quark_onnx.onnx.quantization.config.spec import (
+from quark_onnx.onnx.spec import (
     BFloat16Spec,
     BFP16Spec,
     Int8Spec,

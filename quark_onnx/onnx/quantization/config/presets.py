@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark_onnx.config.checks import require_known
-from quark_onnx.onnx.quantization.config.legacy import QuantizationConfig
-from quark_onnx.onnx.quantization.config.spec import (
+from quark_onnx.onnx.legacy import QuantizationConfig
+from quark_onnx.onnx.spec import (
     BFP16Spec,
     Int8Spec,
     MXInt8Spec,

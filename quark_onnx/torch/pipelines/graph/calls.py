@@ -107,12 +107,12 @@ def _schema_of(node: Node) -> Any:
 def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of an ATen operator by parameter name, with the defaults."""
     parameters = _schema_of(node).arguments
-    found = dict[str, Any]()
+    defaults = dict[str, Any]()
     for parameter in parameters:
         if parameter.has_default_value():
-            found[parameter.name] = parameter.default_value
+            defaults[parameter.name] = parameter.default_value
     return {
-        **found,
+        **defaults,
         # arguments override defaults, and keywords follow the positional ones
         **dict(
             zip([parameter.name for parameter in parameters], node.args, strict=False)
@@ -206,7 +206,7 @@ def layers_of_graph(
         The layers by name, and the calls that cannot be quantized, with the reason.
     """
     calls, kept = _calls_of_layers(module.graph)
-    found = dict[str, LayerCalls]()
+    layers = dict[str, LayerCalls]()
     for name, nodes in calls.items():
         reason = _reason_to_keep(nodes)
         if reason:
@@ -214,8 +214,8 @@ def layers_of_graph(
         else:
             kind = KINDS[operator_of(nodes[0])]
             layer = _float_layer(module, kind, _settings(nodes[0]))
-            found[name] = LayerCalls(kind, tuple(nodes), layer)
-    return found, kept
+            layers[name] = LayerCalls(kind, tuple(nodes), layer)
+    return layers, kept
 
 
 def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str]]:
@@ -367,12 +367,12 @@ def root_of(node: Node) -> Node:
 
 def activations_of(graph: Graph) -> set[Any]:
     """Return the activations that are fused with the preceding operator."""
-    found = set[Any]()
+    activations = set[Any]()
     for node in graph.nodes:
         activation = fused(node)
         if activation is not node:
-            found.add(activation)
-    return found
+            activations.add(activation)
+    return activations
 
 
 def operators_of(module: GraphModule) -> Iterator[Any]:
@@ -425,8 +425,8 @@ def with_single_bags(graph: Graph) -> None:
             single = graph.call_function(bag, node.args, node.kwargs)
         # "val" of the node is a tuple of FakeTensors
         single.meta = {**node.meta, "val": node.meta["val"][0]}
-        for place, user in results.items():
-            if not place:
+        for index, user in results.items():
+            if not index:
                 user.replace_all_uses_with(single)
             graph.erase_node(user)
         graph.erase_node(node)
@@ -452,9 +452,9 @@ def with_plain_batch_norms(graph: Graph) -> None:
                 (*tensors, False, momentum, eps, True),
             )
         plain.meta = {**node.meta, "val": node.meta["val"][0]}
-        for part in list(node.users):  # the others are statistics of training
-            if part.args[1] == 0:
-                part.replace_all_uses_with(plain)
+        for output in list(node.users):  # the others are statistics of training
+            if output.args[1] == 0:
+                output.replace_all_uses_with(plain)
     graph.eliminate_dead_code()
 
 

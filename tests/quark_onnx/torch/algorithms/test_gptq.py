@@ -19,7 +19,6 @@ from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.gptq import columns as column_module
 from quark_onnx.torch.algorithms.gptq import gptq, hessian
 from quark_onnx.torch.algorithms.gptq import solver as solver_module
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
@@ -142,13 +141,13 @@ def test_what_is_done_for_a_column_stays_in_one_thread(
     beside other work.
     """
     weight, x = problem(5, 70)
-    own, move = set[int](), column_module.ColumnLevels.round_column
+    own, move = set[int](), solver_module.ColumnLevels.round_column
 
     def moved(*args: Any) -> None:
         own.add(torch.get_num_threads())
         move(*args)
 
-    monkeypatch.setattr(column_module.ColumnLevels, "round_column", moved)
+    monkeypatch.setattr(solver_module.ColumnLevels, "round_column", moved)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

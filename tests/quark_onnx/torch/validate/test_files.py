@@ -426,7 +426,7 @@ def test_verdict_as_text_and_document(tmp_path: Path) -> None:
         "place",
         "found",
         "demanded",
-        "mend",
+        "fix",
         "source",
     }
     assert verdict.document["verdict"] == "loads but wrong" and verdict.document[

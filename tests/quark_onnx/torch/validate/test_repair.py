@@ -1,4 +1,4 @@
-"""mend: what it mends loads afterwards, with the same bytes, and the checkpoint itself stays as it
+"""fix: what it repairs loads afterwards, with the same bytes, and the checkpoint itself stays as it
 was.
 """
 
@@ -87,7 +87,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("files", ["write", "write_in_two"])
-def test_mended(name: str, files: str, tmp_path: Path) -> None:
+def test_repaired(name: str, files: str, tmp_path: Path) -> None:
     whole, change, client = BROKEN[name]
     draft = whole()
     change(draft)
@@ -95,13 +95,14 @@ def test_mended(name: str, files: str, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
     before = digests(folder)
     assert validate(folder, client).word != "loads"
-    mended = repair(folder, client)
+    repaired = repair(folder, client)
     assert digests(folder) == before
-    assert mended.folder == tmp_path / "model-fixed" and mended.notes
+    assert repaired.folder == tmp_path / "model-fixed" and repaired.notes
     assert (
-        mended.verdict.findings == () and validate(mended.folder, client).findings == ()
+        repaired.verdict.findings == ()
+        and validate(repaired.folder, client).findings == ()
     )
-    assert (mended.folder / "tokenizer.json").read_text(encoding="utf-8") == "{}"
+    assert (repaired.folder / "tokenizer.json").read_text(encoding="utf-8") == "{}"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "model-fixed"}
 
 
@@ -146,9 +147,9 @@ def test_the_index_is_written_anew(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     whole = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     index.write_text("{", encoding="utf-8")
-    mended = repair(folder, "vllm")
-    assert mended.folder is not None and mended.verdict.findings == ()
-    found = json.loads((mended.folder / index.name).read_text(encoding="utf-8"))
+    repaired = repair(folder, "vllm")
+    assert repaired.folder is not None and repaired.verdict.findings == ()
+    found = json.loads((repaired.folder / index.name).read_text(encoding="utf-8"))
     assert found["weight_map"] == whole
     assert found["metadata"]["total_size"] == sum(
         tensor.size
@@ -157,19 +158,19 @@ def test_the_index_is_written_anew(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_to_mend(tmp_path: Path) -> None:
-    mended = repair(drafts.quark().write(tmp_path / "model"), "vllm")
-    assert mended.folder is None and mended.notes == () and mended.verdict.right
+def test_nothing_to_repair(tmp_path: Path) -> None:
+    repaired = repair(drafts.quark().write(tmp_path / "model"), "vllm")
+    assert repaired.folder is None and repaired.notes == () and repaired.verdict.right
     assert not (tmp_path / "model-fixed").exists()
-    assert "nothing can be repaired" in str(mended)
+    assert "nothing can be repaired" in str(repaired)
 
 
-def test_what_cannot_be_mended_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_repaired_is_said(tmp_path: Path) -> None:
     draft = drafts.quark("int4_wo_per_channel")
     draft.quantization["exclude"] = None
-    mended = repair(draft.write(tmp_path / "model"), "vllm")
-    assert mended.folder is not None
-    assert {finding.rule for finding in mended.verdict.findings} == {"quark-scheme"}
+    repaired = repair(draft.write(tmp_path / "model"), "vllm")
+    assert repaired.folder is not None
+    assert {finding.rule for finding in repaired.verdict.findings} == {"quark-scheme"}
 
 
 def test_bad_input(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_bad_input(tmp_path: Path) -> None:
     (tmp_path / "model-fixed").mkdir()
     with pytest.raises(ConfigError, match="model-fixed exists"):
         repair(folder, "vllm")
-    with pytest.raises(ConfigError, match="cannot be mended"):
+    with pytest.raises(ConfigError, match="cannot be repaired"):
         repair(folder, "llama.cpp")
     with pytest.raises(ModelError, match="is no folder"):
         repair(tmp_path / "absent", "vllm")

@@ -17,9 +17,7 @@ from calibrators import (
 )
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.options import apply_options
-from quark_onnx.onnx.quantization.config.algorithm import (
+from quark_onnx.onnx.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
     AutoMixprecisionConfig,
@@ -28,6 +26,8 @@ from quark_onnx.onnx.quantization.config.algorithm import (
     SmoothQuantConfig,
     without_rivals,
 )
+from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.options import apply_options
 from quark_onnx.onnx.translation import dtype_of, listed, narrowed
 from quark_onnx.onnxruntime_spelling.request import name_of
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require, require_known, require_one_of
 from quark_onnx.onnx import distances
-from quark_onnx.onnx.quantization.config.spec import QLayerConfig
+from quark_onnx.onnx.spec import QLayerConfig
 from quark_onnx.onnx.translation import listed, narrowed, pattern
 from quark_onnx.optimizers import (
     CLE,

@@ -22,8 +22,8 @@ from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require
-from quark_onnx.onnx.quantization.config import data_type as types
-from quark_onnx.onnx.quantization.config.data_type import DataType, parse_data_type
+from quark_onnx.onnx import data_type as types
+from quark_onnx.onnx.data_type import DataType, parse_data_type
 from quark_onnx.onnxruntime_spelling.request import name_of
 
 

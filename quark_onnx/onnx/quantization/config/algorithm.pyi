@@ -1,0 +1,12 @@
+from quark_onnx.onnx.algorithm import ALGO_NAME_TO_CLASS as ALGO_NAME_TO_CLASS
+from quark_onnx.onnx.algorithm import AdaQuantConfig as AdaQuantConfig
+from quark_onnx.onnx.algorithm import AdaRoundConfig as AdaRoundConfig
+from quark_onnx.onnx.algorithm import AlgoConfig as AlgoConfig
+from quark_onnx.onnx.algorithm import AutoMixprecisionConfig as AutoMixprecisionConfig
+from quark_onnx.onnx.algorithm import BiasCorrectionConfig as BiasCorrectionConfig
+from quark_onnx.onnx.algorithm import CLEConfig as CLEConfig
+from quark_onnx.onnx.algorithm import GPTQConfig as GPTQConfig
+from quark_onnx.onnx.algorithm import QuarotConfig as QuarotConfig
+from quark_onnx.onnx.algorithm import SmoothQuantConfig as SmoothQuantConfig
+from quark_onnx.onnx.algorithm import _algo_flag as _algo_flag
+from quark_onnx.onnx.algorithm import from_dict as from_dict
