@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ def loop_over(
     named_cases = (
         list(cases.items())
         if isinstance(cases, Mapping)
-        else [(str(case), case) for case in cases]
+        else [(textwrap.shorten(str(case), 80), case) for case in cases]
     )
 
     def decorate(test: Test) -> Test:
