@@ -157,7 +157,7 @@ class Case:
     form: str
     network: str
 
-    @property
+    @cached_property
     def config(self) -> QConfig:
         """What the strategy makes of the preset."""
         config = QConfig.of(self.preset).with_(form=self.form)
