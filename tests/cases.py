@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import pytest
 
 Test = Callable[..., None]
 
 
-def loop_over(argument: str, cases: Mapping[str, Any]) -> Callable[[Test], Test]:
+def loop_over(
+    arguments: str | tuple[str, ...], cases: Mapping[str, Any] | Iterable[Any]
+) -> Callable[[Test], Test]:
     """Run a test once for each case within one item.
 
     All cases are run. The first failure is raised, and a note names all failing cases.
@@ -18,25 +23,35 @@ def loop_over(argument: str, cases: Mapping[str, Any]) -> Callable[[Test], Test]
     longer than some milliseconds, needs a fixture of its own, or skips.
 
     Args:
-        argument: the parameter of the test that receives the case.
-        cases: the values of the parameter by the names that a failure shows.
+        arguments: the parameter of the test that receives the case, or several that each receive
+            one of its values.
+        cases: the cases by the names that a failure shows, or cases that are their own names.
     """
+    several = not isinstance(arguments, str)
+    filled = arguments if several else (arguments,)
+    named_cases = (
+        list(cases.items())
+        if isinstance(cases, Mapping)
+        else [(textwrap.shorten(str(case), 80), case) for case in cases]
+    )
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
-        def run_all(*arguments: Any, **named: Any) -> None:
+        def run_all(*fixtures: Any, **named: Any) -> None:
             __tracebackhide__ = True
-            failures: dict[str, Exception] = {}
-            for name, value in cases.items():
+            failures: list[tuple[str, BaseException]] = []
+            for name, case in named_cases:
+                values = case if several else (case,)
                 try:
-                    test(*arguments, **named, **{argument: value})
-                except Exception as error:
-                    failures[name] = error
+                    test(*fixtures, **named, **dict(zip(filled, values, strict=True)))
+                except (Exception, pytest.fail.Exception) as error:
+                    failures.append((name, error))
             if failures:
-                first = next(iter(failures.values()))
+                names = ", ".join(name for name, _ in failures)
+                _, first = failures[0]
                 first.add_note(
-                    f"{argument}: {len(failures)} of {len(cases)} cases fail, the"
-                    f" traceback is of the first: {', '.join(failures)}"
+                    f"{', '.join(filled)}: {len(failures)} of {len(named_cases)} cases fail, the"
+                    f" traceback is of the first: {names}"
                 )
                 raise first
 
@@ -44,7 +59,7 @@ def loop_over(argument: str, cases: Mapping[str, Any]) -> Callable[[Test], Test]
         parameters = [
             parameter
             for name, parameter in signature.parameters.items()
-            if name != argument
+            if name not in filled
         ]
         run_all.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run_all

@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import causes
 import reference
 
+from tests.cases import loop_over
+
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -63,7 +65,7 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=IDS)
+@loop_over("path", dict(zip(IDS, PAGES, strict=True)))
 def test_python_code_imports_names_that_exist(path: Path) -> None:
     for block in python_blocks(path):
         for node in ast.walk(ast.parse(block)):
@@ -99,7 +101,7 @@ def anchors(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", PAGES, ids=IDS)
+@loop_over("path", dict(zip(IDS, PAGES, strict=True)))
 def test_links_lead_somewhere(path: Path) -> None:
     text = prose(path)
     broken = []

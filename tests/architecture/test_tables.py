@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.cases import loop_over
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     path
@@ -55,9 +57,7 @@ FIGURE = re.compile(r"\d+\.\d+\s*(?:%|dB|mAP|points|MB|GB|MB/s|s|ms|x)(?!\w)")
 CONSTANTS = {"0.1 %", "0.1 dB", "0.5 %", "0.5 dB"}
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=str
-)
+@loop_over("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
 def test_figures_are_in_generated_tables_only(path: Path) -> None:
     """A measured figure that is typed by hand would not follow the results."""
     text = path.read_text(encoding="utf-8")

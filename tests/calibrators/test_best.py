@@ -4,6 +4,9 @@ samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -72,19 +75,25 @@ def outliers(every: int) -> Batches:
     return batches
 
 
-DATA = {
-    "alike": normal([1.0] * 20),
-    "two magnitudes": normal([1.0, 1.0, 1.0, 8.0] * 5),
-    "sparse": sparse(1e-5),
-    "sparser": sparse(1e-7),
-    "outliers in some samples": outliers(8),
-    "outliers in all": outliers(1),
+#: Made when a test first reads them: they are large, and every worker imports this file.
+DATA: dict[str, Callable[[], Batches]] = {
+    "alike": lambda: normal([1.0] * 20),
+    "two magnitudes": lambda: normal([1.0, 1.0, 1.0, 8.0] * 5),
+    "sparse": lambda: sparse(1e-5),
+    "sparser": lambda: sparse(1e-7),
+    "outliers in some samples": lambda: outliers(8),
+    "outliers in all": lambda: outliers(1),
 }
+
+
+@cache
+def batches_of(name: str) -> Batches:
+    return DATA[name]()
 
 
 @pytest.mark.parametrize("name", DATA)
 def test_no_candidate_has_a_smaller_relative_error(name: str) -> None:
-    batches = DATA[name]
+    batches = batches_of(name)
     least = min(
         relative_error(ranged(method, batches), batches)
         for method in CANDIDATES.values()
@@ -95,7 +104,7 @@ def test_no_candidate_has_a_smaller_relative_error(name: str) -> None:
 
 
 def test_a_percentile_of_zeros_says_nothing_of_the_signal() -> None:
-    batches = DATA["sparse"]
+    batches = batches_of("sparse")
     assert float(ranged(Percentile(), batches).hi[0]) < float(
         ranged(Best(), batches).hi[0]
     )
@@ -107,7 +116,7 @@ def test_a_percentile_of_zeros_says_nothing_of_the_signal() -> None:
 
 
 def test_outliers_of_a_few_samples_do_not_take_the_range() -> None:
-    batches = DATA["outliers in some samples"]
+    batches = batches_of("outliers in some samples")
     best = float(ranged(Best(), batches).hi[0])
     assert best < 20 and float(ranged(MinMax(), batches).hi[0]) == 100
 

@@ -18,6 +18,7 @@ from calibrators import (
     params_for,
     rows,
 )
+from tests.cases import loop_over
 
 Values = NDArray[np.float32]
 N = 200_000
@@ -125,10 +126,8 @@ def test_what_a_relu_leaves_loses_little_against_the_least_error(grid: Grid) -> 
 
 
 @BYTES
-@pytest.mark.parametrize("scale", [1e-20, 1, 1e20])
-@pytest.mark.parametrize(
-    "values", [GAUSSIAN, np.abs(GAUSSIAN), -np.abs(GAUSSIAN), GAUSSIAN**3], ids=str
-)
+@loop_over("scale", [1e-20, 1, 1e20])
+@loop_over("values", [GAUSSIAN, np.abs(GAUSSIAN), -np.abs(GAUSSIAN), GAUSSIAN**3])
 def test_the_threshold_lies_within_the_data(
     values: Values, scale: float, grid: Grid
 ) -> None:

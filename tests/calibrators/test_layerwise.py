@@ -19,6 +19,7 @@ from calibrators import (
     params_for,
     rows,
 )
+from tests.cases import loop_over
 
 Values = NDArray[np.float32]
 NOISE = np.random.default_rng(0)
@@ -75,8 +76,8 @@ def percentile_of(values: Values, percentile: float, grid: Grid) -> Range:
     )
 
 
-@pytest.mark.parametrize("kind", GRIDS)
-@pytest.mark.parametrize("name", DATA)
+@loop_over("kind", tuple(GRIDS))
+@loop_over("name", tuple(DATA))
 def test_as_good_as_the_best_percentile(name: str, kind: str) -> None:
     values, grid, method = DATA[name], GRIDS[kind], LayerwisePercentile()
     least = min(
@@ -91,8 +92,8 @@ def test_as_good_as_the_best_percentile(name: str, kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", GRIDS)
-@pytest.mark.parametrize("name", DATA)
+@loop_over("kind", tuple(GRIDS))
+@loop_over("name", tuple(DATA))
 def test_the_range_is_that_of_one_of_the_percentiles(name: str, kind: str) -> None:
     method = LayerwisePercentile(least=98, count=7)
     range_ = found(method, DATA[name], GRIDS[kind])

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from calibrators import Grid, MinMax, MinMSE, Range, fake_quantize, params_for, rows
+from tests.cases import loop_over
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
@@ -108,10 +109,8 @@ def test_as_good_as_all_exponents(name: str, kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "grid", [*FLOAT.values(), *POW2.values(), *WIDE.values()], ids=str
-)
-@pytest.mark.parametrize("name", DATA)
+@loop_over("grid", [*FLOAT.values(), *POW2.values(), *WIDE.values()])
+@loop_over("name", tuple(DATA))
 def test_never_worse_than_minmax(name: str, grid: Grid) -> None:
     values = DATA[name]
     assert error(values, found(MinMSE(), values, grid), grid) <= error(
@@ -161,8 +160,8 @@ def test_a_rare_outlier_is_cut_where_it_pays(grid: Grid) -> None:
     assert found(MinMSE(), values, grid).hi[0] < 60
 
 
-@pytest.mark.parametrize("grid", [*FLOAT.values(), *POW2.values()], ids=str)
-@pytest.mark.parametrize("value", [3.0, -0.7, 1e-6, 1e30])
+@loop_over("grid", [*FLOAT.values(), *POW2.values()])
+@loop_over("value", [3.0, -0.7, 1e-6, 1e30])
 def test_a_constant_is_reached(value: float, grid: Grid) -> None:
     values = np.full(100, value, np.float32)
     step = float(params_for(found(MinMSE(), values, grid), grid).scale)

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from calibrators import CalibrationError, Grid, Histogram, Percentile, Range, rows
+from tests.cases import loop_over
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
@@ -42,8 +43,8 @@ def numpys(values: NDArray[np.float32], percentile: float) -> float:
     )
 
 
-@pytest.mark.parametrize("percentile", [50, 90, 99, 99.9, 99.99, 100])
-@pytest.mark.parametrize("name", DATA)
+@loop_over("percentile", [50, 90, 99, 99.9, 99.99, 100])
+@loop_over("name", tuple(DATA))
 def test_magnitudes_on_a_symmetric_grid(name: str, percentile: float) -> None:
     values = DATA[name].astype(np.float32)
     range_, statistic = measured(values, percentile, SIGNED)
@@ -52,8 +53,8 @@ def test_magnitudes_on_a_symmetric_grid(name: str, percentile: float) -> None:
     assert abs(range_.hi[0] - max(0.0, min(bound, values.max()))) <= statistic.width[0]
 
 
-@pytest.mark.parametrize("percentile", [50, 90, 99, 99.9, 99.99, 100])
-@pytest.mark.parametrize("name", DATA)
+@loop_over("percentile", [50, 90, 99, 99.9, 99.99, 100])
+@loop_over("name", tuple(DATA))
 def test_half_of_the_tail_at_each_end_on_a_free_grid(
     name: str, percentile: float
 ) -> None:

@@ -32,6 +32,7 @@ from calibrators import (
 from calibrators.onnx_runtime import runner, session
 from calibrators.onnx_runtime.runner import Observation, collect
 from calibrators.onnx_runtime.worker import Settings, native_session, session_options
+from tests.cases import loop_over
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
@@ -123,8 +124,8 @@ def check_same(one: Any, other: Any, tolerance: float = 0) -> None:
 # What is observed
 
 
-@pytest.mark.parametrize("tensor", ["x", "bias", "a", "b", "c", "y"])
-@pytest.mark.parametrize("method", [*POOLED, MinMax(moving_average=True)], ids=str)
+@loop_over("tensor", ["x", "bias", "a", "b", "c", "y"])
+@loop_over("method", [*POOLED, MinMax(moving_average=True)])
 def test_a_statistic_is_that_of_numpys_values(tensor: str, method: Any) -> None:
     """Extremes are taken inside the graph, histograms of fetched values.
 

@@ -14,6 +14,7 @@ import pytest
 
 import quark_onnx.compat_onnxruntime as ours
 from quark_onnx.compat_onnxruntime.mirror import their_modules
+from tests.cases import loop_over
 
 MODULES = their_modules()
 #: What quantizes.
@@ -26,7 +27,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", ["", *MODULES])
+@loop_over("name", ["", *MODULES])
 def test_every_name_is_there(name: str) -> None:
     suffix = f".{name}" if name else ""
     mirrored = importlib.import_module(f"{ours.__name__}{suffix}")
@@ -61,7 +62,7 @@ def test_modules_of_the_package_are_its_own() -> None:
     assert done.stdout.split() == [f"{ours.__name__}.{name}" for name in names]
 
 
-@pytest.mark.parametrize("name", ["", *MODULES])
+@loop_over("name", ["", *MODULES])
 def test_a_star_imports_the_same_names(name: str) -> None:
     suffix = f".{name}" if name else ""
     mirrored, original = dict[str, Any](), dict[str, Any]()

@@ -152,7 +152,7 @@ def test_every_setting_is_documented(name: str) -> None:
         assert any(f"{field.name}: " in base for base in bases), field.name
 
 
-@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+@loop_over(("name", "setting"), SETTINGS)
 def test_a_value_of_a_wrong_type_is_refused(name: str, setting: str) -> None:
     own = ALGORITHMS[name].name
     with pytest.raises(ConfigError, match=rf"^{setting}\b.* of .*{own}"):

@@ -136,7 +136,7 @@ def test_a_configuration_names_it_and_comes_back(name: str) -> None:
     assert QConfig.of(json.loads(json.dumps(to_dict(config)))) == config
 
 
-@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+@loop_over(("name", "setting"), SETTINGS)
 def test_a_value_of_a_wrong_type_is_refused(name: str, setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{setting}\b.* of .*{name}"):
         OPTIMIZERS[name](**{setting: object()})

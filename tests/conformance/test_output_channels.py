@@ -27,6 +27,7 @@ from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.refine.layer_problems import lattice_of, places_in
 from quark_onnx.scales.compute_qparams import compute_qparams
 from quark_onnx.writing.insert import insert
+from tests.cases import loop_over
 from tests.models import Array, Feeds, normal, parse, run
 from tests.recurrent_oracle import recurrent
 from tests.settings import portable
@@ -315,7 +316,7 @@ def test_power_of_two_scales_are_those_of_tensors(name: str) -> None:
             assert numpy_helper.to_array(constants[node.input[1]]).size == 1
 
 
-@pytest.mark.parametrize("name", CASES)
+@loop_over("name", tuple(CASES))
 def test_the_table_knows_the_output_channels(name: str) -> None:
     """Rows of the table are the output channels, in the order of the result."""
     case = CASES[name]
@@ -344,8 +345,8 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("preset", ["W8", "INT4"])
-@pytest.mark.parametrize("name", LAYERS)
+@loop_over("preset", ["W8", "INT4"])
+@loop_over("name", LAYERS)
 def test_optimizers_choose_among_the_codes_of_the_file(name: str, preset: str) -> None:
     """A float model with the nearest weights of the lattice computes what the file computes."""
     case = CASES[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product, starmap
@@ -34,6 +35,7 @@ from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.common.registry import DTYPES, PRESETS
 from quark_onnx.config import FORMS, QuantizationSpec
 from quark_onnx.dtypes import Block, Half, Integer
+from tests.cases import loop_over
 from tests.models import Feeds, interface, kinds, normal, parse, weight
 from tests.settings import ONE_NETWORK, portable
 
@@ -155,7 +157,7 @@ class Case:
     form: str
     network: str
 
-    @property
+    @cached_property
     def config(self) -> QConfig:
         """What the strategy makes of the preset."""
         config = QConfig.of(self.preset).with_(form=self.form)
@@ -266,14 +268,6 @@ PLAIN = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[case for case in EVERY if case.changes], ids=str
-)
-def case(request: pytest.FixtureRequest) -> Case:
-    """A case whose form makes a difference; all tests of a case run in a row."""
-    return request.param  # type: ignore[no-any-return]
-
-
 def canonical(model: ModelProto) -> bytes:
     return model.SerializeToString(deterministic=True)
 
@@ -374,7 +368,9 @@ def test_a_bit_is_worth_six_decibels(spec: QuantizationSpec, expected: float) ->
 # What any result has to be
 
 
-def test_it_is_a_valid_model_with_the_interface_of_the_float_model(case: Case) -> None:
+def it_is_a_valid_model_with_the_interface_of_the_float_model(
+    case: Case, folder: Path
+) -> None:
     model = case.on.model
     before = canonical(model)
     result = case.result.model
@@ -383,7 +379,7 @@ def test_it_is_a_valid_model_with_the_interface_of_the_float_model(case: Case) -
     assert interface(result) == interface(model)
 
 
-def test_it_runs_and_comes_as_near_as_its_bits_allow(case: Case) -> None:
+def it_runs_and_comes_as_near_as_its_bits_allow(case: Case, folder: Path) -> None:
     assert case.outputs.shape == case.on.outputs.shape
     config = portable(case.config) if case.form == "operators" else case.config
     same = config == case.config
@@ -395,16 +391,14 @@ def test_it_runs_and_comes_as_near_as_its_bits_allow(case: Case) -> None:
     assert least(case.on, config) < sqnr(case.on.outputs, found) < np.inf
 
 
-def test_the_next_run_and_its_file_have_the_same_bytes(
-    case: Case, tmp_path: Path
-) -> None:
-    again = case.again(tmp_path / "out.onnx")
+def the_next_run_and_its_file_have_the_same_bytes(case: Case, folder: Path) -> None:
+    again = case.again(folder / "out.onnx")
     assert canonical(again) == canonical(case.result.model)
-    assert (tmp_path / "out.onnx").read_bytes() == again.SerializeToString()
-    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+    assert (folder / "out.onnx").read_bytes() == again.SerializeToString()
+    assert [path.name for path in folder.iterdir()] == ["out.onnx"]
 
 
-def test_the_report_says_what_was_quantized(case: Case) -> None:
+def the_report_says_what_was_quantized(case: Case, folder: Path) -> None:
     report, model = case.result.report, case.on.model
     assert {kind: total for kind, (_, total) in report.operators.items()} == Counter(
         kinds(model)
@@ -426,7 +420,7 @@ def test_the_report_says_what_was_quantized(case: Case) -> None:
     assert output.name == "y" and output.sqnr is not None and np.isfinite(output.sqnr)
 
 
-def test_it_is_written_in_the_form_that_was_asked_for(case: Case) -> None:
+def it_is_written_in_the_form_that_was_asked_for(case: Case, folder: Path) -> None:
     before, after = Counter(kinds(case.on.model)), Counter(kinds(case.result.model))
     added = {kind for kind in after if kind not in before}
     if case.form == "operators":
@@ -436,6 +430,27 @@ def test_it_is_written_in_the_form_that_was_asked_for(case: Case) -> None:
         assert after[kind] == before[kind]
     assert added and all("quantize" in kind.lower() for kind in added - BESIDE)
     assert any(kind.startswith("Extended") for kind in added) is (case.form == "vendor")
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        it_is_a_valid_model_with_the_interface_of_the_float_model,
+        it_runs_and_comes_as_near_as_its_bits_allow,
+        the_next_run_and_its_file_have_the_same_bytes,
+        the_report_says_what_was_quantized,
+        it_is_written_in_the_form_that_was_asked_for,
+    )
+}
+
+
+@loop_over("check", CHECKS)
+@pytest.mark.parametrize("case", [case for case in EVERY if case.changes], ids=str)
+def test_any_result(
+    case: Case, check: Callable[[Case, Path], None], tmp_path: Path
+) -> None:
+    """Of every case whose form makes a difference."""
+    check(case, tmp_path)
 
 
 #: Formats whose exponents AMD's operator chooses by another rule than the function that takes its

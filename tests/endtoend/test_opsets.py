@@ -5,6 +5,7 @@ newer one or do not.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -22,6 +23,7 @@ from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.job import Result
 from quark_onnx.planning.opsets import newest_with_pairs
+from tests.cases import loop_over
 from tests.models import Feeds, interface, normal, parse, weight
 
 
@@ -303,14 +305,6 @@ class Case:
         return f"{self.opset}-{self.preset}"
 
 
-@pytest.fixture(
-    scope="module", params=[Case(*pair) for pair in product(OPSETS, PRESETS)], ids=str
-)
-def case(request: pytest.FixtureRequest) -> Case:
-    """An opset and a preset; all tests of one follow each other."""
-    return request.param  # type: ignore[no-any-return]
-
-
 def opset_of(model: ModelProto) -> int:
     [version] = [entry.version for entry in model.opset_import if entry.domain == ""]
     return version
@@ -353,7 +347,7 @@ def test_every_opset_from_7_on_is_tested() -> None:
     assert list(range(7, OPSETS[-1] + 1)) == OPSETS
 
 
-def test_it_is_quantized(case: Case) -> None:
+def it_is_quantized(case: Case) -> None:
     before = case.floats.model.SerializeToString(deterministic=True)
     result = case.result
     assert case.floats.model.SerializeToString(deterministic=True) == before
@@ -361,7 +355,7 @@ def test_it_is_quantized(case: Case) -> None:
     check(result.model, case.floats, case.preset)
 
 
-def test_its_opset_is_the_least_that_its_formats_need(case: Case) -> None:
+def its_opset_is_the_least_that_its_formats_need(case: Case) -> None:
     needed, _ = NEEDS[case.preset]
     newest = newest_with_pairs()
     assert opset_of(case.result.model) == min(max(case.opset, needed), newest)
@@ -376,7 +370,7 @@ def test_its_opset_is_the_least_that_its_formats_need(case: Case) -> None:
     ) is (case.opset > newest)
 
 
-def test_max_opset_is_respected(case: Case) -> None:
+def max_opset_is_respected(case: Case) -> None:
     if case.opset < 11:
         with pytest.raises(
             ConfigError,
@@ -401,6 +395,21 @@ def test_max_opset_is_respected(case: Case) -> None:
         assert opset_of(model) == case.opset
         assert "com.microsoft" in [entry.domain for entry in model.opset_import]
         check(model, case.floats, case.preset)
+
+
+CHECKS = (
+    it_is_quantized,
+    its_opset_is_the_least_that_its_formats_need,
+    max_opset_is_respected,
+)
+
+
+@loop_over("check", {check.__name__: check for check in CHECKS})
+@pytest.mark.parametrize(
+    "case", [Case(*pair) for pair in product(OPSETS, PRESETS)], ids=str
+)
+def test_every_opset(case: Case, check: Callable[[Case], None]) -> None:
+    check(case)
 
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])

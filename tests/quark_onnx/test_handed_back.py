@@ -19,6 +19,7 @@ from onnx import ModelProto
 from quark_onnx import QConfig, convert, quantize
 from quark_onnx.cli.dispatch import main
 from quark_onnx.report import Report, decibels, percent, size_change
+from tests.cases import loop_over
 from tests.models import (
     branches,
     conv_relu,
@@ -203,10 +204,8 @@ def test_no_ratio_without_a_visible_difference(before: int, after: int) -> None:
     assert text == f"size      {before:,} -> {after:,} bytes"
 
 
-@pytest.mark.parametrize("digits", [0, 1, 2])
-@pytest.mark.parametrize(
-    "share", [0.0, -0.0, 1e-9, 0.004, 0.005, 0.5, 0.994, 0.99995, 1 - 1e-9, 1.0]
-)
+@loop_over("digits", [0, 1, 2])
+@loop_over("share", [0.0, -0.0, 1e-9, 0.004, 0.005, 0.5, 0.994, 0.99995, 1 - 1e-9, 1.0])
 def test_a_percentage_is_all_or_nothing_only_if_the_share_is(
     share: float, digits: int
 ) -> None:

@@ -17,6 +17,7 @@ from calibrators import Entropy, MinMax, Percentile
 from quark_onnx import QuantizationSpec
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnxruntime_spelling import translate_dynamic, translate_static
+from tests.cases import loop_over
 from tests.models import Feeds, residual, samples
 
 
@@ -152,7 +153,7 @@ def test_types_and_selections() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("keywords", "message"),
     [
         (

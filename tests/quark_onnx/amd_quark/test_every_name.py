@@ -12,17 +12,18 @@ import pytest
 from quark_onnx.common import absent
 from quark_onnx.common.errors import ConfigError
 from tests.architecture.test_tables import script
+from tests.cases import loop_over
 
 FACTS = json.loads(Path(__file__).with_name("names.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("module", FACTS["names"])
+@loop_over("module", tuple(FACTS["names"]))
 def test_every_name_can_be_imported(module: str) -> None:
     ours = import_module(module.replace("quark", "quark_onnx", 1))
     assert [name for name in FACTS["names"][module] if not hasattr(ours, name)] == []
 
 
-@pytest.mark.parametrize("module", FACTS["names"])
+@loop_over("module", tuple(FACTS["names"]))
 def test_every_path_leads_to_its_module(module: str) -> None:
     """``import a.b.c as name`` follows attributes, which a name of a package may hide."""
     path = module.replace("quark", "quark_onnx", 1)
@@ -36,9 +37,7 @@ def test_the_names_are_those_of_the_installed_package() -> None:
     assert script("amd_names").names() == FACTS["names"]
 
 
-@pytest.mark.parametrize(
-    "names", absent.WAYS.values(), ids=lambda text: text.split()[0]
-)
+@loop_over("names", {text.split()[0]: text for text in absent.WAYS.values()})
 def test_a_name_without_a_counterpart_raises_at_its_first_use(names: str) -> None:
     for name in names.split():
         with pytest.raises(

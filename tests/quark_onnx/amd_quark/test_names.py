@@ -14,6 +14,7 @@ from quark_onnx.onnx.quant_utils import (
     VitisQuantFormat,
 )
 from quark_onnx.onnx.quantization.config.custom_config import get_default_config_mapping
+from tests.cases import loop_over
 
 
 def words(text: str) -> list[str]:
@@ -75,7 +76,7 @@ VINT8 XINT8 XINT8_ADAQUANT XINT8_ADAROUND
 """)  # noqa: E501
 
 
-@pytest.mark.parametrize("name", NAMES)
+@loop_over("name", NAMES)
 def test_the_package_has_every_name(name: str) -> None:
     assert hasattr(import_module("quark_onnx.onnx"), name)
 

@@ -8,6 +8,7 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnx import ModelQuantizer, QuantizationConfig
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.options import ROWS, apply_options
+from tests.cases import loop_over
 from tests.models import parse
 
 OBEYED = [row.name for row in ROWS if row.apply is not None]
@@ -20,12 +21,8 @@ def draft() -> Draft:
     return QuantizationConfig(include_cle=False).draft()
 
 
-@pytest.mark.parametrize("name", OBEYED)
-@pytest.mark.parametrize(
-    "value",
-    [float("nan"), -2.5, [float("inf")], object()],
-    ids=["nan", "negative", "list", "object"],
-)
+@loop_over("name", OBEYED)
+@loop_over("value", [float("nan"), -2.5, [float("inf")], object()])
 def test_a_wrong_value_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^extra option {name} is .*; it must be "):
         apply_options(draft(), {name: object() if _fits(name, value) else value})
@@ -39,7 +36,7 @@ def _fits(name: str, value: object) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", OBEYED)
+@loop_over("name", OBEYED)
 def test_none_is_not_set(name: str) -> None:
     changed = draft()
     apply_options(changed, {name: None})

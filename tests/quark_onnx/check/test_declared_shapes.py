@@ -22,6 +22,7 @@ from quark_onnx.common.registry import PRESETS
 from quark_onnx.config import QConfig
 from quark_onnx.files.io import load
 from quark_onnx.graph.shapes import sizes_of
+from tests.cases import loop_over
 from tests.models import MODELS, normal, parse, weight
 
 Shape = Sequence[int | str | None]
@@ -136,7 +137,7 @@ def test_inputs_stay_a_promise(
         quantize(model({"x": shape}), DATA, "A8W8")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@loop_over("name", tuple(MODELS))
 def test_right_declarations_stay(name: str) -> None:
     sound = MODELS[name]()
     assert contradicted_shapes(sound) == {}

@@ -18,6 +18,7 @@ from quark_onnx.check.fields import check_fields, check_tensor
 from quark_onnx.cli import main
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files.io import load
+from tests.cases import loop_over
 from tests.models import MODELS, parse, residual, weight
 
 Change = Callable[[ModelProto], None]
@@ -241,13 +242,13 @@ def test_what_a_field_may_not_hold(
         assert "internal error" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", MODELS)
+@loop_over("name", tuple(MODELS))
 def test_sound_models_pass(name: str) -> None:
     check_fields(MODELS[name]())
 
 
-@pytest.mark.parametrize("elem_type", [*range(1, 24)])
-@pytest.mark.parametrize("shape", [(), (0, 3), (3,), (3, 5)])
+@loop_over("elem_type", [*range(1, 24)])
+@loop_over("shape", [(), (0, 3), (3,), (3, 5)])
 def test_tensors_as_onnx_writes_them_pass(
     elem_type: int, shape: tuple[int, ...]
 ) -> None:
@@ -296,7 +297,7 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize("call", BEYOND)
+@loop_over("call", tuple(BEYOND))
 def test_axes_that_no_tensor_has(call: str) -> None:
     """A number of dimensions or an axis lies within the ranks that tensors have.
 

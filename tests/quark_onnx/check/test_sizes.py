@@ -15,6 +15,7 @@ from quark_onnx import quantize
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ModelError
 from quark_onnx.files.io import load
+from tests.cases import loop_over
 from tests.models import MODELS, parse
 
 #: Elements: a tensor of 4 GB.
@@ -242,7 +243,7 @@ def test_a_large_model_may_compute_more(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@loop_over("name", tuple(MODELS))
 def test_sound_models_pass(name: str) -> None:
     check_sizes(MODELS[name]())
 

@@ -11,9 +11,10 @@ import pytest
 
 from quark_onnx.common.aliases import ALIASES
 from tests.architecture.test_tables import ROOT, script
+from tests.cases import loop_over
 
 
-@pytest.mark.parametrize("path", ALIASES)
+@loop_over("path", tuple(ALIASES))
 def test_names_are_those_of_the_module_that_defines_them(path: str) -> None:
     if path.startswith("quark_onnx.torch.quantization"):
         pytest.importorskip("torch")

@@ -23,6 +23,7 @@ from quark_onnx.common.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
 from quark_onnx.config import TensorOverride, from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.config.yaml_file import read_yaml
 from quark_onnx.optimizers import AutoMixedPrecision
+from tests.cases import loop_over
 
 CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(
     lambda name: CALIBRATORS[name]()
@@ -255,7 +256,7 @@ def test_settings_of_calibrators_survive(name: str, tmp_path: Path) -> None:
         assert reread(config, tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@loop_over("name", tuple(PRESETS))
 def test_presets_survive(name: str, tmp_path: Path) -> None:
     assert reread(PRESETS[name], tmp_path / "config.yaml") == PRESETS[name]
 
@@ -419,8 +420,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("changes", CHANGES)
-@pytest.mark.parametrize("name", PRESETS)
+@loop_over("changes", CHANGES)
+@loop_over("name", tuple(PRESETS))
 def test_a_dictionary_changes_a_preset_as_with_does(
     name: str, changes: dict[str, Any]
 ) -> None:

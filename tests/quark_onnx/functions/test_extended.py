@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.functions import DOMAIN, extended
+from tests.cases import loop_over
 from tests.models import run
 
 INTEGERS = [
@@ -146,8 +147,8 @@ def agree(
 
 
 @each
-@pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize("scale", [1.0, 0.3])
+@loop_over("zero", [0, 3])
+@loop_over("scale", [1.0, 0.3])
 def test_one_scale(kind: int, zero: int, scale: float) -> None:
     x = np.float32(HARD)
     expected = reference(x, np.float32(scale), np.asarray(zero), kind)
@@ -158,7 +159,7 @@ def test_one_scale(kind: int, zero: int, scale: float) -> None:
 
 
 @each
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+@loop_over("axis", [0, 1, 2, -1, -3])
 def test_a_scale_for_each_channel(kind: int, axis: int) -> None:
     x = np.random.default_rng(0).normal(0, 40, (2, 3, 4)).astype(np.float32)
     length = x.shape[axis]
@@ -172,7 +173,7 @@ def test_a_scale_for_each_channel(kind: int, axis: int) -> None:
 
 
 @each
-@pytest.mark.parametrize("opset", range(17, 28))
+@loop_over("opset", range(17, 28))
 def test_opsets(kind: int, opset: int) -> None:
     x = np.float32([HARD, HARD])
     scale, zero = np.float32([0.3, 2]), np.array([1, 2])
@@ -184,7 +185,7 @@ def test_opsets(kind: int, opset: int) -> None:
 
 
 @each
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
+@loop_over("shape", [(), (0,), (0, 3), (3, 0)])
 def test_scalars_and_nothing(kind: int, shape: tuple[int, ...]) -> None:
     x = np.full(shape, 1.3, np.float32)
     made = model(pair(kind), shape, [0.5], [1], [kind])

@@ -9,6 +9,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node, reach
+from tests.cases import loop_over
 from tests.models import (
     MODELS,
     branches,
@@ -490,7 +491,7 @@ def test_everything_in_a_model_comes_back() -> None:
     assert again == model
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=list(MODELS))
+@loop_over("make", MODELS)
 def test_models_come_back_valid(make: object) -> None:
     model: ModelProto = make()
     again = Graph.of(model).to_model()

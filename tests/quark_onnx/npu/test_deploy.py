@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from quark_onnx.common.errors import (
 )
 from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.report.verdict import THRESHOLDS, boxes
+from tests.child import Run, forks
 from tests.models import depthwise_layers, normal, parse, run, samples, weight
 
 
@@ -54,6 +56,23 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> npu.Bundle:
     return npu.deploy(
         network(), data(), tmp_path_factory.mktemp("made") / "bundle", "stx"
     )
+
+
+@pytest.fixture(scope="module")
+def called() -> Iterator[Run]:
+    """The programs of a bundle, as on a device, which has neither torch nor transformers."""
+    with forks(
+        """
+import sys
+sys.modules.update(torch=None, transformers=None)
+import numpy, onnxruntime
+try:
+    import onnxruntime_extensions
+except ImportError:
+    pass
+"""
+    ) as run_program:
+        yield run_program
 
 
 FILES = {
@@ -182,6 +201,7 @@ def test_a_quantized_model_is_deployed_with_its_codes(tmp_path: Path) -> None:
     written = onnx.load(plain.folder / "model.onnx")
     sample = data(1)[0]
     np.testing.assert_array_equal(run(written, sample)[0], run(quantized, sample)[0])
+    # The one program that is no fork, but started as on a device.
     done = subprocess.run(
         [sys.executable, "-B", "compare.py", "--runs", "0"], cwd=plain.folder
     )
@@ -306,17 +326,9 @@ def test_options_for_every_device_that_takes_the_format(bundle: npu.Bundle) -> N
     )
 
 
-def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-B", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_loader_and_comparison_run_here_and_say_where(bundle: npu.Bundle) -> None:
+def test_loader_and_comparison_run_here_and_say_where(
+    called: Run, bundle: npu.Bundle
+) -> None:
     done = called(bundle.folder, "npu_session.py", "samples/0000.npz")
     assert (
         done.returncode == 0
@@ -336,7 +348,7 @@ def test_loader_and_comparison_run_here_and_say_where(bundle: npu.Bundle) -> Non
 
 
 def test_a_machine_that_computes_something_else_is_found_out(
-    bundle: npu.Bundle, tmp_path: Path
+    called: Run, bundle: npu.Bundle, tmp_path: Path
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(bundle.folder, folder)
@@ -372,7 +384,7 @@ print(json.dumps({**seen, "where": where}))
 
 @pytest.mark.parametrize("device", ["stx", "phx"])
 def test_what_the_provider_is_told(
-    bundle: npu.Bundle, device: str, tmp_path: Path, monkeypatch: Any
+    called: Run, bundle: npu.Bundle, device: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("RYZEN_AI_INSTALLATION_PATH", str(tmp_path))
     monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
@@ -403,7 +415,7 @@ def test_what_the_provider_is_told(
     [("32.0.203.279", "the driver of the NPU is 32.0.203.279"), ("32.0.203.280", "")],
 )
 def test_a_driver_of_windows_that_is_too_old(
-    bundle: npu.Bundle, driver: str, words: str
+    called: Run, bundle: npu.Bundle, driver: str, words: str
 ) -> None:
     code = PROVIDER.replace(
         "_, where",
@@ -441,7 +453,9 @@ print(json.dumps(seen))
 """  # noqa: E501
 
 
-def test_the_provider_of_windows_ml_is_registered(bundle: npu.Bundle) -> None:
+def test_the_provider_of_windows_ml_is_registered(
+    called: Run, bundle: npu.Bundle
+) -> None:
     """Its library is found by the catalog of Windows ML, and its NPU is taken."""
     done = called(bundle.folder, "-c", WINDOWS_ML, "C:/store/provider.dll")
     told = json.loads(done.stdout)
@@ -517,6 +531,7 @@ def reported(bundle: npu.Bundle, moved: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("running", [0, 1])
 @pytest.mark.parametrize("has_report", [True, False])
 def test_subgraphs_that_are_placed_and_do_not_run_are_found_out(
+    called: Run,
     bundle: npu.Bundle,
     layout: str,
     running: int,
@@ -539,7 +554,11 @@ def test_subgraphs_that_are_placed_and_do_not_run_are_found_out(
 
 @pytest.mark.parametrize("source", ["report", "log", "log of 1.6", "moved", "none", ""])
 def test_operators_are_counted_and_the_forecast_is_judged(
-    bundle: npu.Bundle, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    called: Run,
+    bundle: npu.Bundle,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the engine's report, which names nodes, or by its log in both layouts."""
     monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
@@ -574,7 +593,7 @@ def test_operators_are_counted_and_the_forecast_is_judged(
 
 
 def test_a_fresh_comparison_takes_nothing_that_was_compiled_before(
-    bundle: npu.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    called: Run, bundle: npu.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NPU_CACHE", str(tmp_path / "cache"))
     words = ["-c", ENGINE, json.dumps(["", reported(bundle)]), "--device", "npu"]
@@ -584,7 +603,7 @@ def test_a_fresh_comparison_takes_nothing_that_was_compiled_before(
 
 
 def test_the_accuracy_is_measured_with_labels(
-    bundle: npu.Bundle, tmp_path: Path
+    called: Run, bundle: npu.Bundle, tmp_path: Path
 ) -> None:
     """Of four samples, one has the label of another class."""
     rows = ["file,class"]
@@ -618,7 +637,7 @@ def test_the_accuracy_is_measured_with_labels(
 
 @pytest.mark.parametrize("name", ["model.onnx", "provider_options.json", "samples"])
 def test_damaged_bundles_are_compared_without_a_traceback(
-    name: str, bundle: npu.Bundle, tmp_path: Path
+    called: Run, name: str, bundle: npu.Bundle, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(bundle.folder, tmp_path / "damaged")
     path = folder / name / "0000.npz" if name == "samples" else folder / name
@@ -628,7 +647,9 @@ def test_damaged_bundles_are_compared_without_a_traceback(
     assert "compare: " in done.stderr
 
 
-def test_a_limit_that_no_ratio_misses_is_refused(bundle: npu.Bundle) -> None:
+def test_a_limit_that_no_ratio_misses_is_refused(
+    called: Run, bundle: npu.Bundle
+) -> None:
     done = called(bundle.folder, "compare.py", "--least", "nan", "--runs", "0")
     assert done.returncode == 2 and "--least is no number" in done.stderr
 
@@ -648,7 +669,7 @@ if sys.argv[2] == "compile":
 
 
 def test_a_compiled_model_is_used_where_engine_and_driver_fit(
-    bundle: npu.Bundle, tmp_path: Path
+    called: Run, bundle: npu.Bundle, tmp_path: Path
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(bundle.folder, folder)
@@ -759,7 +780,9 @@ def test_other_options_have_another_cache(tmp_path: Path) -> None:
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
-def test_a_processor_that_it_is_not_for(bundle: npu.Bundle, tmp_path: Path) -> None:
+def test_a_processor_that_it_is_not_for(
+    called: Run, bundle: npu.Bundle, tmp_path: Path
+) -> None:
     folder = tmp_path / "other"
     npu.deploy(network(), data(), folder, "krk", "A8W8")
     done = called(folder, "-c", PROVIDER, "phx")
@@ -873,7 +896,7 @@ int main() {
 
 
 def test_the_cpp_loader_takes_what_precompile_has_made(
-    bundle: npu.Bundle, tmp_path: Path
+    called: Run, bundle: npu.Bundle, tmp_path: Path
 ) -> None:
     """Where the record has its key: the engine that C++ programs ship cannot compile BF16."""
     (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
@@ -978,7 +1001,9 @@ def test_cmake_builds_the_example_and_an_application(
     assert (tmp_path / "build app" / "bundle" / "model.onnx").is_file()
 
 
-def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
+def test_bf16_ships_the_float_model_and_what_its_compiler_reads(
+    called: Run, tmp_path: Path
+) -> None:
     options = {"preferred_data_storage": "vectorized", "encryption_key": "0" * 64}
     made = npu.deploy(
         network(), data(), tmp_path / "bundle", "stx", "BF16", ep_options=options
@@ -1139,7 +1164,7 @@ def test_folders_that_cannot_be(
         npu.deploy(network(), data(), folder)
 
 
-def test_names_that_numpy_takes_for_its_own(tmp_path: Path) -> None:
+def test_names_that_numpy_takes_for_its_own(called: Run, tmp_path: Path) -> None:
     model = network()
     model.graph.input[0].name = model.graph.node[0].input[0] = "file"
     npu.deploy(model, [{"file": sample["x"]} for sample in data()], tmp_path / "bundle")
@@ -1198,6 +1223,7 @@ MAPS = helper.make_sequence_type_proto(
     ids=["maps", "sequence", "texts"],
 )
 def test_outputs_other_than_arrays_of_numbers_are_shipped_and_compared(
+    called: Run,
     node: onnx.NodeProto,
     kind: onnx.TypeProto,
     labels: list[str],
@@ -1228,7 +1254,7 @@ def test_inputs_other_than_tensors_are_refused(tmp_path: Path) -> None:
         npu.deploy(model, data(), tmp_path / "bundle")
 
 
-def test_an_output_without_values_is_compared(tmp_path: Path) -> None:
+def test_an_output_without_values_is_compared(called: Run, tmp_path: Path) -> None:
     """A detector that finds nothing has no greatest value."""
     model = network()
     model.graph.node.append(helper.make_node("Compress", ["y", "none"], ["z"], axis=0))
@@ -1239,7 +1265,9 @@ def test_an_output_without_values_is_compared(tmp_path: Path) -> None:
     assert done.returncode == 0 and "0000.npz z: inf dB" in done.stdout
 
 
-def test_a_machine_that_computes_no_numbers_is_found_out(bundle: npu.Bundle) -> None:
+def test_a_machine_that_computes_no_numbers_is_found_out(
+    called: Run, bundle: npu.Bundle
+) -> None:
     script = "import compare, numpy as np; e = np.float32([1, 2, np.nan]);"
     script += (
         "print([float(compare.sqnr(e, np.float32(f))) for f in ([1, 2, np.nan],"
@@ -1258,7 +1286,9 @@ def test_every_recipe_makes_a_bundle(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.images
-def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
+def test_images_are_read_as_the_calibration_data_was(
+    called: Run, tmp_path: Path
+) -> None:
     from PIL import Image
 
     (tmp_path / "images").mkdir()
@@ -1297,8 +1327,8 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
         " image = read_image(sys.argv[1]); np.savez('seen.npz', image,"
         " open_session('cpu')[0].run(None, {'x': image})[0])"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "images" / "0.png")]
-    subprocess.run(command, cwd=made.folder, check=True, capture_output=True)
+    done = called(made.folder, "-c", code, str(tmp_path / "images" / "0.png"))
+    assert done.returncode == 0, done.stderr
     with np.load(made.folder / "seen.npz") as seen:
         np.testing.assert_array_equal(seen["arr_0"], first)
         np.testing.assert_allclose(seen["arr_1"], wanted, rtol=1e-6)
@@ -1320,30 +1350,22 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
         "5.NPZ": "npu_session: InvalidArgument: ",
     }
     for file, said in cases.items():
-        program = [
-            sys.executable,
-            "npu_session.py",
-            str(tmp_path / file),
-            "--device",
-            "cpu",
-        ]
-        done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
+        done = called(
+            made.folder, "npu_session.py", str(tmp_path / file), "--device", "cpu"
+        )
         assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 MADE_OF_ARRAYS = "this model was not made with images; give it a .npz file"
 
 
-def test_a_bundle_of_arrays_reads_no_images(bundle: npu.Bundle, tmp_path: Path) -> None:
+def test_a_bundle_of_arrays_reads_no_images(
+    called: Run, bundle: npu.Bundle, tmp_path: Path
+) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
-    program = [
-        sys.executable,
-        "npu_session.py",
-        str(tmp_path / "photo.jpg"),
-        "--device",
-        "cpu",
-    ]
-    done = subprocess.run(program, cwd=bundle.folder, capture_output=True, text=True)
+    done = called(
+        bundle.folder, "npu_session.py", str(tmp_path / "photo.jpg"), "--device", "cpu"
+    )
     assert (
         done.returncode == 1
         and done.stderr == f"npu_session: RuntimeError: {MADE_OF_ARRAYS}\n"
@@ -1377,7 +1399,7 @@ def scores_behind(kind: str = "y", elem: str = "float") -> ModelProto:
 
 
 @pytest.mark.images
-def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
+def test_what_stands_behind_is_shipped_and_run(called: Run, tmp_path: Path) -> None:
     made = npu.deploy(
         npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle"
     )
@@ -1389,16 +1411,15 @@ def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
         "y = np.load('outputs/0000.npz')['output_0']; found = postprocess({'y': y}); "
         "print(found['best'] == y.argmax(1), found['sizes'], found['text'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True
-    )
+    done = called(made.folder, "-c", code)
     assert done.stdout == "[ True] [1 4] ['a-b']\n", done.stderr
-    program = [sys.executable, "npu_session.py", "samples/0000.npz", "--device", "cpu"]
-    done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
+    done = called(made.folder, "npu_session.py", "samples/0000.npz", "--device", "cpu")
     assert done.returncode == 0 and "behind it, on the CPU:\n  best (1,)" in done.stdout
 
 
-def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
+def test_the_head_of_a_model_is_cut_off_and_put_behind(
+    called: Run, tmp_path: Path
+) -> None:
     whole = parse(
         """g (float[1,3,8,8] x) => (float[1,4,8,8] y) { c = Conv (x, w) e = Exp (c) y = Sigmoid (e) }""",  # noqa: E501
         w=weight(4, 3, 1, 1),
@@ -1430,12 +1451,7 @@ def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
         " dict(zip(['c'], session.run(['c'], {'x': x}))); np.savez('seen.npz', x=x,"
         " **postprocess({'x': x, **outputs}))"
     )
-    subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path / "bundle",
-        check=True,
-        capture_output=True,
-    )
+    assert called(tmp_path / "bundle", "-c", code).returncode == 0
     with np.load(tmp_path / "bundle" / "seen.npz") as seen:
         np.testing.assert_array_equal(seen["x"], x)
         np.testing.assert_allclose(seen["y"], run(whole, {"x": x})[0], atol=0.1)
@@ -1456,15 +1472,20 @@ def boxes_of_a_map() -> ModelProto:
     )
 
 
+COMPARE = ("compare.py", "--device", "cpu", "--runs", "0")
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_the_boxes_of_a_detector_decide(is_cut: bool, tmp_path: Path) -> None:
+def test_the_boxes_of_a_detector_decide(
+    called: Run, is_cut: bool, tmp_path: Path
+) -> None:
     """Not the decibels: other classes hardly change them, boxes of low scores do."""
     model = boxes_of_a_map()
     parts = npu.cut(model) if is_cut else model
     made = npu.deploy(parts, data(), tmp_path / "b", "stx", "A8W8", min_sqnr=None)
     shipped = (made.folder / "boxes.py").read_text(encoding="utf-8")
     assert shipped == Path(boxes.__file__).read_text(encoding="utf-8")
-    found = run_compare(made.folder)
+    found = called(made.folder, *COMPARE)
     assert (
         found.returncode == 0 and "0 new: F1 1.000, mean overlap 1.000" in found.stdout
     )
@@ -1479,20 +1500,15 @@ def test_the_boxes_of_a_detector_decide(is_cut: bool, tmp_path: Path) -> None:
     other = y.copy()
     other[0, :4, low] /= 3
     np.savez(record, output_0=other)
-    found = run_compare(made.folder)
+    found = called(made.folder, *COMPARE)
     ratios = re.findall(r"worst ([\d.]+) dB", found.stdout)
     assert found.returncode == 0 and float(ratios[0]) < 20
     for sample in (made.folder / "outputs").iterdir():
         with np.load(sample) as arrays:
             y = arrays["output_0"]
         np.savez(sample, output_0=y[:, [0, 1, 2, 3, 5, 4]])
-    found = run_compare(made.folder)
+    found = called(made.folder, *COMPARE)
     assert found.returncode == 1 and "compare: other boxes" in found.stderr
-
-
-def run_compare(folder: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-B", "compare.py", "--device", "cpu", "--runs", "0"]
-    return subprocess.run(program, cwd=folder, capture_output=True, text=True)
 
 
 def test_a_cut_model_says_where_it_was_cut(tmp_path: Path) -> None:
@@ -1511,7 +1527,7 @@ def test_a_cut_model_says_where_it_was_cut(tmp_path: Path) -> None:
     assert made.worst_sqnr == pytest.approx(expected.sqnr, abs=3)
 
 
-def test_a_list_that_is_made_behind_is_shown(tmp_path: Path) -> None:
+def test_a_list_that_is_made_behind_is_shown(called: Run, tmp_path: Path) -> None:
     tail = parse(
         "g (float[N,4] y) => (seq(float[N,4]) all) { all = SequenceConstruct (y) }"
     )
@@ -1533,7 +1549,7 @@ def of_type(number: int) -> ModelProto:
 
 @pytest.mark.parametrize("config", ["XINT8", "BF16"])
 def test_a_model_of_16_bits_is_cut_and_put_together_again(
-    config: str, tmp_path: Path
+    called: Run, config: str, tmp_path: Path
 ) -> None:
     whole = parse(
         "g (float16[1,3,8,8] x) => (float16[1,4] y) { c = Conv (x, w) e = Exp (c) "
@@ -1612,7 +1628,9 @@ def test_what_does_not_fit_behind_leaves_nothing(
 
 
 @pytest.mark.images
-def test_operators_that_are_not_installed_are_named(tmp_path: Path) -> None:
+def test_operators_that_are_not_installed_are_named(
+    called: Run, tmp_path: Path
+) -> None:
     made = npu.deploy(
         npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle"
     )
@@ -1620,24 +1638,20 @@ def test_operators_that_are_not_installed_are_named(tmp_path: Path) -> None:
         "import sys; sys.modules['onnxruntime_extensions'] = None; import numpy as np; "
         "from npu_session import postprocess; postprocess({'y': np.zeros((1, 4), 'f')})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True
-    )
+    done = called(made.folder, "-c", code)
     assert (
         "RuntimeError: postprocess.onnx cannot be opened; if it has operators of"
         in done.stderr
     )
 
 
-def test_a_bundle_with_nothing_behind_says_so(bundle: npu.Bundle) -> None:
+def test_a_bundle_with_nothing_behind_says_so(called: Run, bundle: npu.Bundle) -> None:
     code = "from npu_session import postprocess; postprocess({})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=bundle.folder, capture_output=True, text=True
-    )
+    done = called(bundle.folder, "-c", code)
     assert "RuntimeError: nothing stands behind this model" in done.stderr
 
 
-def test_names_of_outputs_are_escaped(tmp_path: Path) -> None:
+def test_names_of_outputs_are_escaped(called: Run, tmp_path: Path) -> None:
     """A name in a model must not reach the terminal as a command."""
     model = network()
     model.graph.output[0].name = model.graph.node[-1].output[0] = "y\x1b[31m"
@@ -1646,12 +1660,6 @@ def test_names_of_outputs_are_escaped(tmp_path: Path) -> None:
         ["compare.py"],
         ["npu_session.py", "samples/0000.npz", "--device", "cpu"],
     ):
-        done = subprocess.run(
-            [sys.executable, script, *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = called(folder, script, *words)
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout and "y\\x1b[31m" in done.stdout

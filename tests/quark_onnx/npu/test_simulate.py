@@ -21,6 +21,7 @@ from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.npu import Simulator, simulate
 from quark_onnx.npu.integers.fixed import Fixed, rounded, summed, times, together
 from quark_onnx.npu.integers.pools import engine_factor
+from tests.cases import loop_over
 from tests.models import Feeds, in_constant_nodes, normal, parse, run, samples, weight
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
@@ -262,8 +263,8 @@ def wide(model: ModelProto) -> Feeds:
     }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", SINGLE)
+@loop_over("form", tuple(FORMS))
+@loop_over("case", tuple(SINGLE))
 def test_single_operators_are_equal_to_onnxruntime(case: str, form: str) -> None:
     model = qdq(single(SINGLE[case]), POSITIONS, *FORMS[form])
     wanted, found = oracle(model, wide(model)), simulate(model, wide(model))
@@ -312,13 +313,9 @@ def unexplained(model: ModelProto, feeds: Feeds, wanted: Codes) -> list[str]:
 # Resize: every way to find the nearest input
 
 
-@pytest.mark.parametrize(
-    "rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
-)
-@pytest.mark.parametrize(
-    "way", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
-)
-@pytest.mark.parametrize("factors", [(2, 3), (1, 0.5), (1.5, 2.2)])
+@loop_over("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@loop_over("way", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+@loop_over("factors", [(2, 3), (1, 0.5), (1.5, 2.2)])
 def test_resize(way: str, rounding: str, factors: tuple[float, float]) -> None:
     attributes = (
         f'mode = "nearest", coordinate_transformation_mode = "{way}", nearest_mode ='

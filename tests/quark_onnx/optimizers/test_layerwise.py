@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,17 +102,31 @@ def check_better(result: Result, count: int) -> None:
     assert after.sum() < before.sum()
 
 
+def quantized(network: str, preset: str, *optimizers: Any) -> Result:
+    """The result of a network with optimizers, or with all, one after the other."""
+    make, samples = NETWORKS[network]
+    config = CONFIGS[preset].with_(optimizers=optimizers or tuple(QUICK.values()))
+    return quantize(make(), samples(), config)
+
+
+#: Results that several tests read.
+with_all = cache(quantized)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("preset", CONFIGS)
 def test_no_layer_gets_worse_and_the_model_runs(preset: str, network: str) -> None:
-    make, samples = NETWORKS[network]
-    model, data, config = make(), samples(), CONFIGS[preset]
+    _, samples = NETWORKS[network]
     for optimizers in (
         [(each,) for each in QUICK.values()]
         if preset in ALONE
         else [tuple(QUICK.values())]
     ):
-        result = quantize(model, data, config.with_(optimizers=optimizers))
+        result = (
+            quantized(network, preset, *optimizers)
+            if preset in ALONE
+            else with_all(network, preset)
+        )
         check_better(result, 5 if network == "convolutional" else 6)
         for name in {optimizer.name for optimizer in optimizers}:
             kept = sum(layer.changed[name] > 0 for layer in result.report.layers)
@@ -119,17 +134,15 @@ def test_no_layer_gets_worse_and_the_model_runs(preset: str, network: str) -> No
                 f"{name}: kept in {kept} of {len(result.report.layers)} layers"
                 in result.report.notes
             )
-    run(result.model, data[0])
+    run(result.model, samples()[0])
 
 
 @pytest.mark.parametrize("preset", ["XINT8", "INT4"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_same_again_is_the_same_model(network: str, preset: str) -> None:
-    make, samples = NETWORKS[network]
-    config = CONFIGS[preset].with_(optimizers=tuple(QUICK.values()))
     first, second = (
-        quantize(make(), samples(), config).model.SerializeToString(deterministic=True)
-        for _ in range(2)
+        result.model.SerializeToString(deterministic=True)
+        for result in (with_all(network, preset), quantized(network, preset))
     )
     assert first == second
 

@@ -16,6 +16,7 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import from_dict, to_dict
 from quark_onnx.graph import Graph
 from quark_onnx.patterns.norms import norms
+from tests.cases import loop_over
 from tests.models import MODELS as EVERY
 from tests.models import parse, weight
 from tests.models import samples as feeds_of
@@ -319,12 +320,11 @@ def test_a_normalization_over_other_axes_is_none() -> None:
     assert norms(Graph.of(model)) == []
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "optimizer",
     [QuaRot(), QuaRot(online=True), SmoothQuant("auto"), SmoothQuant(insert=True)],
-    ids=str,
 )
-@pytest.mark.parametrize("name", EVERY)
+@loop_over("name", tuple(EVERY))
 def test_every_model_survives(name: str, optimizer: Any) -> None:
     model = EVERY[name]()
     graph = Graph.of(model)

@@ -12,6 +12,7 @@ from onnx import ModelProto, numpy_helper
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.passes import fold_affine
+from tests.cases import loop_over
 from tests.models import Feeds, kinds, normal, parse, run, samples, weight
 from tests.quark_onnx.passes.test_passes import applied
 
@@ -46,9 +47,9 @@ def constants(channels: int, tail: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("layer", LAYERS)
+@loop_over("bias", {"plain": False, "bias": True})
+@loop_over("chain", tuple(CHAINS))
+@loop_over("layer", tuple(LAYERS))
 def test_steps_behind_a_layer(layer: str, chain: str, bias: bool) -> None:
     x, y, call, shape, tail = LAYERS[layer]
     steps = CHAINS[chain].format(x="h", y="y")

@@ -24,6 +24,7 @@ from quark_onnx.passes import (
     sum_to_add,
     write_ranks,
 )
+from tests.cases import loop_over
 from tests.models import (
     batch_norm_net,
     interface,
@@ -102,11 +103,9 @@ def normalized(
     )
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize(
-    "attributes", ["", "<epsilon = 0.1>"], ids=["default epsilon", "epsilon"]
-)
-@pytest.mark.parametrize("layer", LAYERS)
+@loop_over("bias", {"plain": False, "bias": True})
+@loop_over("attributes", {"default epsilon": "", "epsilon": "<epsilon = 0.1>"})
+@loop_over("layer", tuple(LAYERS))
 def test_batch_norm_is_folded(layer: str, attributes: str, bias: bool) -> None:
     count, after = applied(
         fold_batch_norm, normalized(layer, attributes=attributes, bias=bias)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import pytest
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.passes import write_attributes
+from tests.cases import loop_over
 from tests.models import parse, run, weight
 
 NAMES = ("kernel_shape", "strides", "pads", "dilations", "group", "auto_pad")
@@ -63,10 +63,10 @@ def test_what_is_there_stays() -> None:
     assert attributes(graph)["group"] == 2
 
 
-@pytest.mark.parametrize("size", [7, 8, 9, 10])
-@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
-@pytest.mark.parametrize("window", ["strides = [2,2]", "strides = [1,2]", ""])
-@pytest.mark.parametrize("kind", ["Conv", "MaxPool", "AveragePool"])
+@loop_over("size", [7, 8, 9, 10])
+@loop_over("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@loop_over("window", ["strides = [2,2]", "strides = [1,2]", ""])
+@loop_over("kind", ["Conv", "MaxPool", "AveragePool"])
 def test_automatic_pads(kind: str, window: str, mode: str, size: int) -> None:
     settings = ", ".join([f'auto_pad = "{mode}"', *([window] if window else [])])
     call = (
@@ -102,9 +102,9 @@ def test_a_transposed_convolution() -> None:
     assert attributes(graph)["pads"] == [0] * 4
 
 
-@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize(
+@loop_over("taps", [1, 2, 3, 4, 5])
+@loop_over("stride", [1, 2, 3])
+@loop_over(
     "mode",
     [
         'auto_pad = "SAME_UPPER"',
@@ -134,13 +134,13 @@ def test_an_output_beyond_the_windows_stays_as_it_was_asked_for() -> None:
     assert "pads" not in attributes(graph)
 
 
-@pytest.mark.parametrize("size", [7, 8, 9, 10])
-@pytest.mark.parametrize(
+@loop_over("size", [7, 8, 9, 10])
+@loop_over(
     "pads",
     ["pads = [0,0,0,0]", "pads = [1,0,0,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'],
 )
-@pytest.mark.parametrize("stride", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+@loop_over("stride", [1, 2, 3, 4])
+@loop_over("kind", ["MaxPool", "AveragePool"])
 def test_pads_in_the_place_of_rounding_up(
     kind: str, stride: int, pads: str, size: int
 ) -> None:
@@ -162,8 +162,8 @@ def test_pads_in_the_place_of_rounding_up(
     )
 
 
-@pytest.mark.parametrize("size", [8, 9])
-@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+@loop_over("size", [8, 9])
+@loop_over("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_automatic_pads_do_not_round_up(mode: str, size: int) -> None:
     call = (
         "AveragePool <kernel_shape = [3,2], strides = [2,2], ceil_mode = 1, auto_pad ="

@@ -14,6 +14,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.plan import Keep, Quantize
 from quark_onnx.plan.blocks import in_blocks
+from tests.cases import loop_over
 from tests.models import Array, Feeds, normal, parse, run, weight
 
 INT4 = QuantizationSpec("int4", block_size=32)
@@ -57,9 +58,9 @@ def test_forms(name: str) -> None:
     assert str(entry).removeprefix("quantize ").startswith(expected)
 
 
-@pytest.mark.parametrize("scale", ["float32", "float16"])
-@pytest.mark.parametrize("dtype", ["int2", "int4", "uint4", "int8", "fp8e4m3"])
-@pytest.mark.parametrize("size", [16, 32, 128, 512])
+@loop_over("scale", ["float32", "float16"])
+@loop_over("dtype", ["int2", "int4", "uint4", "int8", "fp8e4m3"])
+@loop_over("size", [16, 32, 128, 512])
 def test_nothing_takes_more_space_than_its_floats(
     size: int, dtype: str, scale: str
 ) -> None:

@@ -20,6 +20,7 @@ from quark_onnx.plan import (
     explain,
 )
 from quark_onnx.planning.make_plan import make_plan
+from tests.cases import loop_over
 from tests.models import (
     MODELS,
     Factory,
@@ -163,7 +164,7 @@ def test_why_a_tensor_cannot_be_quantized() -> None:
     ]
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=list(MODELS))
+@loop_over("make", MODELS)
 def test_a_plan_is_the_same_every_time_and_changes_no_graph(make: Factory) -> None:
     graph = Graph.of(make())
     before = graph.to_model()

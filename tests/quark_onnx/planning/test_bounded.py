@@ -23,6 +23,7 @@ from quark_onnx import QConfig
 from quark_onnx.plan import Use
 from quark_onnx.planning.bounded import params
 from quark_onnx.scales.apply_target_constraints import apply_target_constraints
+from tests.cases import loop_over
 from tests.models import Array, parse
 from tests.pipeline import Stages
 from tests.settings import POW2, SIGNED, TENSOR
@@ -77,7 +78,7 @@ def test_without_data_the_codes_may_end_a_step_before_the_bound(name: str) -> No
 
 
 @every_grid
-@pytest.mark.parametrize("share", [0, 0.05, 0.1, 0.3, 0.6, 1])
+@loop_over("share", [0, 0.05, 0.1, 0.3, 0.6, 1])
 def test_the_scale_of_less_error_is_taken(name: str, share: float) -> None:
     values, grid = saturating(share), GRIDS[name]
     chosen = float(params((0.0, 1.0), found(values), grid).scale)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from onnx import ModelProto
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.planning.make_plan import make_plan
+from tests.cases import loop_over
 from tests.models import normal, parse, run, weight
 from tests.settings import POW2, TENSOR, WIDE
 
@@ -206,8 +207,8 @@ def kept(model: ModelProto, config: QConfig) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("config", [TENSOR, POW2, WIDE], ids=["8", "pow2", "16"])
-@pytest.mark.parametrize("function", ALL.values(), ids=list(ALL))
+@loop_over("config", {"8": TENSOR, "pow2": POW2, "16": WIDE})
+@loop_over("function", ALL)
 def test_all_operators_of_a_function_stay_float(function: str, config: QConfig) -> None:
     model = block(function)
     # The sum before the function and the layers around it are no parts.

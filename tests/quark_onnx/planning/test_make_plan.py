@@ -23,6 +23,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, SameAs, Use
 from quark_onnx.planning.make_plan import make_plan
 from tests import models
+from tests.cases import loop_over
 from tests.models import normal, weight
 from tests.settings import ALL, TENSOR
 
@@ -106,9 +107,9 @@ def decisions(nodes: list[onnx.NodeProto], config: QConfig) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("target", ["", "stx"])
-@pytest.mark.parametrize("config", ["tensor", "pow2"])
-@pytest.mark.parametrize("seed", range(60))
+@loop_over("target", ["", "stx"])
+@loop_over("config", ["tensor", "pow2"])
+@loop_over("seed", range(60))
 def test_the_order_of_independent_nodes_does_not_matter(
     seed: int, config: str, target: str
 ) -> None:

@@ -33,6 +33,7 @@ from quark_onnx.plan import Quantize
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.prepare import clean
+from tests.cases import loop_over
 from tests.models import MODELS, parse, weight
 
 
@@ -152,7 +153,7 @@ def test_a_search_ends_before_it_begins(case: str) -> None:
     assert not preflight(model).quantized
 
 
-@pytest.mark.parametrize("name", MODELS)
+@loop_over("name", tuple(MODELS))
 def test_what_is_decided_early_is_what_a_run_finds(name: str) -> None:
     """A model is handed back early only if the plan of its cleaned graph quantizes nothing."""
     graph = Graph.of(MODELS[name]())

@@ -20,6 +20,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, batch_norm_to_conv, fold_batch_norm
 from quark_onnx.planning.prepare import prepare
 from quark_onnx.running.run import Reference, agree
+from tests.cases import loop_over
 from tests.models import (
     MODELS,
     Factory,
@@ -41,7 +42,7 @@ def prepared(model: ModelProto, config: QConfig = TENSOR) -> tuple[Graph, list[s
     return prepare(Graph.of(model), config, Reference(model), samples(model)[0])
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=list(MODELS))
+@loop_over("make", MODELS)
 def test_what_a_model_computes_stays(make: Factory) -> None:
     model = make()
     graph, notes = prepared(model)

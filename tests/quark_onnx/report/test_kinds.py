@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx.report.verdict.task import Traits, find_task, output_kinds
+from tests.cases import loop_over
 from tests.models import in_a_branch, normal, parse, run, weight
 
 Arrays = dict[str, NDArray[Any]]
@@ -370,7 +370,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("each", CASES, ids=[each.name for each in CASES])
+@loop_over("each", {each.name: each for each in CASES})
 def test_the_kind_of_each_output(each: Case) -> None:
     names = [value.name for value in each.model.graph.output]
     outputs = dict(zip(names, run(each.model, each.feeds), strict=True))

@@ -25,6 +25,7 @@ from quark_onnx.report.verdict import (
     VerdictCollector,
     next_steps,
 )
+from tests.cases import loop_over
 from tests.models import in_a_branch, in_constant_nodes, normal, parse, weight
 
 ROOT = Path(__file__).parents[3]
@@ -623,8 +624,8 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("task", ["auto", *TASKS])
-@pytest.mark.parametrize("first", range(len(ODD)))
+@loop_over("task", ["auto", *TASKS])
+@loop_over("first", range(len(ODD)))
 def test_odd_outputs_of_any_shape_and_type_are_taken(task: str, first: int) -> None:
     """Also such that change from sample to sample, and differ between the models."""
     collector = VerdictCollector(LINEAR, task)

@@ -9,6 +9,7 @@ import pytest
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.registry import PRESETS, RULES
+from tests.cases import loop_over
 from tests.models import normal, parse, run
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import POW2, TENSOR, WIDE
@@ -98,16 +99,14 @@ DELICATE = {
 }
 
 
-@pytest.mark.parametrize("call", DELICATE)
-@pytest.mark.parametrize("config", [TENSOR, WIDE], ids=["8", "16"])
+@loop_over("call", tuple(DELICATE))
+@loop_over("config", {"8": TENSOR, "16": WIDE})
 def test_what_few_codes_ruin_stays_float(call: str, config: QConfig) -> None:
     assert reason(call, config, k=np.float32(2)).startswith(DELICATE[call])
 
 
-@pytest.mark.parametrize("call", DELICATE)
-@pytest.mark.parametrize(
-    "config", [POW2, BF16, TENSOR.with_(safe=False)], ids=["pow2", "bf16", "unsafe"]
-)
+@loop_over("call", tuple(DELICATE))
+@loop_over("config", {"pow2": POW2, "bf16": BF16, "unsafe": TENSOR.with_(safe=False)})
 def test_unless_there_is_no_float_or_no_safety(call: str, config: QConfig) -> None:
     if call.startswith("Mod") and config is POW2:
         return  # test_a_remainder_is_computed_in_float has it

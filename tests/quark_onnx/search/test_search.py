@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -32,6 +33,7 @@ from quark_onnx.common.errors import (
     TimeLimitError,
 )
 from quark_onnx.config import to_yaml
+from quark_onnx.job import Result
 from quark_onnx.search.search import Search
 from tests.models import parse, residual, samples, weight
 
@@ -57,7 +59,13 @@ def pixels(count: int = 12) -> list[dict[str, Any]]:
 
 
 class Workshop:
-    """A clock that only quantizing moves on, by what the optimizers of the configuration cost."""
+    """A clock that only quantizing moves on, by what the optimizers of the configuration cost.
+
+    What has been quantized is remembered for all tests, which are about the order, time and
+    records of the trials.
+    """
+
+    remembered: ClassVar[dict[tuple[bytes, bytes, QConfig], Result]] = {}
 
     def __init__(self) -> None:
         self.now, self.done = 0.0, list[QConfig]()
@@ -72,7 +80,11 @@ class Workshop:
         self.now += 10.0 + sum(
             self.costs.get(optimizer.name, 0.0) for optimizer in config.optimizers
         )
-        return quantize(model, data, config, *rest, **more)
+        arrays = pickle.dumps([list(sample.items()) for sample in self.data])
+        key = model.SerializeToString(deterministic=True), arrays, config
+        if key not in self.remembered:
+            self.remembered[key] = quantize(model, self.data, config, *rest, **more)
+        return self.remembered[key]
 
 
 @pytest.fixture
@@ -119,7 +131,7 @@ def test_scores_are_those_of_samples_that_nothing_was_calibrated_on(
     assert best.bytes == model.ByteSize()
 
 
-def test_the_table_is_sorted_and_has_a_front() -> None:
+def test_the_table_is_sorted_and_has_a_front(workshop: Workshop) -> None:
     found = search(residual(), pixels(), space=SMALL)
     scores = [candidate.score for candidate in found.candidates]
     assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
@@ -151,6 +163,7 @@ def test_each_choice_is_tried_alone_first_and_the_order_is_the_same_each_time(
 ) -> None:
     first = search(residual(), pixels(), space=SMALL)
     order, workshop.done = workshop.done, []
+    workshop.remembered.clear()
     again = search(residual(), pixels(), space=SMALL)
     assert workshop.done == order
     assert [replace(each, seconds=0.0) for each in first.candidates] == [
@@ -311,7 +324,7 @@ def test_reading_the_data_counts(workshop: Workshop) -> None:
 # Data and metrics
 
 
-def test_a_generator_is_read_once() -> None:
+def test_a_generator_is_read_once(workshop: Workshop) -> None:
     read = []
 
     def stream() -> Iterator[dict[str, Any]]:

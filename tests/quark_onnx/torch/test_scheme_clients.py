@@ -28,6 +28,7 @@ from quark_onnx.torch.exports.gguf.quantized_model import form_of
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.validate import validate
+from tests.cases import loop_over
 from tests.torch_models import llama, made, tokens
 
 
@@ -65,7 +66,7 @@ def test_checkpoints(name: str, tmp_path: Path) -> None:
     assert found == {key: list(table[key]) for key in checkpoints if key in table}
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@loop_over("name", tuple(SCHEMES))
 def test_gguf(name: str) -> None:
     weight = SCHEMES[name].weight
     assert weight is not None
@@ -148,7 +149,7 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@loop_over("name", tuple(SCHEMES))
 def test_list_of_schemes_is_what_clients_do(name: str) -> None:
     """benchmarks/llm_clients.py has run every client that could be installed."""
     for client, columns in COLUMNS.items():

@@ -23,6 +23,7 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
+from tests.cases import loop_over
 from tests.nbits import dequantized, quantized
 from tests.torch_models import llama, logits, made, tokens
 
@@ -58,7 +59,7 @@ def spec_of(name: str, kind: Any) -> TensorSpec:
     )
 
 
-@pytest.mark.parametrize(("name", "kind", "dtype"), FORMATS, ids=str)
+@loop_over(("name", "kind", "dtype"), FORMATS)
 def test_rows_are_never_worse_and_the_whole_is_better(
     name: str, kind: Any, dtype: Any
 ) -> None:

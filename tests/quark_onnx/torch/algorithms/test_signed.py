@@ -31,6 +31,7 @@ from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
+from tests.cases import loop_over
 from tests.torch_models import llama, logits, made, tokens
 
 UINT4 = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
@@ -95,8 +96,8 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FORMATS)
+@loop_over("dtype", [torch.float32, torch.bfloat16])
+@loop_over("name", tuple(FORMATS))
 def test_it_starts_from_the_codes_and_computes_what_they_stand_for(
     name: str, dtype: Any
 ) -> None:

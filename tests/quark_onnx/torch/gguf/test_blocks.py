@@ -25,6 +25,7 @@ from quark_onnx.torch.exports.gguf.blocks import (
     store_codes,
 )
 from quark_onnx.torch.formats.quantized_tensor import quantize
+from tests.cases import loop_over
 
 
 def decoded(octets: Any, form: Any) -> Any:
@@ -52,8 +53,8 @@ def weights() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("form", [Q4_0, Q4_1, Q8_0], ids=lambda form: form.name)
-@pytest.mark.parametrize("case", weights())
+@loop_over("form", {form.name: form for form in [Q4_0, Q4_1, Q8_0]})
+@loop_over("case", tuple(weights()))
 def test_no_block_is_worse_than_the_reference(form: Any, case: str) -> None:
     weight = weights()[case]
     exact = weight.double().numpy()

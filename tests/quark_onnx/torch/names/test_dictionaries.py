@@ -20,6 +20,7 @@ from quark_onnx.torch.quantization.config.algorithms import (
     AlgoConfig,
     OnlineRotationConfig,
 )
+from tests.cases import loop_over
 
 #: Values of fields without a default.
 REQUIRED = {"ch_axis": -1, "group_size": 32, "block_size": 32, "shared_parallel": True}
@@ -30,7 +31,7 @@ def through_json(settings: Any) -> Any:
     return type(settings).from_dict(json.loads(json.dumps(settings.to_dict())))
 
 
-@pytest.mark.parametrize("name", specs.__all__)
+@loop_over("name", specs.__all__)
 def test_spec_helpers(name: str) -> None:
     helper = getattr(specs, name)
     needed = [f.name for f in fields(helper) if f.default is MISSING]

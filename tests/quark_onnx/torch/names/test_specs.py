@@ -28,6 +28,7 @@ from quark_onnx.torch.quantization import (
 from quark_onnx.torch.quantization.config import config
 from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 from quark_onnx.torch.quantization.observer.observer import PerTensorMinMaxObserver
+from tests.cases import loop_over
 
 WEIGHTS = [
     ("Int8PerTensorSpec", {}, TensorSpec("int8")),
@@ -168,7 +169,7 @@ def made(name: str, settings: dict[str, Any]) -> Any:
     return getattr(config, name)(**settings).to_quantization_spec()
 
 
-@pytest.mark.parametrize(("name", "settings", "expected"), WEIGHTS)
+@loop_over(("name", "settings", "expected"), WEIGHTS)
 def test_weights(name: str, settings: dict[str, Any], expected: TensorSpec) -> None:
     assert QLayerConfig(weight=made(name, settings)).spec() == LayerSpec(expected)
 

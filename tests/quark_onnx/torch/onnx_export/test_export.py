@@ -30,6 +30,7 @@ from quark_onnx.torch.exports.onnx import (
 from quark_onnx.torch.exports.onnx.weights import nbits_weight
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
+from tests.cases import loop_over
 from tests.nbits import dequantized
 
 # torch and transformers use what they say is deprecated
@@ -140,9 +141,9 @@ def test_weights_alone_as_standard_operators(name: str, tmp_path: Path) -> None:
     assert "accuracy_level" in str(result)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("sign", ["", "u"])
-@pytest.mark.parametrize("shape", [{"block_size": 16}, {"per_channel": True}, {}])
+@loop_over("bits", [2, 3, 4, 8])
+@loop_over("sign", ["", "u"])
+@loop_over("shape", [{"block_size": 16}, {"per_channel": True}, {}])
 def test_codes_and_scales_are_those_of_the_layer(
     bits: int, sign: str, shape: Any
 ) -> None:

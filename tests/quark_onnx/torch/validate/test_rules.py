@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.ptq import config_for
 from quark_onnx.torch.validate import RULES, validate
+from tests.cases import loop_over
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import FP8, INT8, Draft, layer
 from tests.torch_families import config_of
@@ -1378,16 +1379,17 @@ ELSEWHERE = {
 WORDS = {"refused": "refused", "wrong": "loads but wrong", "warning": "loads"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_rule(case: Case, tmp_path: Path) -> None:
+@loop_over("case", {f"{case.rule} {n}": case for n, case in enumerate(CASES)})
+def test_rule(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp(case.rule)
     draft = case.whole()
-    draft.write(tmp_path / "whole")
+    draft.write(folder / "whole")
     case.change(draft)
-    draft.write(tmp_path / "broken")
+    draft.write(folder / "broken")
     for client in case.clients:
-        whole = validate(tmp_path / "whole", client)
+        whole = validate(folder / "whole", client)
         assert [str(finding) for finding in whole.findings] == [], client
-        broken = validate(tmp_path / "broken", client)
+        broken = validate(folder / "broken", client)
         found = [client, *(str(finding) for finding in broken.findings)]
         assert {finding.rule for finding in broken.findings} == {case.rule}, found
         severities = {finding.severity for finding in broken.findings}
