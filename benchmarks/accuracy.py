@@ -5,7 +5,8 @@ and NNCF's.
         'onnxruntime*'] [--settings 'A8W8-*-channel' XINT8 ...] [--amd-quark-python VENV/bin/python]
         [--nncf-python VENV/bin/python] [--refresh ours] [--report]
 
-The last six tasks are models that packages ship (_packaged.py), which nothing here was tuned for.
+The last six tasks are models that packages ship (_packaged.py). No setting is specific to one of
+them, but two general rules were added after their rows were seen.
 All tools get the same 100 calibration samples (fewer where the task has fewer), and one procedure
 judges all. Each measurement is kept in OUT/accuracy.json as soon as it is made, so an interrupted
 run goes on where it stopped; what another version of the tool or of the model left behind is
