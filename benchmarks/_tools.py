@@ -148,7 +148,12 @@ class Ours:
     ) -> None:
         from quark_onnx import quantize_static
 
-        config = self.config(setting)
+        if setting.recipe:
+            from quark_onnx.recipes import choose
+
+            config = choose(model, self.target).config.with_(target=self.target)
+        else:
+            config = self.config(setting)
         quantize_static(model, samples, config, output, **self._arguments)
 
 

@@ -1,4 +1,4 @@
-"""Where ours is below another tool's: is it worse, or unlucky?
+"""Where ours is below another tool's, or our default below a recipe: is it worse, or unlucky?
 
     QUARK_ONNX_DATA=DIR python benchmarks/paired.py [--tasks mobilenetv2 ...]
         [--amd-quark-python VENV/bin/python] [--nncf-python VENV/bin/python]
@@ -7,17 +7,17 @@
 
 A test set of 900 or 1,000 images sees differences of a few images as tenths of a point. Here both
 tools quantize again at every setting where `results/accuracy.json` has ours more than 0.3 points
-below, and are compared image by image: how many are right in ours alone and in theirs alone, the
-probability that a fair coin would show a difference as large (the exact sign test, two-sided), and
-the noise of the logits over the whole test set, which does not depend on luck. A detector has no
-right and wrong image, so its images are drawn again, with replacement and with a seed, the same
-ones for both tools, and the metric is computed for each of 1,000 draws: the row has the standard
-error of the difference, the middle 95 % of the draws, and the probability of a difference that is
-none; tasks of packages, whose samples have a score each, are drawn in the same way. Each
-comparison is kept in results/paired.json with the metrics of both tools; one of the
-metrics that accuracy.json has now is not made again, and the marks of accuracy.py read it. The exit
-code is 1 where ours is worse at the level of 5 %, or a row was not compared. With --models two
-models of any origin are compared.
+below, or our default more than 0.3 points below our own recipe, and are compared image by image:
+how many are right in ours alone and in theirs alone, the probability that a fair coin would show a
+difference as large (the exact sign test, two-sided), and the noise of the logits over the whole
+test set, which does not depend on luck. A detector has no right and wrong image, so its images are
+drawn again, with replacement and with a seed, the same ones for both tools, and the metric is
+computed for each of 1,000 draws: the row has the standard error of the difference, the middle 95 %
+of the draws, and the probability of a difference that is none; tasks of packages, whose samples
+have a score each, are drawn in the same way. Each comparison is kept in results/paired.json with
+the metrics of both tools; one of the metrics that accuracy.json has now is not made again, and the
+marks of accuracy.py read it. The exit code is 1 where ours is worse at the level of 5 %, or a row
+was not compared. With --models two models of any origin are compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from _detections import Paired, metric_of, paired_bootstrap
 from _images import LEVEL, logits
 from _packaged import TASKS as PACKAGED
 from _results import Row, Store, add_arguments, table
-from _settings import SETTINGS, Setting
+from _settings import RECIPES, SETTINGS, Setting
 from _tools import (
     AmdQuark,
     Nncf,
@@ -87,14 +87,13 @@ def compare(name: str, setting: Setting, peer: Tool) -> Row:
 
 
 def quantized(name: str, setting: Setting, peer: Tool, folder: Path) -> list[Path]:
-    """The models of another tool and of ours, made of the same samples."""
-    task, tools = load(name), list[Tool]([peer, Ours()])
-    settings = (setting, own_setting(name, setting))
+    """The models of another tool, or of a recipe of ours, and of ours, of the same samples."""
+    task = load(name)
     samples = Samples.write(task.calibration(CALIBRATION_SAMPLES), folder / "samples")
-    models = [folder / f"{tool.name}.onnx" for tool in tools]
-    for tool, chosen, output in zip(tools, settings, models, strict=True):
-        tool.quantize(task.path, samples, chosen, output)
-    return models
+    theirs, ours = folder / "theirs.onnx", folder / "ours.onnx"
+    peer.quantize(task.path, samples, setting, theirs)
+    Ours().quantize(task.path, samples, own_setting(name, setting), ours)
+    return [theirs, ours]
 
 
 def compare_models(name: str, first: Path, second: Path) -> Paired:
@@ -133,10 +132,11 @@ def cells(found: Paired) -> list[str]:
 
 
 def below(tasks: list[str], rows: dict[str, Row], peers: list[Tool]) -> Iterator[Gap]:
-    """Yield the rows of accuracy.json where ours is below another tool's."""
+    """Yield the rows of accuracy.json where ours is below another tool's or a recipe of ours."""
     for name in tasks:
         for peer in peers:
-            found = gaps(rows, name, peer, Ours(), SETTINGS)
+            settings = RECIPES if isinstance(peer, Ours) else SETTINGS
+            found = gaps(rows, name, peer, Ours(), settings)
             yield from (gap for gap in found if gap.missed)
 
 
@@ -145,15 +145,16 @@ def report(found: list[tuple[Gap, Row | None]]) -> str:
     classified, detected = list[list[object]](), list[list[object]]()
     for gap, row in found:
         label = f"{gap.task} {gap.setting}"
+        peer = "own recipe" if gap.peer == Ours.name else gap.peer
         if row is None:
-            classified.append([label, gap.peer, f"{gap.value:+.2f}", "not compared"])
+            classified.append([label, peer, f"{gap.value:+.2f}", "not compared"])
         elif "difference" in row:
-            detected.append([label, gap.peer, *row["difference"]])
+            detected.append([label, peer, *row["difference"]])
         else:
             classified.append(
                 [
                     label,
-                    gap.peer,
+                    peer,
                     f"{row['ours'] - row['theirs']:+.2f}",
                     *row["alone"],
                     f"{row['probability']:.2f}",
@@ -208,6 +209,7 @@ def main() -> int:
         OnnxRuntime(),
         AmdQuark(arguments.amd_quark_python or Path()),
         Nncf(arguments.nncf_python or Path()),
+        Ours(),
     ]
     tools = {tool.name: tool for tool in peers}
     compared = list[tuple[Gap, Row | None]]()
@@ -221,7 +223,7 @@ def main() -> int:
     print(text)
     if set(arguments.tasks) == set(TASKS):
         (arguments.out / "paired.md").write_text(
-            f"# Rows below another tool's, image by image\n\n{text}\n"
+            f"# Rows below another tool's or a recipe of ours, image by image\n\n{text}\n"
         )
     worse = [gap for gap, row in compared if row is None or row["probability"] < LEVEL]
     return 1 if worse else 0

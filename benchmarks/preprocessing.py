@@ -81,7 +81,7 @@ IMAGES = {
     "mobilenetv2": ("imagenet", ("0..1", "0..255", "-1..1", "caffe")),
     "yolox_nano": ("0..255", ("0..1", "-1..1", "imagenet", "caffe")),
     "ultraface": ("ultraface", ("0..1", "0..255", "imagenet", "caffe")),
-    # Models of packages, which no limit but those of --leave-one-out was chosen on.
+    # Models of packages. The limits of the layout and of contrast were chosen with them in view.
     "ocr-lines": ("-1..1", ("0..1", "0..255", "imagenet", "caffe")),
     "text-detector": ("imagenet", ("0..1", "0..255", "-1..1", "caffe")),
     "text-direction": ("-1..1", ("0..1", "0..255", "imagenet", "caffe")),

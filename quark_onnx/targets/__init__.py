@@ -1,6 +1,12 @@
 """Describe target devices as data, and their constraints on scales."""
 
-from quark_onnx.targets.check import Check, check, check_structure, require_rules
+from quark_onnx.targets.check import (
+    Check,
+    check,
+    check_loaded,
+    check_structure,
+    require_rules,
+)
 from quark_onnx.targets.constraints import NAMES, Constraint, Constraints, Positions
 from quark_onnx.targets.finding import RULES, Finding, Rule
 from quark_onnx.targets.formats import format_of, refusal, unfit
@@ -21,6 +27,7 @@ __all__ = [
     "Wiring",
     "chain",
     "check",
+    "check_loaded",
     "check_structure",
     "constraints_of",
     "format_of",

@@ -122,10 +122,18 @@ def check(
     >>> print(check(parser.parse_model(text), "phx").findings[0].figures)
     input 'x' has the shape ['N', 3, 8, 8]
     """  # noqa: E501
-    loaded, row = load(model), TARGETS[target]
+    return check_loaded(load(model), target, kind=kind)
+
+
+def check_loaded(model: ModelProto, target: str, *, kind: str = "") -> Check:
+    """Check a model of this process, whose large weights may be held apart or lie in files.
+
+    Arguments and result are those of ``check``.
+    """
+    row = TARGETS[target]
     if not row.is_npu:  # engines inline functions themselves
-        loaded = inlined(loaded)
-    graph = Graph.of(loaded)
+        model = inlined(model)
+    graph = Graph.of(model)
     # Some tools write scales and weights as Constant nodes, which onnxruntime stores when it loads.
     gather_constants(graph, keep_inputs=True)
     pairs = Pairs(graph)
@@ -133,7 +141,7 @@ def check(
     if row.takes is not None:
         findings = [*engine_findings(graph, pairs, row, row.takes)]
     else:
-        findings = _npu_findings(loaded, graph, pairs, row, kind)
+        findings = _npu_findings(model, graph, pairs, row, kind)
     # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))

@@ -612,6 +612,8 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             f"{count}, {deciding} {goal} on the {samples} that decided between {models}: new"
             " samples may be worse"
         ]
+    if not found.noise:
+        lines.append(f"auto_mixed_precision: {_unchanged(found, settings)}")
     lines += _runtime_notes(found, settings)
     for name in found.changed:
         figure = f"alone {sign * found.noise[name]:.2f}{unit}"
@@ -619,6 +621,16 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             figure += f"; {_milliseconds(found.prices[name])} more, estimated"
         lines.append(f"{verb} to {found.into}: {name} ({figure})")
     return lines
+
+
+def _unchanged(found: Sensitivity, settings: AutoMixedPrecision) -> str:
+    """Return why the search ended before it ranked nodes."""
+    met = found.before >= found.bound
+    if met and not settings.lowers:
+        return "nothing is raised, as the target is met without"
+    if not met and settings.lowers:
+        return "nothing is lowered, as the target is missed without"
+    return "no node has a tensor to change"
 
 
 def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str]:

@@ -51,8 +51,7 @@ from quark_onnx.report.verdict import (
     next_steps,
 )
 from quark_onnx.running.run import Reference, Sample
-from quark_onnx.targets import check as check_target
-from quark_onnx.targets import require_rules
+from quark_onnx.targets import check_loaded, require_rules
 from quark_onnx.writing.fusion_barriers import drop_barriers
 from quark_onnx.writing.unsigned_codes import in_unsigned_codes
 
@@ -169,7 +168,7 @@ def finish(  # noqa: PLR0913
         as_standard(model)
         check(model, reference.model)
     if target:
-        require_rules(check_target(model, target), "nothing was written")
+        require_rules(check_loaded(model, target), "nothing was written")
     if output is None:
         files.require_unchanged()
         # The restored interface has not been loaded yet. Without its functions, the model may not

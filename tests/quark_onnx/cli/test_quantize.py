@@ -470,6 +470,13 @@ def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) ->
     assert "nodes float" in note and "missed" not in note
     assert "samples that nothing was decided by" in note
     assert "that decided between" in decided
+    # A target that is met already changes nothing, which the report says.
+    met = cli(*MODEL, "--preset", "S8S8", "--auto-exclude", "5", "--json").json
+    assert met["kept_nodes"] == plain["kept_nodes"]
+    assert met["worst_sqnr"] == plain["worst_sqnr"]
+    unchanged = "auto_mixed_precision: nothing is raised, as the target is met without"
+    assert unchanged in met["notes"]
+    assert unchanged not in document["notes"]
     first, second = config_of("--auto-exclude", "30", "--optimize", "cle").optimizers
     assert (first, second.name) == (AutoMixedPrecision(target=30.0, to="float"), "cle")
 

@@ -17,7 +17,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError
 from quark_onnx.running.run import Reference
 from quark_onnx.writing.finish import finish
-from tests.models import conv_relu, parse, residual, run, samples
+from tests.models import conv_relu, normal, parse, residual, run, samples
 from tests.pipeline import Stages
 
 
@@ -238,3 +238,34 @@ def test_nothing_is_said_where_activations_stay_float(
         lambda *_: [OutputError("y", next(ratios), None, None, None)],
     )
     assert not finish(weights, Reference(model), samples(model), None).notes
+
+
+@pytest.mark.parametrize(
+    ("preset", "target"),
+    [("A8W8", "cpu"), ("A8W8", "openvino"), ("S8S8", "tensorrt"), ("XINT8", "stx")],
+)
+def test_large_weights_that_stay_float_for_a_target(
+    tmp_path: Path, preset: str, target: str
+) -> None:
+    """Large weights of a file are held beside the message, which the target's rules read."""
+    model = parse(
+        "g (float[1,512] x) => (float[1,512] y) { a = MatMul (x, v) y = MatMul (a, w) }",
+        v=normal(512, 512, scale=0.05),
+        w=normal(512, 512, seed=1, scale=0.05),
+    )
+    float_node = model.graph.node[1].name = "stays_float"
+    onnx.save(model, tmp_path / "model.onnx")
+    config = QConfig.of(preset).with_(exclude=(float_node,), target=target)
+    data = samples(model, 12)
+    quantize(tmp_path / "model.onnx", data, config, tmp_path / "result.onnx")
+    result = onnx.load(tmp_path / "result.onnx")
+    stored = {
+        array.name: onnx.numpy_helper.to_array(array)
+        for array in result.graph.initializer
+    }
+    np.testing.assert_array_equal(
+        stored["w"], onnx.numpy_helper.to_array(model.graph.initializer[1])
+    )
+    [expected], [found] = run(model, data[0]), run(result, data[0])
+    noise = np.square(found - expected).mean() / np.square(expected).mean()
+    assert noise < 1e-2
