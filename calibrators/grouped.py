@@ -147,6 +147,8 @@ class GroupedHistogram(MeanExtremes):
         # Rows belong to different groups: a sample may be loud in one channel, quiet in another.
         for index in sorted(set(groups.tolist())):
             rows = groups == index
+            # A sum without a mask is three times as fast.
+            where = True if rows.all() else rows[:, None]
             for counts, more in (
                 (self.positive, merged.positive),
                 (self.negative, merged.negative),
@@ -154,5 +156,5 @@ class GroupedHistogram(MeanExtremes):
                 total = counts[index]
                 if total is None:
                     total = counts[index] = np.zeros_like(more)
-                np.add(total, more, out=total, where=rows[:, None])
+                np.add(total, more, out=total, where=where)
             self.samples[index, rows] += samples[rows]
