@@ -21,8 +21,9 @@ BINS = 2048
 _LOG2_BINS = BINS.bit_length() - 1
 #: Least exponent of bins. 2**120 is still a float32: finer bins than 2**-120 are never needed.
 LEAST_EXPONENT = -120
-#: Values counted at a time: the scratch arrays stay in the cache.
-_CHUNK = 1 << 16
+#: Values of a row that are taken in at a time, and that are counted at a time: they and the scratch
+#: arrays stay in the cache.
+_PART, _CHUNK = 1 << 18, 1 << 16
 #: Counters of a row: two sets of bins for both signs, or four sets for one sign.
 _COUNTERS = 4 * BINS
 #: Offsets added to the bins of a row, so that neighbouring values use different sets of counters.
@@ -59,8 +60,12 @@ class Histogram:
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in a batch, shape (rows, n)."""
-        if not rows.shape[1]:
-            return
+        # Of a single long row with a non-finite value, a part is copied at a time.
+        step = _PART if len(rows) == 1 else max(1, rows.shape[1])
+        for start in range(0, rows.shape[1], step):
+            self._take(rows[:, start : start + step])
+
+    def _take(self, rows: NDArray[np.float32]) -> None:
         lo, hi, nonfinite = bounds(rows)
         self._reserve(lo, hi)
         self.nonfinite += nonfinite
