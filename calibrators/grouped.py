@@ -138,21 +138,25 @@ class GroupedHistogram(MeanExtremes):
         """
         last = GROUPS - 1
         # Samples below the last group share its bins, coarsened by the missing octaves.
-        by = np.maximum(below - last, 0)
-        merged = Histogram(
-            positive=coarser(positive, by), negative=coarser(negative, by)
-        )
-        merged.tidy()
+        if (below > last).any():
+            by = np.maximum(below - last, 0)
+            merged = Histogram(
+                positive=coarser(positive, by), negative=coarser(negative, by)
+            )
+            merged.tidy()
+            positive, negative = merged.positive, merged.negative
         groups = np.minimum(below, last)
         # Rows belong to different groups: a sample may be loud in one channel, quiet in another.
         for index in sorted(set(groups.tolist())):
             rows = groups == index
+            # A sum without a mask is three times as fast.
+            where = True if rows.all() else rows[:, None]
             for counts, more in (
-                (self.positive, merged.positive),
-                (self.negative, merged.negative),
+                (self.positive, positive),
+                (self.negative, negative),
             ):
                 total = counts[index]
                 if total is None:
                     total = counts[index] = np.zeros_like(more)
-                np.add(total, more, out=total, where=rows[:, None])
+                np.add(total, more, out=total, where=where)
             self.samples[index, rows] += samples[rows]

@@ -21,13 +21,14 @@ BINS = 2048
 _LOG2_BINS = BINS.bit_length() - 1
 #: Least exponent of bins. 2**120 is still a float32: finer bins than 2**-120 are never needed.
 LEAST_EXPONENT = -120
-#: Values counted at a time: the scratch arrays stay in the cache.
-_CHUNK = 1 << 16
+#: Values of a row that are taken in at a time, and that are counted at a time: they and the scratch
+#: arrays stay in the cache.
+_PART, _CHUNK = 1 << 18, 1 << 16
 #: Counters of a row: two sets of bins for both signs, or four sets for one sign.
 _COUNTERS = 4 * BINS
 #: Offsets added to the bins of a row, so that neighbouring values use different sets of counters.
-_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int64), _CHUNK)
-_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int64), _CHUNK)
+_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32), _CHUNK)
+_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int32), _CHUNK)
 
 Counts = NDArray[np.int64]
 
@@ -59,8 +60,8 @@ class Histogram:
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in a batch, shape (rows, n)."""
-        # A single long row is taken in chunks that stay in the cache.
-        step = _CHUNK if len(rows) == 1 else max(1, rows.shape[1])
+        # Of a single long row with a non-finite value, a part is copied at a time.
+        step = _PART if len(rows) == 1 else max(1, rows.shape[1])
         for start in range(0, rows.shape[1], step):
             self._take(rows[:, start : start + step])
 
@@ -73,10 +74,7 @@ class Histogram:
             for index, row in enumerate(rows):
                 if nonfinite:
                     row = row[np.isfinite(row)]
-                for start in range(0, row.size, _CHUNK):
-                    self._count_row(
-                        index, row[start : start + _CHUNK], signed=lo[index] < 0
-                    )
+                self._count_row(index, row, signed=lo[index] < 0)
         else:
             # Non-finite values are counted as zeros, and subtracted again below.
             if nonfinite:
@@ -98,18 +96,18 @@ class Histogram:
         """
         # One-sided rows, as after a ReLU, have room for four sets instead of two.
         offsets = _SIGNED if signed else _UNSIGNED
-        # A product with a power of two is exact outside of bin 0.
-        scaled = values * np.ldexp(np.float32(1), -self.exponent[row])
-        # Truncates towards zero. int64 is what bincount computes with: its own conversion of
-        # narrower integers takes longer than the counting.
-        index = scaled.astype(np.int64)
-        index += offsets[: len(index)]
-        if signed:
-            bins = 2 * BINS
-        else:
-            bins = BINS
+        bins = 2 * BINS if signed else BINS
+        scale = np.ldexp(np.float32(1), -self.exponent[row])
+        counters = np.zeros(_COUNTERS, np.int64)
+        for start in range(0, values.size, _CHUNK):
+            # A product with a power of two is exact outside of bin 0.
+            scaled = values[start : start + _CHUNK] * scale
+            # Truncates towards zero. Processors convert float32 to int32 several values at a time.
+            index = scaled.astype(np.int32)
+            index += offsets[: len(index)]
+            counters += np.bincount(index, minlength=_COUNTERS)
         # The sets are added up: shape (bins,), with zero in the middle of a signed row.
-        counts = np.bincount(index, minlength=_COUNTERS).reshape(-1, bins).sum(axis=0)
+        counts = counters.reshape(-1, bins).sum(axis=0)
         self.positive[row] += counts[-BINS:]
         if signed:
             # From -1 downwards: negative counts are stored from zero outwards.
@@ -125,10 +123,10 @@ class Histogram:
         scaled = np.multiply(
             rows, np.ldexp(np.float32(1), -self.exponent[span, None]), dtype=np.float32
         )
-        index = scaled.astype(np.int64)  # truncates towards zero
         # One bincount for all rows: each has a stretch of 2 * BINS counters, with zero in its
-        # middle.
-        index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
+        # middle. The conversion truncates towards zero.
+        middles = np.arange(BINS, len(rows) * 2 * BINS, 2 * BINS, dtype=np.int32)
+        index = scaled.astype(np.int32) + middles[:, None]
         counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS)
         counts = counts.reshape(-1, 2 * BINS)
         self.positive[span] += counts[:, BINS:]

@@ -6,6 +6,7 @@ The vectors whose bits have the least hashes are kept (bottom-k sampling, Cohen 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,26 +65,29 @@ class Sampled(Extremes):
         # np.unique sorts the hashes and drops repeated vectors.
         hashes, indices = np.unique(marks, return_index=True)
         indices = indices[:limit]
+        kept = len(self.marks)
+        if not kept:
+            self.marks, self.vectors = hashes[:limit], vectors[indices]
+            return
         joined = np.concatenate([self.marks, hashes[:limit]])
-        if len(self.marks):
-            chosen = np.concatenate([self.vectors, vectors[indices]])
-        else:
-            chosen = vectors[indices]
         # Of two equal hashes the first place wins, which is the vector that is kept already.
         hashes, order = np.unique(joined, return_index=True)
-        self.marks = hashes[:limit]
-        self.vectors = chosen[order[:limit]]
+        self.marks, order = hashes[:limit], order[:limit]
+        is_new = order >= kept
+        # The kept vectors are copied once.
+        chosen = self.vectors[np.where(is_new, 0, order)]
+        chosen[is_new] = vectors[indices[order[is_new] - kept]]
+        self.vectors = chosen
 
 
 def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Return hashes of the bits of vectors, the columns of an array of shape (channels, n)."""
-    channels = len(rows)
-    # The seed depends on the length alone, so that hashes of several processes can be merged.
-    generator = np.random.default_rng(channels)
-    # Odd factors keep all bits of a value in the sum modulo 2**64.
-    factors = generator.integers(0, 1 << 63, channels, np.uint64) * 2 + 1
     marks: NDArray[np.uint64] = np.einsum(
-        "ci,c->i", rows.view(np.uint32), factors, dtype=np.uint64, casting="unsafe"
+        "ci,c->i",
+        rows.view(np.uint32),
+        _factors(len(rows)),
+        dtype=np.uint64,
+        casting="unsafe",
     )
     # Shifts and a multiplication by 2**64 divided by the golden ratio, as in SplitMix64: high bits
     # of the sum reach low bits of the hash, and low bits reach high ones.
@@ -91,6 +95,15 @@ def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     marks *= np.uint64(0x9E3779B97F4A7C15)
     marks ^= marks >> np.uint64(29)
     return marks
+
+
+@lru_cache(maxsize=64)
+def _factors(channels: int) -> NDArray[np.uint64]:
+    """Return the factors of the channels in a hash."""
+    # The seed depends on the length alone, so that hashes of several processes can be merged.
+    generator = np.random.default_rng(channels)
+    # Odd factors keep all bits of a value in the sum modulo 2**64.
+    return generator.integers(0, 1 << 63, channels, np.uint64) * 2 + 1
 
 
 @dataclass(frozen=True)

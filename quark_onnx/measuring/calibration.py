@@ -315,9 +315,13 @@ class GraphCalibration:
         self.calibration.samples = max(self.calibration.samples, count)
 
     def measured(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield the samples that are measured, and remember them."""
+        """Yield the samples that are measured, and remember them if the calibration is rich.
+
+        Other statistics serve this run alone, which knows its samples.
+        """
         for sample in samples:
-            self.calibration.digests[sample_key(sample)] = None
+            if self._rich:
+                self.calibration.digests[sample_key(sample)] = None
             yield sample
 
     def _store_and_key(self, observation: Observation) -> tuple[Calibration, str]:

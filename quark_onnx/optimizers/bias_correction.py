@@ -80,12 +80,25 @@ class BiasCorrection(LayerOptimizer):
         mean_target = targets.mean(axis=1, dtype=np.float64)
         mean_product = product.mean(axis=1, dtype=np.float64)
         bias = (mean_target - mean_product).astype(np.float32)
+        groups, outputs = map(np.arange, bias.shape)
         for _ in range(0 if activation.linear else _STEPS):
-            shifted = product + bias[:, None]
-            reached = activation.value(shifted).mean(axis=1, dtype=np.float64)
-            missing = wanted - reached
+            part = np.ix_(groups, outputs)
+            before = bias[part]
+            value, derivative = activation.value_and_derivative(
+                product + before[:, None]
+            )
+            missing = wanted[part] - value.mean(axis=1, dtype=np.float64)
             # The derivative of the mean by the bias. It is near 0 where a Relu clips nearly all
             # rows, and a step would then be without limit.
-            slope = np.mean(activation.derivative(shifted), axis=1, dtype=np.float64)
-            bias = bias + (missing / np.maximum(slope, _LEAST_SLOPE)).astype(np.float32)
+            slope = np.mean(derivative, axis=1, dtype=np.float64)
+            step = missing / np.maximum(slope, _LEAST_SLOPE)
+            bias[part] = before + step.astype(np.float32)
+            # A bias that a step leaves as it is has arrived: most have after three steps.
+            moved = bias[part] != before
+            if not moved.any():
+                break
+            if not moved.all():
+                by_group, by_output = moved.any(axis=1), moved.any(axis=0)
+                groups, outputs = groups[by_group], outputs[by_output]
+                product = product[by_group][:, :, by_output]
         return replace(present, bias=bias)

@@ -52,6 +52,13 @@ class Activation:
         """
         return _DERIVATIVES[self.kind](self, x, xp)
 
+    def value_and_derivative(self, x: Any) -> tuple[Any, Any]:
+        """Return the function and the factor for the derivative at an array of numpy."""
+        if self.kind != "silu":
+            return self.value(x), self.derivative(x)
+        gate = _sigmoid(x, np)
+        return x * gate, _silu_slope(x, gate)
+
     @property
     def linear(self) -> bool:
         """Whether the function is the identity."""
@@ -67,8 +74,7 @@ def _sigmoid(x: Any, xp: ModuleType) -> Any:
     return 1 / (1 + xp.exp(-xp.clip(x, -60, 60)))
 
 
-def _silu_slope(x: Any, xp: ModuleType) -> Any:
-    gate = _sigmoid(x, xp)
+def _silu_slope(x: Any, gate: Any) -> Any:
     return gate * (1 + x * (1 - gate))
 
 
@@ -104,7 +110,7 @@ _DERIVATIVES: dict[str, _Formula] = {
     "clip": lambda f, x, xp: _within(x, f.low, f.high),
     # (1 + slope) / 2 plus or minus (1 - slope) / 2: 1 above zero, and the slope below.
     "leaky": lambda f, x, xp: (1 + f.slope) / 2 + (1 - f.slope) / 2 * xp.sign(x),
-    "silu": lambda f, x, xp: _silu_slope(x, xp),
+    "silu": lambda f, x, xp: _silu_slope(x, _sigmoid(x, xp)),
     # x (x / 6 + 1/2) has the slope x / 3 + 1/2 between -3 and 3, and 1 above.
     "hardswish": lambda f, x, xp: (x / 3 + 0.5) * _within(x, -3.0, 3.0) + (x >= 3.0),
     "gelu": lambda f, x, xp: _gelu_slope(x, xp),

@@ -43,6 +43,7 @@ from quark_onnx.preprocessing.first_layers import (
     too_large,
 )
 from quark_onnx.preprocessing.pixels import (
+    Scaling,
     are_alike,
     are_faint,
     as_channels_last,
@@ -119,6 +120,8 @@ class PreprocessingCheck:
         self._varies = False
         self._labels: list[Sequence[int | None]] = []
         self._labelled: Labelled | None = None
+        # By scaling and order of channels.
+        self._known_ratios: dict[tuple[Scaling | None, bool], list[float]] = {}
 
     def add(
         self,
@@ -358,6 +361,7 @@ class PreprocessingCheck:
             alternatives: the preprocessings to compare with the given one.
         """
         layers = FirstLayers(self._model)
+        self._known_ratios.clear()
         # Statistics of the first layers need few rows, and no run of the whole model.
         few = self._feeds[: self._count(FIRST)]
         responses = layers.responses(few)
@@ -383,7 +387,9 @@ class PreprocessingCheck:
             ]
         if finding is None and distance is None:
             finding = self._by_biases(run, layers, ratios, alternatives)
-        finding = finding or self._by_outputs(run, alternatives, distance)
+        if finding is None:
+            alternatives = self._admissible(layers, ratios, alternatives)
+            finding = self._by_outputs(run, alternatives, distance)
         if finding is not None:
             yield finding
 
@@ -412,8 +418,11 @@ class PreprocessingCheck:
 
     def _ratios(self, layers: FirstLayers, alternative: Alternative) -> list[float]:
         """Return the ratios of responses to biases on the first rows of an alternative."""
-        few = [*alternative.feeds(0, self._count(_RESPONSE_ROWS))]
-        return layers.ratios(layers.responses(few))
+        key = alternative.scaling, alternative.swapped
+        if key not in self._known_ratios:
+            few = [*alternative.feeds(0, self._count(_RESPONSE_ROWS))]
+            self._known_ratios[key] = layers.ratios(layers.responses(few))
+        return self._known_ratios[key]
 
     def _by_biases(
         self,
@@ -543,7 +552,7 @@ class PreprocessingCheck:
             self._given_rows,
             partial(self._is_plausible, run),
         )
-        return search.finding(self._admissible(alternatives))
+        return search.finding(alternatives)
 
     def _better_top1(
         self, run: OutputsOn, labelled: Labelled, alternatives: Sequence[Alternative]
@@ -569,15 +578,20 @@ class PreprocessingCheck:
         )
         return search.finding(alternatives)
 
-    def _admissible(self, alternatives: Sequence[Alternative]) -> list[Alternative]:
-        """Return alternatives without inputs so large that a detector finds noise."""
-        layers = FirstLayers(self._model) if isinstance(self._given, Detected) else None
-        if not layers:
-            return list(alternatives)
-        given = self._feeds[: self._count(FIRST)]
+    def _admissible(
+        self,
+        layers: FirstLayers,
+        ratios: Sequence[float],
+        alternatives: list[Alternative],
+    ) -> list[Alternative]:
+        """Return alternatives without inputs so large that a detector finds noise.
+
+        Args:
+            ratios: ratios of responses to biases with the given inputs.
+        """
         # Inputs as large as the given ones are no argument against an alternative.
-        if too_large(layers.ratios(layers.responses(given))):
-            return list(alternatives)
+        if not (layers and isinstance(self._given, Detected)) or too_large(ratios):
+            return alternatives
         return [
             alternative
             for alternative in alternatives

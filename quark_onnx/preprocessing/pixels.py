@@ -166,10 +166,11 @@ def are_alike(images: Sequence[Images]) -> bool:
     rows = [row.astype(np.float64).ravel() for batch in images for row in batch]
     if len(rows) < 2 or len({row.size for row in rows}) > 1:
         return False
+    spreads = [row.std() for row in rows]
     distances = []
-    for row, following in pairwise(rows):
+    for (row, following), two in zip(pairwise(rows), pairwise(spreads), strict=True):
         # The distance of unrelated pictures is 1; those of one value are all alike.
-        spread = np.hypot(row.std(), following.std())
+        spread = np.hypot(*two)
         distances.append((row - following).std() / spread if spread else 0.0)
     return bool(np.mean(distances) < _ALIKE)
 

@@ -8,8 +8,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.kernels.parallel import side_by_side
+from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers.problem import Floats, Rows
+
+#: Groups that a thread shuffles at a time.
+_GROUPS = 16
 
 
 class Room:
@@ -99,7 +102,7 @@ class Mix:
         """
         if self._deep:
             # Exhausts the iterator, which does the work.
-            for _ in side_by_side(self._mix, range(len(self._arrays[0]))):
+            for _ in side_by_side(self._mix, slabs(len(self._arrays[0]), _GROUPS)):
                 pass
         # The sum is one pass without a mask; a sum that overflows takes the exact test below.
         if min(self._counts) == self._each and all(map(_sums_up, self._arrays)):
@@ -110,11 +113,11 @@ class Mix:
             usable &= finite(array)
         return Rows(*[array[:, usable] for array in self._arrays])
 
-    def _mix(self, group: int) -> None:
-        """Interleave the rows of a group in place: one row of each sample after another."""
+    def _mix(self, groups: slice) -> None:
+        """Interleave the rows of groups in place: one row of each sample after another."""
         # From sample by sample to one row of each sample after another.
-        for array in self._arrays:
-            deep = array[group].T
+        for group in (group for array in self._arrays for group in array[groups]):
+            deep = group.T
             deep[:] = (
                 deep.reshape(-1, self._samples, self._each)
                 .swapaxes(1, 2)
