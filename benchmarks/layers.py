@@ -27,7 +27,7 @@ from _data import Samples, load
 from _results import add_arguments, table
 
 from quark_onnx import AdaQuant, AdaRound, QConfig, quantize
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 
 CALIBRATION_SAMPLES = 100
 #: Side of the matrices that set the rate, and how often they are multiplied.
@@ -40,7 +40,7 @@ SECONDS: dict[tuple[int, ...], list[float]] = defaultdict(list)
 class Timed:
     """In front of an optimizer of layers: notes how long each call takes."""
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         start = time.perf_counter()
         found: Solution = super().__call__(problem, present)  # type: ignore[misc]
         SECONDS[(*problem.weight.shape, len(problem.train))].append(

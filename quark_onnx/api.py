@@ -55,8 +55,8 @@ from quark_onnx.measuring.range_files import (
     save_ranges,
 )
 from quark_onnx.onnxruntime_spelling import (
-    Call,
     CallError,
+    TranslatedCall,
     is_dynamic_call,
     is_static_call,
     translate_dynamic,
@@ -104,7 +104,7 @@ class _AcceptsOnnxruntimeCalls(Protocol[Parameters]):
 
 def _accepting_onnxruntime_calls(
     is_onnxruntime_call: Callable[[tuple[Any, ...], dict[str, Any]], bool],
-    translate: Callable[[tuple[Any, ...], dict[str, Any]], Call],
+    translate: Callable[[tuple[Any, ...], dict[str, Any]], TranslatedCall],
 ) -> Callable[[Callable[Parameters, ModelProto]], _AcceptsOnnxruntimeCalls[Parameters]]:
     """Return a decorator that also accepts the arguments of onnxruntime's function.
 
@@ -482,7 +482,7 @@ def quantize_static(  # noqa: PLR0913
     ).model
 
 
-def _quantize_onnxruntime_call(call: Call, *, isolate: bool) -> ModelProto:
+def _quantize_onnxruntime_call(call: TranslatedCall, *, isolate: bool) -> ModelProto:
     """Quantize as requested through onnxruntime's API.
 
     Operators that the call names are quantized even if safety rules would keep them float, with
@@ -557,7 +557,7 @@ def _warn_of_damage(result: Result, inputs: str) -> None:
         )
 
 
-def _replaces_model(call: Call) -> bool:
+def _replaces_model(call: TranslatedCall) -> bool:
     """Return whether the output of a call of onnxruntime is the file of its model."""
     if not (_is_path(call.model) and _is_path(call.output)):
         return False

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from calibrators.onnx_runtime.worker import Layer
+from calibrators.onnx_runtime.worker import EngineLayer
 from quark_onnx.engines import OnnxRuntime
 
 
@@ -19,8 +19,8 @@ class Half(OnnxRuntime):
         outputs = super().run(names, feeds)
         return [output * output.dtype.type(0.5) for output in outputs]
 
-    def layers(self) -> list[Layer]:
-        return [Layer("Product", True), Layer("Product", False)]
+    def layers(self) -> list[EngineLayer]:
+        return [EngineLayer("Product", True), EngineLayer("Product", False)]
 
 
 class Silent(Half):
@@ -28,7 +28,7 @@ class Silent(Half):
 
     name: ClassVar[str] = "silent"
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[EngineLayer]:
         return []
 
 

@@ -33,9 +33,9 @@ from calibrators.errors import CalibrationError, RuntimeCrash
 from calibrators.onnx_runtime.custom_operators import check_importable
 from calibrators.onnx_runtime.interrupt import waited
 from calibrators.onnx_runtime.worker import (
-    Layer,
-    Settings,
-    Stream,
+    BinaryFile,
+    EngineLayer,
+    SessionSettings,
     Value,
     receive,
     send,
@@ -142,7 +142,7 @@ class Isolation:
     def open(
         self,
         source: str | bytes,
-        settings: Settings,
+        settings: SessionSettings,
         what: str,
         *,
         temporary: Path | None = None,
@@ -312,7 +312,10 @@ class IsolatedSession:
     """A session in another process, with the used methods of ``onnxruntime.InferenceSession``."""
 
     def __init__(
-        self, isolation: Isolation, recipe: tuple[int, str, bool, Settings], what: str
+        self,
+        isolation: Isolation,
+        recipe: tuple[int, str, bool, SessionSettings],
+        what: str,
     ) -> None:
         """Create a session.
 
@@ -329,7 +332,7 @@ class IsolatedSession:
         self._interface: tuple[list[Value], list[Value]] = [], []
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> SessionSettings:
         """Options of the session."""
         return self._recipe[-1]
 
@@ -361,11 +364,11 @@ class IsolatedSession:
         seconds = self._ask(process, "running", "time", number, dict(feeds), runs)
         return cast("list[float]", seconds)
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[EngineLayer]:
         """Return the layers of a model that is open in an engine."""
         process = self.open()
         layers = self._ask(process, "reading", "layers", self._recipe[0])
-        return cast("list[Layer]", layers)
+        return cast("list[EngineLayer]", layers)
 
     def open(self) -> _Process:
         """Return the process of the session; a new process opens the session again."""
@@ -423,8 +426,8 @@ class _Process:
             bufsize=0,
             **flags,
         )
-        self._requests = cast("Stream", self._popen.stdin)
-        self._answers = cast("Stream", self._popen.stdout)
+        self._requests = cast("BinaryFile", self._popen.stdin)
+        self._answers = cast("BinaryFile", self._popen.stdout)
         widen_pipe(self._requests)
         widen_pipe(self._answers)
         self._listener = threading.Thread(target=self._listen, daemon=True)

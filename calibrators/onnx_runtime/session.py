@@ -51,7 +51,7 @@ from calibrators.onnx_runtime.tensors import (
 )
 from calibrators.onnx_runtime.worker import (
     Session,
-    Settings,
+    SessionSettings,
     native_session,
     seconds_of_runs,
     session_options,
@@ -130,7 +130,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         entries = {entry: "1"} if entry else {}
         if unpacked:
             entries["session.disable_prepacking"] = "1"
-        settings = Settings(
+        settings = SessionSettings(
             lane_threads() if threads is None else threads,
             optimize,
             lean,
@@ -181,7 +181,7 @@ def open_in_engine(
         raise CalibrationError(
             "an engine runs models in another process; open them inside isolated()"
         )
-    settings = Settings(
+    settings = SessionSettings(
         threads,
         libraries=current_libraries(),
         provider=current_provider(),
@@ -204,7 +204,7 @@ class _Session:
     def __init__(
         self,
         source: str | bytes,
-        settings: Settings,
+        settings: SessionSettings,
         arrays: Mapping[str, NDArray[Any]],
     ) -> None:
         options = session_options(settings)
@@ -416,7 +416,7 @@ def is_defined(session: Any) -> bool:
 
 def _opened(
     model: onnx.ModelProto | bytes | Path,
-    settings: Settings,
+    settings: SessionSettings,
     what: str,
     *,
     stored: bool,
@@ -437,7 +437,7 @@ def _opened(
 
 def open_source(
     source: str | bytes,
-    settings: Settings,
+    settings: SessionSettings,
     what: str,
     *,
     temporary: Path | None = None,
@@ -458,7 +458,7 @@ def open_source(
     """
     isolation = current()
 
-    def opened(settings: Settings) -> Any:
+    def opened(settings: SessionSettings) -> Any:
         try:
             if isolation is not None:
                 return isolation.open(source, settings, what, temporary=temporary)
@@ -488,7 +488,7 @@ def open_source(
 def _open_held(
     model: onnx.ModelProto,
     held: Sequence[onnx.TensorProto],
-    settings: Settings,
+    settings: SessionSettings,
     what: str,
 ) -> Any:
     """Open a session that reads held tensors from their arrays, or from a file of these.
@@ -518,7 +518,7 @@ def _open_held(
     return _open_stored(light, settings, what)
 
 
-def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
+def _open_stored(model: onnx.ModelProto, settings: SessionSettings, what: str) -> Any:
     """Open a session that maps the files of external tensors.
 
     onnxruntime takes their paths relative to one folder.
@@ -553,7 +553,7 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     )
 
 
-def _open_large(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
+def _open_large(model: onnx.ModelProto, settings: SessionSettings, what: str) -> Any:
     isolation = current()
     if isolation is not None:
         folder = isolation.new_folder()

@@ -38,7 +38,7 @@ _CPU = "CPUExecutionProvider"
 _THREADS = 64
 
 
-class Settings(NamedTuple):
+class SessionSettings(NamedTuple):
     """Options of a session as plain values.
 
     Attributes:
@@ -67,7 +67,7 @@ class Settings(NamedTuple):
         return self.engine.rpartition(":")[2] or "onnxruntime"
 
 
-class Layer(NamedTuple):
+class EngineLayer(NamedTuple):
     """A layer with weights or a product, as an engine runs it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Session(Protocol):
         """Return the outputs on some inputs."""
 
 
-class Stream(Protocol):
+class BinaryFile(Protocol):
     """An unbuffered binary file."""
 
     def write(self, data: memoryview, /) -> int | None:
@@ -115,7 +115,7 @@ class Stream(Protocol):
         """Close the stream."""
 
 
-def session_options(settings: Settings) -> Any:
+def session_options(settings: SessionSettings) -> Any:
     """Return the ``onnxruntime.SessionOptions`` of settings."""
     import onnxruntime as ort
 
@@ -196,7 +196,7 @@ def _values(values: Sequence[Any]) -> list[Value]:
     return [Value(value.name, value.type, list(value.shape)) for value in values]
 
 
-def send(stream: Stream, message: object) -> None:
+def send(stream: BinaryFile, message: object) -> None:
     """Write a message.
 
     Raises:
@@ -212,7 +212,7 @@ def send(stream: Stream, message: object) -> None:
         _write(stream, array)
 
 
-def receive(stream: Stream) -> Any:
+def receive(stream: BinaryFile) -> Any:
     """Read a message.
 
     Raises:
@@ -230,14 +230,14 @@ def receive(stream: Stream) -> Any:
     return pickle.loads(body, buffers=arrays)
 
 
-def _write(stream: Stream, data: Any) -> None:
+def _write(stream: BinaryFile, data: Any) -> None:
     view = memoryview(data).cast("B")
     while len(view):
         # An unbuffered stream may write a part; None means that nothing was written yet.
         view = view[stream.write(view[:_CHUNK]) or 0 :]
 
 
-def _read(stream: Stream, target: Any) -> Any:
+def _read(stream: BinaryFile, target: Any) -> Any:
     """Fill and return a buffer."""
     view = memoryview(target).cast("B")
     while len(view):
@@ -248,7 +248,7 @@ def _read(stream: Stream, target: Any) -> Any:
     return target
 
 
-def widen_pipe(stream: Stream) -> None:
+def widen_pipe(stream: BinaryFile) -> None:
     """Let a pipe hold more bytes, where the system can do that."""
     try:
         import fcntl
@@ -266,7 +266,7 @@ class _Server:
     ``(ticket, whether it worked, value or error)``.
     """
 
-    def __init__(self, answers: Stream) -> None:
+    def __init__(self, answers: BinaryFile) -> None:
         self._answers = answers
         self._lock = threading.Lock()
         self._sessions: dict[int, Any] = {}
@@ -296,7 +296,7 @@ class _Server:
             send(self._answers, answer)
 
     def _open(
-        self, number: int, source: str, whole: bool, settings: Settings
+        self, number: int, source: str, whole: bool, settings: SessionSettings
     ) -> tuple[list[Value], list[Value]]:
         """Open a file; ``whole``: from memory, as if there were no file."""
         model: str | bytes = source
@@ -315,7 +315,7 @@ class _Server:
         return seconds_of_runs(self._sessions[number], feeds, runs)
 
 
-def _opened(source: str | bytes, settings: Settings) -> Any:
+def _opened(source: str | bytes, settings: SessionSettings) -> Any:
     """Open a model in onnxruntime, or in the engine of the settings."""
     if settings.engine:
         module, _, name = settings.engine.partition(":")

@@ -32,7 +32,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.page.blocks import Block, Facts, Grid, Judgement, Reasons, Strong
+from quark_onnx.page.blocks import Block, Facts, Judgement, Reasons, Strong, TitledTable
 from quark_onnx.page.reported import Reported
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.recipes import Choice, choose
@@ -58,7 +58,7 @@ _TARGET = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(%|dB)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Target:
+class AccuracyTarget:
     """The accuracy that a quantized model must keep.
 
     Attributes:
@@ -70,7 +70,7 @@ class Target:
     percent: bool
 
     @classmethod
-    def of(cls, text: object) -> Target:
+    def of(cls, text: object) -> AccuracyTarget:
         """Parse a target, such as ``"1%"`` or ``"25dB"``; a number is dB.
 
         Args:
@@ -142,7 +142,7 @@ class AccuracyResult(Reported):
         choice: the recipe, and the reason for it.
     """
 
-    target: Target
+    target: AccuracyTarget
     attempts: tuple[Attempt, ...]
     left: tuple[str, ...]
     best: Attempt
@@ -210,7 +210,9 @@ class AccuracyResult(Reported):
             "verdict",
         )
         tried = counted(len(self.attempts), "configuration")
-        attempts = Grid("Attempts", header, rows, f"{tried}, in this order", "tried")
+        attempts = TitledTable(
+            "Attempts", header, rows, f"{tried}, in this order", "tried"
+        )
         untried = dict.fromkeys(self.left, "did not fit into --budget")
         judgement, *details = self.report.blocks()
         if isinstance(judgement, Judgement):
@@ -286,7 +288,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
         DataError: the data does not fit the model, or there are fewer than two samples.
         ModelError: every configuration failed.
     """
-    target = Target.of(accuracy)
+    target = AccuracyTarget.of(accuracy)
     check_budget(budget)
     # Before the attempts, which may take hours.
     refuse_overwritten_arguments({"model": model, "data": data}, {"output": output})
@@ -298,7 +300,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
 def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
     model: str | Path | ModelProto,
     data: CalibrationData | None,
-    target: Target,
+    target: AccuracyTarget,
     target_file: Path | None,
     recipe: str,
     task: str,
@@ -340,7 +342,7 @@ def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
     return result
 
 
-def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
+def steps_of(choice: Choice, target: AccuracyTarget) -> Iterator[tuple[str, QConfig]]:
     """Yield configurations with their names, in the order of model runtime.
 
     Mixed precision chooses float nodes by SQNR, and applies to targets in dB alone.
@@ -393,7 +395,7 @@ class _Ladder:
         self,
         model: str | Path | ModelProto,
         samples: SplitData,
-        target: Target,
+        target: AccuracyTarget,
         task: str,
         budget: float | None,
     ) -> None:
@@ -550,4 +552,10 @@ def _share_of(verdict: Verdict | None) -> float | None:
     return figure.value
 
 
-__all__ = ["AccuracyResult", "Attempt", "Target", "quantize_to_accuracy", "steps_of"]
+__all__ = [
+    "AccuracyResult",
+    "AccuracyTarget",
+    "Attempt",
+    "quantize_to_accuracy",
+    "steps_of",
+]

@@ -42,8 +42,8 @@ from quark_onnx.report import Report, percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import (
     THRESHOLDS,
-    Figure,
     Gain,
+    MeasuredValue,
     NextStep,
     Verdict,
     changed,
@@ -106,7 +106,7 @@ class Performance:
         return cls(least_sqnr(list(outputs), np.inf), verdict)
 
     @property
-    def figure(self) -> Figure | None:
+    def figure(self) -> MeasuredValue | None:
         """Return the figure that decides the band, unless it is the SQNR."""
         deciding = {threshold.figure for threshold in THRESHOLDS[self.verdict.task]}
         for figure in self.verdict.figures:
@@ -170,7 +170,7 @@ class Performance:
         return rise
 
 
-def _change(before: Figure | None, after: Figure | None) -> str:
+def _change(before: MeasuredValue | None, after: MeasuredValue | None) -> str:
     """Return two values of a figure as text; empty if one is missing, or if they are equal."""
     if before is None or after is None or before.value == after.value:
         return ""

@@ -14,12 +14,12 @@ from calibrators.onnx_runtime.tensors import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from quark_onnx.analysis.advise import SAMPLES, TrialSettings, advise_file, fixes
-from quark_onnx.analysis.causes import Evidence, causes_of, nsr
+from quark_onnx.analysis.causes import TensorEvidence, causes_of, nsr
 from quark_onnx.analysis.findings import TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
-from quark_onnx.analysis.reading import Grid, Reading, quantizes
+from quark_onnx.analysis.reading import CodeGrid, Reading, quantizes
 from quark_onnx.analysis.result import TOP, Analysis
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
@@ -36,7 +36,7 @@ from quark_onnx.trials.judge import judge_models
 
 #: The source of a tensor without noise before it: no name, and an infinite SQNR.
 _EXACT = ("", float("inf"))
-_NO_GRID = Grid("")
+_NO_GRID = CodeGrid("")
 
 
 def analyze(  # noqa: PLR0913
@@ -392,7 +392,7 @@ def _explained(
         # quantized model lacks has its weights counted here.
         own = [weight for weight in weights if weight.node in nodes]
         noise = _total_noise(grids, reads)
-        evidence = Evidence(error, watch.view.grid, watch.statistic, own, noise)
+        evidence = TensorEvidence(error, watch.view.grid, watch.statistic, own, noise)
         explained.append(
             # The evidence subtracts the noise of the input grids, which _error could not yet know.
             replace(error, added=evidence.added, causes=causes_of(evidence)),

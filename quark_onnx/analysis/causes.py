@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibrators import Histogram
 from quark_onnx.analysis.findings import Cause, TensorError, WeightError
-from quark_onnx.analysis.reading import Grid
+from quark_onnx.analysis.reading import CodeGrid
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.report.figures import percentage
 from quark_onnx.report.measure import decibels
@@ -52,7 +52,7 @@ _PER_CHANNEL = ("--per-channel",)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TensorEvidence:
     """Observations of a tensor.
 
     Attributes:
@@ -65,7 +65,7 @@ class Evidence:
     """
 
     error: TensorError
-    grid: Grid | None
+    grid: CodeGrid | None
     statistic: TensorStatistic
     weights: list[WeightError]
     grids_before: float | None = 0.0
@@ -172,7 +172,7 @@ def nsr(sqnr: float) -> float:
     return 0.0 if sqnr > 0 else 1e3
 
 
-def causes_of(evidence: Evidence) -> list[Cause]:
+def causes_of(evidence: TensorEvidence) -> list[Cause]:
     """Return the causes of a tensor's noise, largest share first.
 
     Args:
@@ -212,7 +212,7 @@ def causes_of(evidence: Evidence) -> list[Cause]:
     )
 
 
-def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
+def _added_causes(evidence: TensorEvidence, added: float) -> list[Cause]:
     """Return the causes of the share of the noise that the operator and its grid add.
 
     Those of less than ``_LEAST`` of that share count only if there are no others.
@@ -232,7 +232,7 @@ def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
 # --------------------------------------------------------------------------------------
 
 
-def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
+def _of_grid(evidence: TensorEvidence, least: float) -> Iterator[Cause]:
     """Yield the clipping and the rounding of a tensor by its own grid.
 
     Args:
@@ -267,7 +267,9 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
     yield from [cause for cause in causes if cause is not None]
 
 
-def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | None:
+def _delicate_operator(
+    error: TensorError, grid: CodeGrid, share: float
+) -> Cause | None:
     """Return the cause for an operator that is known to need more than 8 bits, if it has fewer."""
     if error.op_type not in DELICATE or not 0 < grid.bits <= 8:
         return None
@@ -307,7 +309,9 @@ def _clipping(error: TensorError, share: float) -> Cause:
     )
 
 
-def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
+def _outlier_channel(
+    evidence: TensorEvidence, grid: CodeGrid, share: float
+) -> Cause | None:
     """Return an outlier channel as a cause: its range makes the tensor's scale coarse.
 
     None if the grid has other scales than one for the tensor, or if no channel is far wider.
@@ -352,7 +356,7 @@ def _is_equalizable(op_type: str) -> bool:
     return "Conv" in op_type or op_type in ("Relu", "BatchNormalization", "Gemm")
 
 
-def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
+def _spread(evidence: TensorEvidence, grid: CodeGrid, share: float) -> Cause | None:
     """Return the cause for a wide range with few values at its ends; None otherwise.
 
     Args:
@@ -408,7 +412,7 @@ def _quantile(histogram: Histogram, share: float) -> float:
     return float(centers[min(index, len(centers) - 1)])
 
 
-def _rounding_text(error: TensorError, grid: Grid) -> str:
+def _rounding_text(error: TensorError, grid: CodeGrid) -> str:
     """Return number format, granularity and step in words."""
     if error.step is None:
         return f"rounding to {grid.format}"
@@ -427,7 +431,7 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
 # --------------------------------------------------------------------------------------
 
 
-def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
+def _of_weights(evidence: TensorEvidence, least: float) -> Iterator[Cause]:
     """Yield the weights and biases whose rounding makes a share of the noise.
 
     Args:
@@ -445,7 +449,7 @@ def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
 
 def _of_weight(
     weight: WeightError,
-    evidence: Evidence,
+    evidence: TensorEvidence,
     share: float,
     least: float,
 ) -> Cause:
@@ -529,7 +533,9 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
     return Cause("weight", text, share, remedy, options)
 
 
-def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
+def _of_bias(
+    weight: WeightError, evidence: TensorEvidence, least: float
+) -> Iterator[Cause]:
     """Yield a saturated bias, or a bias with too coarse a step.
 
     Args:
@@ -561,7 +567,7 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
 # ----------------------------------------------------------------------------------
 
 
-def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
+def _of_operator(evidence: TensorEvidence, least: float) -> Iterator[Cause]:
     """Yield the noise of the input grids, as amplified by the operator.
 
     Args:
@@ -590,7 +596,7 @@ def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
     )
 
 
-def _of_shift(evidence: Evidence) -> Iterator[Cause]:
+def _of_shift(evidence: TensorEvidence) -> Iterator[Cause]:
     """Yield a constant error of channels, which a correction of biases removes."""
     error, shifted = evidence.error, evidence.statistic.shifted
     # An input of the model has no bias. A shift that comes with the inputs is fixed there.
@@ -610,7 +616,7 @@ def _of_shift(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
-def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
+def _from_upstream(evidence: TensorEvidence) -> Iterator[Cause]:
     """Yield the noise of the inputs, with the amplification by the operator."""
     error, share = evidence.error, evidence.inherited / evidence.noise
     if share <= _LEAST or not error.source:

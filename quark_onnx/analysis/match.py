@@ -39,7 +39,7 @@ _COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Sum")
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorPair:
     """A tensor of the float model and its counterpart.
 
     Attributes:
@@ -68,7 +68,7 @@ class Matching:
         unmatched: tensors of the float model without a counterpart, with the reason.
     """
 
-    pairs: dict[str, Pair] = field(default_factory=dict)
+    pairs: dict[str, TensorPair] = field(default_factory=dict)
     nodes: dict[Node, Node] = field(default_factory=dict)
     unmatched: dict[str, str] = field(default_factory=dict)
 
@@ -397,7 +397,7 @@ class _Walk:
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:
         """Record a pair of tensors, matched by name or structure."""
-        self.found.pairs[tensor] = Pair(tensor, raw, how, fused)
+        self.found.pairs[tensor] = TensorPair(tensor, raw, how, fused)
 
 
 def _fused_reason(node: Node) -> str:

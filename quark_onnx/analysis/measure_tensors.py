@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from calibrators.onnx_runtime.session import open_session, outputs_of
-from quark_onnx.analysis.match import FOLDED, Matching, Pair
+from quark_onnx.analysis.match import FOLDED, Matching, TensorPair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.common.errors import DataError, ModelError
@@ -42,7 +42,7 @@ class ObservedPair:
         reason: reason why the pair is not compared; empty if it is compared.
     """
 
-    pair: Pair
+    pair: TensorPair
     view: View
     statistic: TensorStatistic
     reason: str = ""
@@ -209,7 +209,7 @@ def _observe_sample_alone(
             _observe_alone(watch, expected[name], alone if replaceable else {})
 
 
-def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
+def _watch(reference: Reading, other: Reading, pair: TensorPair) -> ObservedPair:
     """Return a pair of tensors with the statistic that samples fill."""
     view = other.view(pair.raw)
     axis = _channel_axis(reference.graph, pair.tensor)

@@ -101,7 +101,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CodeGrid:
     """Grid of the dequantized values of codes.
 
     Attributes:
@@ -169,7 +169,7 @@ class View:
     raw: str
     value: str
     scale: Scale | None
-    grid: Grid | None
+    grid: CodeGrid | None
 
 
 class Reading:
@@ -273,7 +273,7 @@ class Reading:
             # The operator itself computes codes (QLinearConv, ...): no node after it rounds.
             return View(raw, raw, scale, self.grid(scale, self.graph.elem_type(raw)))
         tensor = value = raw
-        grid: Grid | None = None
+        grid: CodeGrid | None = None
         # Forward through the nodes that change the format, up to the value that operators compute
         # with. A graph has no cycles, so the walk ends.
         while True:
@@ -310,11 +310,11 @@ class Reading:
             return True
         return self.graph.elem_type(tensor) not in _NO_CODES
 
-    def _format(self, node: Node) -> Grid | None:
+    def _format(self, node: Node) -> CodeGrid | None:
         """Return the grid that a node rounds to; None if the node does not round."""
         if node.op_type == "DynamicQuantizeLinear":
             # The scale is computed from each sample's range, so that there are no fixed ends.
-            return Grid("dynamic uint8")
+            return CodeGrid("dynamic uint8")
         if node.op_type in _QUANTIZE:
             scale = self._scale(node)
             if scale.zero_point:
@@ -325,9 +325,9 @@ class Reading:
             kind = kind or int(node.attribute("output_dtype", 0)) or TensorProto.UINT8
             return self.grid(scale, kind)
         if _rounds(node.op_type):
-            return Grid(str(node.attribute("element_dtype", "") or node.op_type))
+            return CodeGrid(str(node.attribute("element_dtype", "") or node.op_type))
         name = _HALVES.get(_target(node))
-        return Grid(name, uniform=False) if name else None
+        return CodeGrid(name, uniform=False) if name else None
 
     @staticmethod
     def _scale(node: Node) -> Scale:
@@ -376,7 +376,7 @@ class Reading:
             return None
         return Scale(node.input(index), node.input(index + 1))
 
-    def grid(self, scale: Scale, kind: int) -> Grid:
+    def grid(self, scale: Scale, kind: int) -> CodeGrid:
         """Return the grid of codes of a type; the zero point's for type 0.
 
         Args:
@@ -393,7 +393,7 @@ class Reading:
         names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
         ends = _ends_of(kind)
         if ends is None or not all(self.constants.known(name) for name in names):
-            return Grid(name)
+            return CodeGrid(name)
         step = self._doubles(scale.scale)
         if scale.factor:
             step = step * self._doubles(scale.factor)
@@ -408,7 +408,7 @@ class Reading:
         last = (ends[1] - zero) * step
         # Some tools write negative scales.
         grid_ends = Ends(np.minimum(first, last), np.maximum(first, last), np.abs(step))
-        return Grid(
+        return CodeGrid(
             name,
             grid_ends,
             None if step.size == 1 else scale.axis,

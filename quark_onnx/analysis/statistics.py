@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibrators import Histogram
 from calibrators.layout import rows
-from quark_onnx.analysis.reading import Grid
+from quark_onnx.analysis.reading import CodeGrid
 from quark_onnx.report.measure import cosine_similarity, decibels
 
 #: Values of at least this magnitude are masks. Their squares would dominate every sum.
@@ -40,7 +40,7 @@ class TensorStatistic:
         high: number of float values above the grid by more than half a step.
     """
 
-    grid: Grid | None = None
+    grid: CodeGrid | None = None
     axis: int | None = None
     count: int = 0
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -297,7 +297,7 @@ class TensorStatistic:
 
 
 def limits(
-    grid: Grid,
+    grid: CodeGrid,
     rank: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return the limits half a step beyond a grid's ends.

@@ -11,7 +11,7 @@ from calibrators import Histogram
 from calibrators.layout import rows
 from quark_onnx.analysis.findings import Bins, Unmatched, WeightError
 from quark_onnx.analysis.match import Matching
-from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
+from quark_onnx.analysis.reading import FLOATS, CodeGrid, Operand, Reading, Scale
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
@@ -305,7 +305,7 @@ def _grid(
     codes: tuple[str, Scale] | None,
     values: Floats,
     rescaled: bool,
-) -> tuple[Grid, float, float]:
+) -> tuple[CodeGrid, float, float]:
     """Return the grid of codes, the share of saturated codes and of clipped values.
 
     Args:
@@ -314,7 +314,7 @@ def _grid(
         rescaled: True if the float values have other channel scales.
     """
     if codes is None:
-        return Grid("", granularity=""), 0.0, 0.0
+        return CodeGrid("", granularity=""), 0.0, 0.0
     tensor, scale = codes
     grid = other.grid(scale, other.graph.elem_type(tensor))
     ends = grid.ends

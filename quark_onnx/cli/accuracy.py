@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
-from quark_onnx.analysis.accuracy import Target
+from quark_onnx.analysis.accuracy import AccuracyTarget
 from quark_onnx.cli.data import data_of
 from quark_onnx.cli.latency import latency_document, quantized_latency
 from quark_onnx.cli.next_command import analysis_step, with_commands
@@ -63,7 +63,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         UsageError: another option names a configuration.
     """
     try:
-        Target.of(options.accuracy)
+        AccuracyTarget.of(options.accuracy)
     except ConfigError as error:
         # The message of Target begins with "accuracy is ...", the name of the option.
         raise UsageError(f"--{error}") from error

@@ -21,10 +21,10 @@ from quark_onnx.graph import Node
 from quark_onnx.page.blocks import (
     Block,
     Facts,
-    Grid,
     Judgement,
     Reasons,
     Text,
+    TitledTable,
 )
 from quark_onnx.page.browser import write_page
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
@@ -106,10 +106,10 @@ def run(options: Namespace) -> Answer:
     ]
     page: list[Block] = [
         Judgement("unknown", summary.partition(":")[0]),
-        Grid("Operators", ("operator", "quantized", "nodes"), counts),
+        TitledTable("Operators", ("operator", "quantized", "nodes"), counts),
         Reasons("Float nodes", kept, "node", "nodes"),
         Reasons("Float tensors", kept_tensors, "tensor", "tensors"),
-        Grid("Nodes", ("node", "operator", "tensors that it computes"), rows),
+        TitledTable("Nodes", ("node", "operator", "tensors that it computes"), rows),
         Text("Settings", str(config)),
     ]
     write_page(options.html, "Quantization plan", options.model.name, page)

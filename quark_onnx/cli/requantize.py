@@ -31,7 +31,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.config.spec import format_calibrator
 from quark_onnx.config.text import format_call
 from quark_onnx.files.io import load
-from quark_onnx.report.verdict import NextStep, Settings, Verdict
+from quark_onnx.report.verdict import AdvisedSettings, NextStep, Verdict
 from quark_onnx.writing.provenance import preset_of
 from quark_onnx.writing.run_settings import settings_of_model
 
@@ -214,7 +214,7 @@ def _changes(config: QConfig, preset: str) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", *patterns)
 
 
-def _preset(settings: Settings | None) -> str:
+def _preset(settings: AdvisedSettings | None) -> str:
     if settings is None:
         return ""
     return _PRESETS.get((settings.activation, settings.weight), "")

@@ -1,7 +1,7 @@
 """Convert models: one file per conversion, listed in the order of the tuple."""
 
 from quark_onnx.common.registry import CONVERSIONS
-from quark_onnx.convert.base import Conversion, Settings
+from quark_onnx.convert.base import Conversion, ConversionSettings
 from quark_onnx.convert.convert import Converted, Step, convert
 from quark_onnx.convert.domains import microsoft_qdq, standard_qdq, vendor_qdq
 from quark_onnx.convert.fixed_shapes import fixed_shapes
@@ -40,4 +40,4 @@ for _conversion in (
 ):
     CONVERSIONS.add(_conversion.name, _conversion)
 
-__all__ = ["Conversion", "Converted", "Settings", "Step", "convert"]
+__all__ = ["Conversion", "ConversionSettings", "Converted", "Step", "convert"]

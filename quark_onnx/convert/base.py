@@ -18,7 +18,7 @@ Keeps = Literal["exactly", "but for rounding", "no"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConversionSettings:
     """Settings of conversions.
 
     Attributes:
@@ -35,7 +35,7 @@ class Settings:
 
 
 #: Converts a graph, possibly in place, and returns notes on the changes; none without any.
-Rewrite = Callable[[Graph, Settings], tuple[Graph, list[str]]]
+Rewrite = Callable[[Graph, ConversionSettings], tuple[Graph, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def conversion(
     Args:
         name: name for users.
         keeps: whether the function of the model stays the same.
-        reads: names of the fields of ``Settings`` that the conversion reads.
+        reads: names of the fields of ``ConversionSettings`` that the conversion reads.
     """
     return lambda rewrite: Conversion(name, rewrite, keeps, tuple(reads))
 

@@ -20,7 +20,7 @@ from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ConfigError, ModelError, crash_errors, raise_crash
 from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.config.checks import require
-from quark_onnx.convert.base import Conversion, Settings
+from quark_onnx.convert.base import Conversion, ConversionSettings
 from quark_onnx.convert.verify import Stage, verify
 from quark_onnx.files.io import load, staged
 from quark_onnx.functions import DOMAINS
@@ -120,7 +120,7 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
 def _converted(
     model: str | Path | ModelProto,
     chosen: Sequence[Conversion],
-    settings: Settings,
+    settings: ConversionSettings,
     target: Path | None,
     *,
     external: bool,
@@ -170,7 +170,7 @@ def _settings(
     shapes: Mapping[str, Sequence[int]] | None,
     opset: int | None,
     io: bool,
-) -> Settings:
+) -> ConversionSettings:
     """Return the settings of conversions.
 
     Raises:
@@ -185,7 +185,7 @@ def _settings(
     # A setting that no conversion reads is probably a mistake in the command.
     given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
     _check_used([name for name, is_given in given.items() if is_given], chosen)
-    return Settings(sizes, None if opset is None else int(opset), bool(io))
+    return ConversionSettings(sizes, None if opset is None else int(opset), bool(io))
 
 
 def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
@@ -213,7 +213,7 @@ def _check_used(given: list[str], chosen: list[Conversion]) -> None:
 
 
 def _apply(
-    conversion: Conversion, before: Stage, settings: Settings
+    conversion: Conversion, before: Stage, settings: ConversionSettings
 ) -> tuple[Stage, Step]:
     """Run a conversion on a copy of a stage's graph, and verify the result.
 

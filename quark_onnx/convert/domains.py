@@ -14,7 +14,13 @@ from onnx import TensorProto
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import DTYPES
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
+from quark_onnx.convert.base import (
+    ConversionSettings,
+    conversion,
+    counted,
+    everywhere,
+    settled,
+)
 from quark_onnx.convert.pairs import parameters, write_zero_point
 from quark_onnx.dtypes import BODY_OPSET, Float4, Integer, Scaled
 from quark_onnx.functions import DOMAIN
@@ -34,7 +40,7 @@ Need = Callable[[Graph, Node], "int | None"]
 
 
 @conversion("standard-qdq", keeps="exactly")
-def standard_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def standard_qdq(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize to those of ONNX.
 
     The opset is raised if need be.
@@ -43,13 +49,15 @@ def standard_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 @conversion("microsoft-qdq", keeps="exactly")
-def microsoft_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def microsoft_qdq(
+    graph: Graph, settings: ConversionSettings
+) -> tuple[Graph, list[str]]:
     """Convert Q/DQ nodes to com.microsoft, with 4 to 16 bits at every opset."""
     return _converted(graph, CONTRIB, _microsoft)
 
 
 @conversion("vendor-qdq", keeps="exactly")
-def vendor_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def vendor_qdq(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert Q/DQ nodes to Extended(De)QuantizeLinear of com.amd.quark, with function bodies."""
     return _converted(graph, DOMAIN, _vendor)
 

@@ -9,13 +9,19 @@ from __future__ import annotations
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.wording import counted as with_noun
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.base import (
+    ConversionSettings,
+    conversion,
+    counted,
+    everywhere,
+    reloaded,
+)
 from quark_onnx.graph import Graph
 from quark_onnx.passes import fold_constants, fold_shapes
 
 
 @conversion("fixed-shapes", keeps="exactly", reads=["shapes"])
-def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def fixed_shapes(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Fix the sizes of inputs to --shape, with a batch of 1 by default.
 
     Values computed from sizes become constants.

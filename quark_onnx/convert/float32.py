@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere
+from quark_onnx.convert.base import ConversionSettings, conversion, counted, everywhere
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.graph import Graph
 
 
 @conversion("float32", keeps="no")
-def float32(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def float32(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert a float16 or bfloat16 model to float32, with its inputs and outputs."""
     model = graph.to_model()
     wide, original = upcast_to_float32(model, graph.store)

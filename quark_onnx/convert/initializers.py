@@ -7,14 +7,16 @@ import hashlib
 from onnx import TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere
+from quark_onnx.convert.base import ConversionSettings, conversion, counted, everywhere
 from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import copied
 from quark_onnx.graph.node import DEQUANTIZE
 
 
 @conversion("unique-initializers", keeps="exactly")
-def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def unique_initializers(
+    graph: Graph, settings: ConversionSettings
+) -> tuple[Graph, list[str]]:
     """Give nodes unshared constants, with the DequantizeLinear of a shared weight."""
     # Pairs first: each copied DequantizeLinear then reads the codes, which are copied next.
     pairs = everywhere(graph, _split_pairs)
@@ -26,7 +28,9 @@ def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[s
 
 
 @conversion("shared-initializers", keeps="exactly")
-def shared_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def shared_initializers(
+    graph: Graph, settings: ConversionSettings
+) -> tuple[Graph, list[str]]:
     """Store bitwise equal initializers once."""
     return graph, counted(everywhere(graph, _share), "initializer", "removed")
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from calibrators.affine import octaves_for
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
+from quark_onnx.convert.base import (
+    ConversionSettings,
+    conversion,
+    counted,
+    everywhere,
+    settled,
+)
 from quark_onnx.convert.pairs import parameters
 from quark_onnx.dtypes import INT16
 from quark_onnx.fusions.base import CONTRIB
@@ -14,7 +20,7 @@ from quark_onnx.graph.node import DEQUANTIZE
 
 
 @conversion("int16-biases", keeps="no")
-def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def int16_biases(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert int32 biases to int16.
 
     A scale grows by the least power of two with which 16 bits hold the bias.

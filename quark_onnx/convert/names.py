@@ -5,14 +5,14 @@ Older converters know the earlier names only (zmaychek84/vaip, to_xir_ops_pass.c
 
 from __future__ import annotations
 
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere
+from quark_onnx.convert.base import ConversionSettings, conversion, counted, everywhere
 from quark_onnx.functions import DOMAIN
 from quark_onnx.graph import Graph
 from quark_onnx.running.function_bodies import OLD_DOMAIN, RENAMED
 
 
 @conversion("quark-names", keeps="exactly")
-def quark_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def quark_names(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Rename operators of com.vai.quantize to their present names in com.amd.quark.
 
     With function bodies.
@@ -22,7 +22,7 @@ def quark_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 @conversion("vitis-names", keeps="exactly")
-def vitis_names(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def vitis_names(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Rename operators of com.amd.quark to their earlier names in com.vai.quantize.
 
     Without function bodies.

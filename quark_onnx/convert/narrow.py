@@ -19,7 +19,7 @@ from onnx import TensorProto, numpy_helper
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.wording import counted, tally
-from quark_onnx.convert.base import Settings, conversion
+from quark_onnx.convert.base import ConversionSettings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
 from quark_onnx.files.half_precision import cast_interface, retype, typed
 from quark_onnx.graph import Graph, Node, store_constants
@@ -34,7 +34,7 @@ _FLOAT = int(TensorProto.FLOAT)
 
 
 @conversion("float16", keeps="no", reads=["io"])
-def float16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def float16(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert weights and arithmetic of a float32 model to float16.
 
     Inputs and outputs stay float32 without --io.
@@ -43,7 +43,7 @@ def float16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 @conversion("bfloat16", keeps="no", reads=["io"])
-def bfloat16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def bfloat16(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert weights and arithmetic of a float32 model to bfloat16.
 
     Inputs and outputs stay float32 without --io.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from onnx import defs
 
 from quark_onnx.common.errors import ConfigError
-from quark_onnx.convert.base import Settings, conversion
+from quark_onnx.convert.base import ConversionSettings, conversion
 from quark_onnx.graph import Graph
 from quark_onnx.passes import at_opset
 
 
 @conversion("opset", keeps="exactly", reads=["opset"])
-def opset(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def opset(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Change the version of the standard operator set to --opset, higher or lower."""
     if settings.opset is None:
         raise ConfigError(

@@ -28,7 +28,7 @@ ENDS = {
 
 
 @dataclass(frozen=True)
-class Parameters:
+class NodeParameters:
     """Scale and zero point of a node, with the axis and the block size of several ones."""
 
     scale: NDArray[Any]
@@ -42,7 +42,7 @@ class Parameters:
         return None if self.scale.size == 1 else (self.axis, self.block_size)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Parameters):
+        if not isinstance(other, NodeParameters):
             return False
         # The comparison that a dataclass generates is ambiguous for arrays.
         same_scale = np.array_equal(self.scale, other.scale)
@@ -51,7 +51,7 @@ class Parameters:
         return same_scale and same_zero_point and same_granularity
 
 
-def parameters(graph: Graph, node: Node) -> Parameters | None:
+def parameters(graph: Graph, node: Node) -> NodeParameters | None:
     """Return the parameters of a node; None if computed.
 
     Args:
@@ -72,7 +72,7 @@ def parameters(graph: Graph, node: Node) -> Parameters | None:
     if scale.size == 1:
         scale = scale.reshape(())
         zero = zero.reshape(())
-    return Parameters(
+    return NodeParameters(
         scale,
         zero,
         int(node.attribute("axis", 1)),

@@ -15,7 +15,13 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.common.errors import AccuracyError
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.base import (
+    ConversionSettings,
+    conversion,
+    counted,
+    everywhere,
+    reloaded,
+)
 from quark_onnx.convert.pairs import constant
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.moving import MOVING, moved_inputs
@@ -74,7 +80,9 @@ _CODES = {"Pad": (2,), "Clip": (1, 2)}
 
 
 @conversion("qoperator-to-qdq", keeps="but for rounding")
-def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def qoperator_to_qdq(
+    graph: Graph, settings: ConversionSettings
+) -> tuple[Graph, list[str]]:
     """Replace QLinearConv, QLinearMatMul and similar ones by operators between Q/DQ pairs."""
     # ``everywhere`` changes the graph in place, and the result is compared with the original.
     before = graph.copy()

@@ -12,7 +12,13 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from quark_onnx.common.wording import counted as with_noun
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
+from quark_onnx.convert.base import (
+    ConversionSettings,
+    conversion,
+    counted,
+    everywhere,
+    settled,
+)
 from quark_onnx.convert.pairs import (
     ENDS,
     parameters,
@@ -31,25 +37,25 @@ _WEIGHTS = {_UINT8: _INT8}
 
 
 @conversion("s8s8", keeps="exactly")
-def s8s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def s8s8(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert uint8 activations to int8, and uint8 weights to int8."""
     return _converted(graph, {_UINT8: _INT8})
 
 
 @conversion("u8s8", keeps="exactly")
-def u8s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def u8s8(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert int8 activations to uint8, and uint8 weights to int8."""
     return _converted(graph, {_INT8: _UINT8})
 
 
 @conversion("s16s8", keeps="exactly")
-def s16s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def s16s8(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert uint16 activations to int16, and uint8 weights to int8."""
     return _converted(graph, {_UINT16: _INT16})
 
 
 @conversion("u16s8", keeps="exactly")
-def u16s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def u16s8(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Convert int16 activations to uint16, and uint8 weights to int8."""
     return _converted(graph, {_INT16: _UINT16})
 

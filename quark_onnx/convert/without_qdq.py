@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
+from quark_onnx.convert.base import (
+    ConversionSettings,
+    conversion,
+    counted,
+    everywhere,
+    settled,
+)
 from quark_onnx.convert.pairs import (
     ENDS,
     constant,
@@ -67,7 +73,7 @@ _KEEPING = frozenset(
 
 
 @conversion("without-qdq", keeps="no")
-def without_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+def without_qdq(graph: Graph, settings: ConversionSettings) -> tuple[Graph, list[str]]:
     """Remove Q/DQ pairs: activations become float, weights dequantized float constants."""
     count = everywhere(graph, _remove)
     remaining = [

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.worker import Layer, Settings, Value
+from calibrators.onnx_runtime.worker import EngineLayer, SessionSettings, Value
 
 
 class Engine(ABC):
@@ -29,7 +29,7 @@ class Engine(ABC):
     install: ClassVar[str]
 
     @abstractmethod
-    def __init__(self, source: str | bytes, settings: Settings) -> None:
+    def __init__(self, source: str | bytes, settings: SessionSettings) -> None:
         """Open a model.
 
         Args:
@@ -56,7 +56,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[EngineLayer]:
         """Return the convolutions, matrix products and recurrent layers as the engine runs them.
 
         Empty if the engine does not say how it runs them.

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import onnx
 
 from calibrators.onnx_runtime.worker import (
-    Layer,
-    Settings,
+    EngineLayer,
+    SessionSettings,
     Value,
     interface,
     native_session,
@@ -66,7 +66,7 @@ class OnnxRuntime(Engine):
     package: ClassVar[str] = "onnxruntime"
     install: ClassVar[str] = "pip install onnxruntime"
 
-    def __init__(self, source: str | bytes, settings: Settings) -> None:
+    def __init__(self, source: str | bytes, settings: SessionSettings) -> None:
         self._source, self._settings = source, settings
         self._session = native_session(
             source, session_options(settings), settings.provider
@@ -84,7 +84,7 @@ class OnnxRuntime(Engine):
         """Compute outputs."""
         return list(self._session.run(names, feeds))
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[EngineLayer]:
         """Return the layers of the graph that the session runs.
 
         Empty for a provider that compiles parts of the graph, which onnxruntime cannot write.
@@ -101,10 +101,10 @@ class OnnxRuntime(Engine):
         return list(_layers(model))
 
 
-def _layers(model: onnx.ModelProto) -> Iterator[Layer]:
+def _layers(model: onnx.ModelProto) -> Iterator[EngineLayer]:
     for node in nested_nodes(model.graph.node):
         if node.op_type == "MatMulNBits":
             levels = [a.i for a in node.attribute if a.name == "accuracy_level"]
-            yield Layer(node.op_type, levels == [_INT8_PRODUCTS])
+            yield EngineLayer(node.op_type, levels == [_INT8_PRODUCTS])
         elif node.op_type in _INTEGER | _FLOAT:
-            yield Layer(node.op_type, node.op_type in _INTEGER)
+            yield EngineLayer(node.op_type, node.op_type in _INTEGER)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from calibrators.onnx_runtime.worker import Layer, Settings, Value
+from calibrators.onnx_runtime.worker import EngineLayer, SessionSettings, Value
 from quark_onnx.common.extras import pip_install
 from quark_onnx.common.wording import counted
 from quark_onnx.engines.base import Engine
@@ -50,7 +50,7 @@ class OpenVINO(Engine):
     package: ClassVar[str] = "openvino"
     install: ClassVar[str] = pip_install("openvino")
 
-    def __init__(self, source: str | bytes, settings: Settings) -> None:
+    def __init__(self, source: str | bytes, settings: SessionSettings) -> None:
         import openvino
 
         properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -85,7 +85,7 @@ class OpenVINO(Engine):
             # Copies: the next run writes into the same memory.
             return [self._request.get_tensor(name).data.copy() for name in names]
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[EngineLayer]:
         """Return the layers of the graph that the CPU plug-in runs."""
         layers = []
         for operation in self._compiled.get_runtime_model().get_ordered_ops():
@@ -93,7 +93,7 @@ class OpenVINO(Engine):
             kind = facts["layerType"].astype(str)
             if kind in _LAYERS:
                 precision = facts["runtimePrecision"].astype(str)
-                layers.append(Layer(kind, precision in _INTEGERS))
+                layers.append(EngineLayer(kind, precision in _INTEGERS))
         return layers
 
     @classmethod

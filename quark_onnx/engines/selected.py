@@ -24,7 +24,7 @@ from calibrators.onnx_runtime.providers import (
     provider as on_provider,
 )
 from calibrators.onnx_runtime.session import open_in_engine, open_session
-from calibrators.onnx_runtime.worker import Layer
+from calibrators.onnx_runtime.worker import EngineLayer
 from quark_onnx.common.errors import ConfigError, MissingDependency
 from quark_onnx.common.registry import ENGINES
 from quark_onnx.common.wording import tally
@@ -176,7 +176,7 @@ class EngineRun:
         if isinstance(model, Path):
             model = load(model, load_external_data=False)
         remarks = tuple(engine.engine.remarks(model))
-        layers: Sequence[Layer] = session.layers()
+        layers: Sequence[EngineLayer] = session.layers()
         others = Counter(layer.operator for layer in layers if not layer.integer)
         integers = len(layers) - others.total()
         in_float = dict(others.most_common())

@@ -22,7 +22,7 @@ from quark_onnx.functions.blocks import (
     to_steps,
 )
 from quark_onnx.functions.body import (
-    Body,
+    BodyBuilder,
     Settings,
     Value,
     dispatch,
@@ -91,7 +91,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     for method, keys in _KEYS.items():
         of_method = [row for row in checked if row["bfp_method"] == method]
         variants += distinct(of_method, keys)
-    body = Body()
+    body = BodyBuilder()
     dispatch(body, variants, _variant)
     return [function(NAME, ["x"], body, DEFAULTS, opset)]
 
@@ -120,14 +120,14 @@ def _checked(node: NodeProto) -> Settings:
     return values
 
 
-def _variant(body: Body, variant: Settings) -> str:
+def _variant(body: BodyBuilder, variant: Settings) -> str:
     size = int(variant["block_size"])
     rows = to_rows(body, "x", size)
     if variant["bfp_method"] == "to_bfp":
         bits = _bits(variant)
         rounding = int(variant["rounding_mode"])
 
-        def core(inner: Body, values: str, top: str) -> str:
+        def core(inner: BodyBuilder, values: str, top: str) -> str:
             # Codes of ``bits`` bits and a sign: the greatest magnitude lies between 2^(bits-1)
             # and 2^bits steps.
             steps = step(inner, doubled_power(inner, top), 1 - bits)
@@ -145,14 +145,14 @@ def _bits(variant: Settings) -> int:
     return int(variant["bit_width"]) - EXPONENT_AND_SIGN
 
 
-def _prime(body: Body, values: str, variant: Settings) -> str:
+def _prime(body: BodyBuilder, values: str, variant: Settings) -> str:
     """Quantize values of shape (sub-blocks of a block, places in a sub-block, blocks)."""
     sub_size = int(variant["sub_block_size"])
     subs = int(variant["block_size"]) // sub_size
     sub_top = body.largest(body.op("Abs", values), 1, sub_size)
     top = body.largest(sub_top, 0, subs)
 
-    def cautious(inner: Body) -> str:
+    def cautious(inner: BodyBuilder) -> str:
         magnitudes = inner.op("Abs", values)
         finite = is_finite(inner, magnitudes)
         normal = inner.op(
@@ -193,7 +193,7 @@ def _shift(variant: Settings) -> int:
 
 
 def _in_sub_blocks(
-    body: Body, values: str, sub_top: str, top: str, variant: Settings
+    body: BodyBuilder, values: str, sub_top: str, top: str, variant: Settings
 ) -> str:
     bits = _bits(variant)
     block = doubled_power(body, top)

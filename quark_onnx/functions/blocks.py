@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.functions.body import END, Body, Ref
+from quark_onnx.functions.body import END, BodyBuilder, Ref
 from quark_onnx.kernels.blockfloat import LEAST_EXPONENT
 from quark_onnx.kernels.minifloat import HALF_AWAY, HALF_EVEN
 
@@ -28,7 +28,7 @@ _NARROW = 22
 
 
 @dataclass(frozen=True)
-class Rows:
+class TensorAsMatrix:
     """A tensor as a matrix; names of tensors in the body.
 
     Attributes:
@@ -48,7 +48,7 @@ class Rows:
     shape: str
 
 
-def to_rows(body: Body, x: str, block_size: int) -> Rows:
+def to_rows(body: BodyBuilder, x: str, block_size: int) -> TensorAsMatrix:
     """Return the tensor as rows; the axis is the node's attribute ``axis``."""
     # Product of the sizes before the axis; 1 for none, the neutral element of ReduceProd.
     before = body.op("ReduceProd", body.op("Shape", x, end=Ref("axis")))
@@ -78,7 +78,7 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
     # (blocks, size, after) to (size, blocks, after): a row per position, a column per block.
     transposed = body.op("Transpose", groups, perm=[1, 0, 2])
     values = _reshape(body, transposed, body.op("Concat", size, columns, axis=0))
-    return Rows(
+    return TensorAsMatrix(
         values,
         columns,
         (blocks, after),
@@ -88,7 +88,9 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
     )
 
 
-def from_rows(body: Body, values: str, rows: Rows, block_size: int) -> str:
+def from_rows(
+    body: BodyBuilder, values: str, rows: TensorAsMatrix, block_size: int
+) -> str:
     """Return the tensor of ``rows`` with other values."""
     blocks, after = rows.grouped
     transposed = _reshape(
@@ -102,12 +104,15 @@ def from_rows(body: Body, values: str, rows: Rows, block_size: int) -> str:
     return _reshape(body, solid, rows.shape)
 
 
-def _reshape(body: Body, x: str, shape: str) -> str:
+def _reshape(body: BodyBuilder, x: str, shape: str) -> str:
     return body.op("Reshape", x, shape, allowzero=1)
 
 
 def passing_on(
-    body: Body, values: str, block_size: int, core: Callable[[Body, str, str], str]
+    body: BodyBuilder,
+    values: str,
+    block_size: int,
+    core: Callable[[BodyBuilder, str, str], str],
 ) -> str:
     """Return ``core`` of rows and of their greatest magnitudes; NaN and infinities pass.
 
@@ -115,7 +120,7 @@ def passing_on(
     """
     top = body.largest(body.op("Abs", values), 0, block_size)
 
-    def cautious(inner: Body) -> str:
+    def cautious(inner: BodyBuilder) -> str:
         finite = is_finite(inner, inner.op("Abs", values))
         clean = inner.op("Where", finite, values, inner.constant(0))
         result = core(
@@ -130,20 +135,20 @@ def passing_on(
     )
 
 
-def is_finite(body: Body, magnitudes: str) -> str:
+def is_finite(body: BodyBuilder, magnitudes: str) -> str:
     """Return a mask that is False for infinities and NaN."""
     # A comparison with NaN is False.
     return body.op("LessOrEqual", magnitudes, body.constant(GREATEST))
 
 
-def doubled_power(body: Body, magnitudes: str) -> str:
+def doubled_power(body: BodyBuilder, magnitudes: str) -> str:
     """Return 2^(floor(log2) + 1) of finite float32 magnitudes, as float64; 0 of 0."""
     wide = body.op("Cast", magnitudes, to=TensorProto.DOUBLE)
     far = body.op("Mul", wide, body.constant(_FLOOR, np.float64))
     return body.op("Sub", far, body.op("Sub", far, wide))
 
 
-def step(body: Body, power: str, exponent: int) -> str:
+def step(body: BodyBuilder, power: str, exponent: int) -> str:
     """Return 2^(E + exponent) as float32, for a ``doubled_power`` of exponent E; 1 for 0.
 
     Dividing zeros by a subnormal step would be correct too, but slow.
@@ -161,7 +166,7 @@ def step(body: Body, power: str, exponent: int) -> str:
 
 
 def to_steps(
-    body: Body, values: str, steps: str, bounds: tuple[int, int], rounding: int
+    body: BodyBuilder, values: str, steps: str, bounds: tuple[int, int], rounding: int
 ) -> str:
     """Round values to multiples of steps within bounds; zeros are positive."""
     codes = _to_integer(
@@ -175,7 +180,7 @@ def to_steps(
     return body.op("Mul", clipped, steps)
 
 
-def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
+def _to_integer(body: BodyBuilder, v: str, bits: int, rounding: int) -> str:
     """Round values below 2^bits to integers."""
     # Addition rounds half to even by itself (IEEE 754).
     if rounding == HALF_EVEN and bits <= _NARROW:

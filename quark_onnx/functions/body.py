@@ -49,7 +49,7 @@ class Ref:
 
 
 @dataclass
-class Body:
+class BodyBuilder:
     """A growing list of nodes; methods return the names of the tensors that new nodes compute.
 
     Attributes:
@@ -129,8 +129,8 @@ class Body:
     def choose(
         self,
         condition: str,
-        yes: Callable[[Body], str],
-        no: Callable[[Body], str],
+        yes: Callable[[BodyBuilder], str],
+        no: Callable[[BodyBuilder], str],
         dtype: int,
     ) -> str:
         """Compute ``yes`` or ``no``, of type ``dtype``, by the scalar ``condition``."""
@@ -141,9 +141,9 @@ class Body:
             else_branch=self._branch(no, dtype),
         )
 
-    def _branch(self, build: Callable[[Body], str], dtype: int) -> GraphProto:
+    def _branch(self, build: Callable[[BodyBuilder], str], dtype: int) -> GraphProto:
         # The list of names is shared: a branch sees the names of the surroundings.
-        inner = Body(used=self.used)
+        inner = BodyBuilder(used=self.used)
         output = build(inner)
         if not inner.nodes or inner.nodes[-1].output[0] != output:
             # A branch must compute its result itself.
@@ -183,9 +183,9 @@ class Body:
 
 
 def dispatch(
-    body: Body,
+    body: BodyBuilder,
     variants: Sequence[Settings],
-    build: Callable[[Body, Settings], str],
+    build: Callable[[BodyBuilder, Settings], str],
     dtype: int = TensorProto.FLOAT,
 ) -> str:
     """Build the variant that has the attributes of the node.
@@ -283,7 +283,7 @@ def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def along(body: Body, vector: str, x: str = "x") -> str:
+def along(body: BodyBuilder, vector: str, x: str = "x") -> str:
     """Reshape a scalar or a vector along the attribute ``axis`` to broadcast against ``x``."""
     # Shape from ``axis`` on, without the axis itself: the sizes behind the axis.
     after = body.op(
@@ -301,7 +301,7 @@ def along(body: Body, vector: str, x: str = "x") -> str:
 def function(  # noqa: PLR0913  the parts of a function
     name: str,
     inputs: Sequence[str],
-    body: Body,
+    body: BodyBuilder,
     defaults: Settings,
     opset: int,
     *,

@@ -16,7 +16,7 @@ from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from quark_onnx.common.errors import ModelError
 from quark_onnx.functions.body import (
-    Body,
+    BodyBuilder,
     Ref,
     Settings,
     along,
@@ -78,7 +78,7 @@ def definitions(
             _type(node, element_types) for node in nodes if node.op_type == name
         )
         if types:
-            body = Body()
+            body = BodyBuilder()
             build(body, list(types), opset)
             functions.append(
                 function(name, ["x", "scale", "zero"], body, DEFAULTS, opset)
@@ -114,7 +114,7 @@ def _standard(opset: int) -> frozenset[int]:
     return _BYTES
 
 
-def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
+def _quantize(body: BodyBuilder, types: Sequence[int], opset: int) -> None:
     if _standard(opset).issuperset(types):
         body.op("QuantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
     elif len(types) == 1:
@@ -126,11 +126,11 @@ def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
         body.op("CastLike", _quantize_mixed(body, cast_probe, types), "zero")
 
 
-def _quantize_mixed(body: Body, cast_probe: str, types: Sequence[int]) -> str:
+def _quantize_mixed(body: BodyBuilder, cast_probe: str, types: Sequence[int]) -> str:
     """Return the result as float64, by what the cast to the type has made of the probe."""
     type_, *others = types
 
-    def build(inner: Body) -> str:
+    def build(inner: BodyBuilder) -> str:
         return inner.op("Cast", _quantize_to(inner, type_), to=TensorProto.DOUBLE)
 
     if not others:
@@ -153,7 +153,7 @@ def _probed(type_: int) -> float:
     return float(np.int64(_PROBE).astype(helper.tensor_dtype_to_np_dtype(type_)))
 
 
-def _quantize_to(body: Body, type_: int) -> str:
+def _quantize_to(body: BodyBuilder, type_: int) -> str:
     """Return the value to cast to a type: in float64 if float32 is too narrow, else in float32."""
     # ONNX, QuantizeLinear: saturate(round(x / scale) + zero_point).
     scaled = body.op("Div", "x", along(body, "scale"))
@@ -186,7 +186,7 @@ def _quantize_to(body: Body, type_: int) -> str:
     )
 
 
-def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:
+def _dequantize(body: BodyBuilder, types: Sequence[int], opset: int) -> None:
     if _standard(opset).issuperset(types):
         body.op("DequantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
         return
@@ -206,6 +206,6 @@ def _arithmetic(types: Iterable[int]) -> tuple[int, DTypeLike]:
     return TensorProto.DOUBLE, np.float64
 
 
-def _same_shape(body: Body, result: str) -> str:
+def _same_shape(body: BodyBuilder, result: str) -> str:
     """Restore the shape of a scalar, which became a vector of one element."""
     return body.op("Reshape", result, body.op("Shape", "x"), allowzero=1)

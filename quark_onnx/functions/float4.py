@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from quark_onnx.functions.body import Body, Settings, along, function, settings
+from quark_onnx.functions.body import BodyBuilder, Settings, along, function, settings
 
 #: Domain of the operators.
 DOMAIN = "quark_onnx"
@@ -42,7 +42,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
             settings(node, DEFAULTS) for node in nodes if node.op_type == name
         ]
         if node_settings:
-            body = Body()
+            body = BodyBuilder()
             build(body)
             functions.append(
                 function(name, ["x", "scale"], body, DEFAULTS, opset, domain=DOMAIN)
@@ -50,7 +50,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     return functions
 
 
-def _quantize(body: Body) -> None:
+def _quantize(body: BodyBuilder) -> None:
     """Count the midpoints below the magnitude: of two neighbours, a tie rounds to the even code."""
     scaled = body.op("Div", "x", along(body, "scale"))
     magnitude = body.op("Abs", scaled)
@@ -79,7 +79,7 @@ def _quantize(body: Body) -> None:
     )
 
 
-def _dequantize(body: Body) -> None:
+def _dequantize(body: BodyBuilder) -> None:
     values = body.constant([*MAGNITUDES, *(-value for value in MAGNITUDES)])
     codes = body.op("Cast", "x", to=TensorProto.INT32)  # uint4 has no shape, either
     product = body.op(

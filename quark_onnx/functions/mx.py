@@ -24,7 +24,7 @@ from quark_onnx.functions.blocks import (
 )
 from quark_onnx.functions.body import (
     DOMAIN,
-    Body,
+    BodyBuilder,
     Settings,
     Value,
     dispatch,
@@ -98,7 +98,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
             settings(node, defaults, allowed) for node in nodes if node.domain == domain
         ]
         if node_settings:
-            body = Body()
+            body = BodyBuilder()
             dispatch(body, distinct(node_settings, allowed), _variant)
             functions.append(
                 function(NAME, ["x"], body, defaults, opset, domain=domain)
@@ -106,13 +106,13 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     return functions
 
 
-def _variant(body: Body, variant: Settings) -> str:
+def _variant(body: BodyBuilder, variant: Settings) -> str:
     size = int(variant["block_size"])
     rounding = int(variant["rounding_mode"])
     element = ELEMENTS.get(str(variant["element_dtype"]))
     rule = str(variant.get("exponent", "floor"))
 
-    def core(inner: Body, values: str, top: str) -> str:
+    def core(inner: BodyBuilder, values: str, top: str) -> str:
         # The rule of the specification needs no comparison with a threshold.
         if rule != "floor":
             return in_blocks(inner, values, top, element, rule, rounding)
@@ -132,7 +132,7 @@ def _variant(body: Body, variant: Settings) -> str:
 
 
 def in_blocks(  # noqa: PLR0913  the settings of a block format
-    body: Body,
+    body: BodyBuilder,
     values: str,
     top: str,
     element: MiniFloat | None,
@@ -179,7 +179,7 @@ def in_blocks(  # noqa: PLR0913  the settings of a block format
     )
 
 
-def to_minifloat(body: Body, v: str, format: MiniFloat) -> str:
+def to_minifloat(body: BodyBuilder, v: str, format: MiniFloat) -> str:
     """Round values below 2^(emax + 1) half to even, and saturate; zeros are positive.
 
     With c = (2^s - 1) |v|, c - (c - v) is v rounded to 24 - s bits, after Dekker and Veltkamp;

@@ -70,7 +70,7 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputPart:
     """Some outputs of a layer; groups come first in every array.
 
     Attributes:
@@ -87,9 +87,9 @@ class Part:
     derivative: Callable[[Any], Any]
     norm: Any
 
-    def on(self, device: Device) -> Part:
+    def on(self, device: Device) -> OutputPart:
         """Return the part on another device; its functions must be the device's already."""
-        return Part(
+        return OutputPart(
             device.put(self.inputs),
             device.put(self.wanted),
             self.value,
@@ -175,7 +175,7 @@ def _split(count: int, size: int, least: int) -> list[slice]:
 
 
 def adaround(  # noqa: PLR0913  the arrays of a layer
-    part: Part,
+    part: OutputPart,
     below: Any,
     step: Any,
     share: Any,
@@ -312,7 +312,7 @@ def _single(array: Any) -> Any:
 
 
 def adaquant(  # noqa: PLR0913  the arrays of a layer
-    part: Part,
+    part: OutputPart,
     weight: Any,
     bias: Any,
     units: Units,

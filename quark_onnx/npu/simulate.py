@@ -25,8 +25,8 @@ from quark_onnx.graph.traversal import reach
 from quark_onnx.measuring.open_data import check_sample
 from quark_onnx.npu.integers import (
     OPERATORS,
-    Call,
     Fixed,
+    NodeCall,
     Real,
     Rounding,
     Value,
@@ -35,7 +35,7 @@ from quark_onnx.npu.integers import (
 )
 from quark_onnx.npu.integers.call import reals
 from quark_onnx.npu.named import producers_of
-from quark_onnx.targets.pairs import Grid, Pairs
+from quark_onnx.targets.pairs import PairParameters, Pairs
 from quark_onnx.targets.scales import grid_findings
 
 Array = NDArray[Any]
@@ -275,7 +275,7 @@ class _Run:
         """
         inputs = tuple(map(self._read, node.inputs))
         single = self._rounding == "even"
-        call = Call(self._graph, node, inputs, self._engine, single)
+        call = NodeCall(self._graph, node, inputs, self._engine, single)
         try:
             results = self._results(call)
         # Raised where an exact integer would need more than 60 bits.
@@ -293,7 +293,7 @@ class _Run:
             return self._values[name]
         return self._graph.constant(name)
 
-    def _results(self, call: Call) -> list[Value]:
+    def _results(self, call: NodeCall) -> list[Value]:
         """Return the results of a node by the arithmetic of its operator."""
         node = call.node
         if node.op_type in QUANTIZE:
@@ -308,7 +308,7 @@ class _Run:
             raise call.refused(f"no integer arithmetic is known here for {node.kind}")
         return operator(call)
 
-    def _quantized(self, call: Call) -> Value:
+    def _quantized(self, call: NodeCall) -> Value:
         """Return the codes of a QuantizeLinear, or the given ones in their place.
 
         Raises:
@@ -346,14 +346,14 @@ class _Run:
             )
         return given
 
-    def _dequantized(self, call: Call) -> Value:
+    def _dequantized(self, call: NodeCall) -> Value:
         """Return codes less their zero point, at the position of the scale."""
         codes, (grid, position) = call.known(0), self._grid(call)
         assert grid.zero_point is not None
         zero = int(grid.zero_point.reshape(-1)[0])
         return Fixed(codes.astype(np.int64) - zero, position)
 
-    def _grid(self, call: Call) -> tuple[Grid, int]:
+    def _grid(self, call: NodeCall) -> tuple[PairParameters, int]:
         """Return the grid of a Q or DQ node, and its position."""
         grid = self._pairs.grid(call.node)
         position = grid.position

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from enum import Enum
 
-from quark_onnx.onnxruntime_spelling.names import Named
+from quark_onnx.onnxruntime_spelling.names import NamedEnum
 
 #: Domain and version of AMD's custom operators.
 COP_DOMAIN = "com.amd.quark"
 COP_VERSION = 1
 
 
-class QuantizationMode(Named):
+class QuantizationMode(NamedEnum):
     """Kinds of operators that onnxruntime writes."""
 
     IntegerOps = 0
     QLinearOps = 1
 
 
-class ExtendedQuantType(Named):
+class ExtendedQuantType(NamedEnum):
     """Number formats beyond those of onnxruntime's ``QuantType``."""
 
     QInt8 = 1
@@ -42,14 +42,14 @@ class ExtendedQuantType(Named):
 VitisQuantType = ExtendedQuantType
 
 
-class ExtendedQuantFormat(Named):
+class ExtendedQuantFormat(NamedEnum):
     """Output formats with AMD's own Q/DQ operators."""
 
     QOperator = 0
     QDQ = 1
 
 
-class VitisQuantFormat(Named):
+class VitisQuantFormat(NamedEnum):
     """Output formats before release 0.9."""
 
     QDQ = 2

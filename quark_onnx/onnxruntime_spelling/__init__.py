@@ -2,7 +2,7 @@
 
 from quark_onnx.onnxruntime_spelling.cache import write_cache
 from quark_onnx.onnxruntime_spelling.call import (
-    Call,
+    TranslatedCall,
     is_dynamic_call,
     is_static_call,
     translate_dynamic,
@@ -20,10 +20,10 @@ from quark_onnx.onnxruntime_spelling.table import option_table
 __all__ = [
     "CalibrationDataReader",
     "CalibrationMethod",
-    "Call",
     "CallError",
     "QuantFormat",
     "QuantType",
+    "TranslatedCall",
     "is_dynamic_call",
     "is_static_call",
     "option_table",

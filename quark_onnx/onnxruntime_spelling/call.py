@@ -39,7 +39,7 @@ from quark_onnx.onnxruntime_spelling.table import apply
 
 
 @dataclass(frozen=True)
-class Call:
+class TranslatedCall:
     """A translated onnxruntime call.
 
     Attributes:
@@ -84,7 +84,9 @@ def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     return any(name in _DYNAMIC.parameters for name in keywords)
 
 
-def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
+def translate_static(
+    positional: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> TranslatedCall:
     """Translate a call of quantize_static to a model, data, a QConfig and an output.
 
     Args:
@@ -150,7 +152,9 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
     return _call(request, cache)
 
 
-def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
+def translate_dynamic(
+    positional: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> TranslatedCall:
     """Translate a call of quantize_dynamic, as ``translate_static`` does.
 
     Each run computes the scales of the activations.
@@ -176,7 +180,7 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     return _call(request)
 
 
-def _call(request: Request, cache: Path | None = None) -> Call:
+def _call(request: Request, cache: Path | None = None) -> TranslatedCall:
     # Exclusions come from the arguments and from options.
     a, changes = request.arguments, dict(request.changes)
     exclude = (*changes.pop("exclude", ()), *request.exclude)
@@ -198,7 +202,7 @@ def _call(request: Request, cache: Path | None = None) -> Call:
         "True or False",
         CallError,
     )
-    return Call(
+    return TranslatedCall(
         a["model_input"],
         request.data,
         config,

@@ -20,7 +20,7 @@ class CallError(ConfigError, ValueError):
     """An onnxruntime call is wrong; a ValueError, as in onnxruntime."""
 
 
-class Named(Enum):
+class NamedEnum(Enum):
     """Enumeration that command lines read by name."""
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Named(Enum):
         return cls[name]
 
 
-class QuantType(Named):
+class QuantType(NamedEnum):
     """Number formats, with onnxruntime's numbers."""
 
     QInt8 = 0
@@ -60,7 +60,7 @@ class QuantType(Named):
         return int(TensorProto.DataType.Value(self.name[1:].upper()))
 
 
-class QuantFormat(Named):
+class QuantFormat(NamedEnum):
     """Output formats, with onnxruntime's numbers."""
 
     QOperator = 0

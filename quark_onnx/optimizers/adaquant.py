@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant
+from quark_onnx.kernels.rounding import Descent, OutputPart, Units, adaquant
 from quark_onnx.optimizers.base import (
     LayerOptimizer,
     register,
@@ -15,7 +15,13 @@ from quark_onnx.optimizers.base import (
     require_number,
 )
 from quark_onnx.optimizers.descent import check, descend, device_of
-from quark_onnx.optimizers.problem import Floats, Problem, Rows, Solution, loss_of
+from quark_onnx.optimizers.problem import (
+    Floats,
+    RoundingProblem,
+    SampledRows,
+    Solution,
+    loss_of,
+)
 
 #: Evaluations without a gain after which a descent ends.
 _PATIENCE = 2
@@ -55,7 +61,7 @@ class AdaQuant(LayerOptimizer):
         require_number(self, "bias_rate", least=0)
         require_flag(self, "scales")
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         """Return a proposed weight and bias.
 
         Args:
@@ -85,7 +91,7 @@ class AdaQuant(LayerOptimizer):
         factors = present.factors.copy()
 
         # One block of the weight.
-        def work(part: Part, where: tuple[slice, slice]) -> None:
+        def work(part: OutputPart, where: tuple[slice, slice]) -> None:
             units = Units(
                 lattice.scale[where], least[where], greatest[where], lattice.levels
             ).on(device)
@@ -94,7 +100,7 @@ class AdaQuant(LayerOptimizer):
             mesh = lattice.part(where)
             block_factor = None if factor is None else factor[where]
             # Rows of the same block: the groups and outputs of this call.
-            held = Rows(
+            held = SampledRows(
                 problem.held.inputs[where[0]],
                 problem.held.targets[where[0], :, where[1]],
             )
@@ -128,7 +134,7 @@ class AdaQuant(LayerOptimizer):
         return Solution(weight, bias, factors if problem.scalable else None, aim)
 
 
-def _factors(problem: Problem) -> Floats:
+def _factors(problem: RoundingProblem) -> Floats:
     """Return the factor of each output's scale with the least loss under RTN."""
     best = np.ones(problem.bias.shape)
     least = problem.loss(problem.nearest(), problem.train)

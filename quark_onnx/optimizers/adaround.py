@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.kernels.rounding import Descent, Part, adaround
+from quark_onnx.kernels.rounding import Descent, OutputPart, adaround
 from quark_onnx.optimizers.base import LayerOptimizer, register, require_number
 from quark_onnx.optimizers.descent import check, descend, device_of
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 
 
 @register
@@ -41,7 +41,7 @@ class AdaRound(LayerOptimizer):
         require_number(self, "push", least=0)
         require_number(self, "warm", least=0, most=1)
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         """Return a proposed weight; the bias stays.
 
         Args:
@@ -62,7 +62,7 @@ class AdaRound(LayerOptimizer):
         # Blocks write disjoint parts, from several threads.
         weight = present.weight.copy()
 
-        def work(part: Part, where: tuple[slice, slice]) -> None:
+        def work(part: OutputPart, where: tuple[slice, slice]) -> None:
             rounded_up = adaround(
                 part,
                 device.put(below[where]),

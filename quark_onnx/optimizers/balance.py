@@ -26,7 +26,7 @@ from quark_onnx.kernels.noise import (
 )
 from quark_onnx.optimizers.base import Samples, watch
 from quark_onnx.patterns.activation import Activation, activation_behind
-from quark_onnx.patterns.channel_pairs import Doubles, Pair, layers_of
+from quark_onnx.patterns.channel_pairs import ChannelPair, Doubles, layers_of
 from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer
 
 #: Sampled vectors of a tensor, from which its moments are computed.
@@ -52,7 +52,7 @@ class Balance:
         after: the same with the factors.
     """
 
-    pairs: list[Pair]
+    pairs: list[ChannelPair]
     logarithms: Doubles
     places: list[slice]
     terms: list[Term]
@@ -97,7 +97,7 @@ class Balance:
 
 
 def balance(
-    graph: Graph, pairs: list[Pair], samples: Samples, rounding: Rounding
+    graph: Graph, pairs: list[ChannelPair], samples: Samples, rounding: Rounding
 ) -> Balance:
     """Return factors for the completely observed pairs.
 
@@ -155,7 +155,7 @@ def _observe(
     }
 
 
-def _is_watched(graph: Graph, pair: Pair, seen: dict[str, Sampled]) -> bool:
+def _is_watched(graph: Graph, pair: ChannelPair, seen: dict[str, Sampled]) -> bool:
     """Return whether all inputs and outputs of a pair's layers are known and finite."""
     for layer in layers_of([pair]).values():
         groups, outputs, inputs = layer.shape(graph)[:3]
@@ -228,7 +228,7 @@ class _Statistics:
 
 
 def _by_channel(
-    pair: Pair, statistics: dict[str, _Statistics]
+    pair: ChannelPair, statistics: dict[str, _Statistics]
 ) -> list[tuple[_Statistics, Doubles]]:
     """Return the statistics of each reader of a pair, with the squared weights of a channel.
 
@@ -243,7 +243,7 @@ def _by_channel(
     return result
 
 
-def _dead(pair: Pair, statistics: dict[str, _Statistics]) -> np.ndarray:
+def _dead(pair: ChannelPair, statistics: dict[str, _Statistics]) -> np.ndarray:
     """Return a mask of the channels without weights on a side, (channels,)."""
     before = statistics[pair.first.node.name].square.sum(axis=2).ravel()
     after = sum(squares for _, squares in _by_channel(pair, statistics))
@@ -254,7 +254,7 @@ def _dead(pair: Pair, statistics: dict[str, _Statistics]) -> np.ndarray:
 
 def _terms(
     graph: Graph,
-    pairs: list[Pair],
+    pairs: list[ChannelPair],
     statistics: dict[str, _Statistics],
     places: dict[str, slice],
 ) -> list[Term]:

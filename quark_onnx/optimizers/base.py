@@ -23,7 +23,7 @@ from quark_onnx.common.registry import OPTIMIZERS
 from quark_onnx.config.checks import Requirement, require_all, require_flags, whole
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 
 #: Calibration data for several passes; one sample is in memory at a time.
 Samples = Sequence[Mapping[str, Any]] | Spool
@@ -138,7 +138,7 @@ class LayerOptimizer(Protocol):
         """Whether the optimizer reads the mean input of the float model."""
         return False
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         """Return a proposal, starting from the present solution."""
         ...
 

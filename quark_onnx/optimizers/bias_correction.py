@@ -13,7 +13,7 @@ import numpy as np
 
 from quark_onnx.config.checks import require
 from quark_onnx.optimizers.base import LayerOptimizer, register, require_number
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 
 #: Newton steps towards the mean after an activation, and the least slope to divide by.
 _STEPS = 8
@@ -55,7 +55,7 @@ class BiasCorrection(LayerOptimizer):
         """Whether the mean input of the float model is read: by the analytic method."""
         return self.method == "analytic"
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         """Return the present weight with a proposed bias.
 
         Args:

@@ -30,10 +30,10 @@ from quark_onnx.optimizers.base import (
     require_whole,
 )
 from quark_onnx.patterns.channel_pairs import (
+    ChannelPair,
+    ChannelReader,
     Doubles,
-    Pair,
     Passed,
-    Reader,
     divide_result,
     layers_of,
     pairs_of,
@@ -163,7 +163,7 @@ class CLE(FloatOptimizer):
                 variants.append((variant, slowdown))
         return variants
 
-    def _pairs(self, graph: Graph, passed: Passed) -> list[Pair]:
+    def _pairs(self, graph: Graph, passed: Passed) -> list[ChannelPair]:
         """Return the pairs to equalize if factors pass clips and gates."""
         pairs = pairs_of(graph, passed)
         if self.silu == "after":
@@ -179,7 +179,7 @@ class CLE(FloatOptimizer):
             if not self._added_to([pair]) or _reads_depthwise(graph, pair)
         ]
 
-    def _added_to(self, pairs: list[Pair]) -> set[str]:
+    def _added_to(self, pairs: list[ChannelPair]) -> set[str]:
         """Return the tensors that get an operator of their own where factors pass."""
         passed = [each for pair in pairs for each in pair.clips]
         # The engine computes a factor after the function with the layer before it.
@@ -198,7 +198,7 @@ class CLE(FloatOptimizer):
         ]
 
     def _share_of_runtime(
-        self, graph: Graph, pairs: list[Pair], left_out: list[int]
+        self, graph: Graph, pairs: list[ChannelPair], left_out: list[int]
     ) -> float:
         """Return the share of the added operators' runtime that remains without some pairs."""
         runtime = unfused_runtime(graph, sorted(self._added_to(pairs)))
@@ -255,7 +255,7 @@ class CLE(FloatOptimizer):
         note = "without calibration data weights alone chose the factors"
         return Rewrites(count, [note])
 
-    def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
+    def _equalized(self, graph: Graph, pairs: list[ChannelPair]) -> list[Doubles]:
         """Return the factors of each pair for equal weights, (channels,).
 
         The pairs are equalized in their order in every sweep. The graph is not changed.
@@ -280,7 +280,7 @@ class CLE(FloatOptimizer):
     def _apply(
         self,
         graph: Graph,
-        pairs: list[Pair],
+        pairs: list[ChannelPair],
         factors: list[Doubles],
         rounding: Rounding,
     ) -> int:
@@ -321,12 +321,12 @@ def _replace_clips(graph: Graph) -> None:
         graph.add("Relu", [node.inputs[0]], [node.outputs[0]], name=node.name)
 
 
-def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
+def _reads_depthwise(graph: Graph, pair: ChannelPair) -> bool:
     """Return whether a depthwise convolution reads the channels of a pair."""
     return any(is_depthwise(graph, reader.layer.node) for reader in pair.readers)
 
 
-def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
+def _equalize(pair: ChannelPair, weights: dict[str, Doubles]) -> Doubles:
     """Equalize the weights of a pair, and return the factors of its channels.
 
     Args:
@@ -349,7 +349,9 @@ def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
     return factor
 
 
-def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Doubles:
+def _reach(
+    reader: ChannelReader, weights: dict[str, Doubles], channels: int
+) -> Doubles:
     """Return the greatest absolute weight that reads each channel, (channels,).
 
     Args:

@@ -11,10 +11,10 @@ import numpy as np
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_one_of
 from quark_onnx.kernels.device import DEVICES, Device, device_for
-from quark_onnx.kernels.rounding import Part, in_parts
+from quark_onnx.kernels.rounding import OutputPart, in_parts
 from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers.base import require_number, require_whole
-from quark_onnx.optimizers.problem import Problem
+from quark_onnx.optimizers.problem import RoundingProblem
 
 #: Least error of RTN by which errors are divided.
 _LEAST_NORM = 1e-20
@@ -45,9 +45,9 @@ def device_of(optimizer: Any) -> Device:
 
 
 def descend(
-    problem: Problem,
+    problem: RoundingProblem,
     device: Device,
-    work: Callable[[Part, tuple[slice, slice]], None],
+    work: Callable[[OutputPart, tuple[slice, slice]], None],
 ) -> None:
     """Call ``work`` for the blocks of groups and outputs of a layer, with rows on the device.
 
@@ -71,7 +71,7 @@ def descend(
     # A loss of NaN is never accepted.
     @np.errstate(over="ignore", invalid="ignore")
     def work_on(groups: slice, outputs: slice) -> None:
-        part = Part(
+        part = OutputPart(
             train.inputs[groups],
             wanted[groups, :, outputs],
             value,

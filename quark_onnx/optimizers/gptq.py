@@ -18,7 +18,7 @@ from quark_onnx.optimizers.base import (
     require_flag,
     require_number,
 )
-from quark_onnx.optimizers.problem import Doubles, Problem, Solution
+from quark_onnx.optimizers.problem import Doubles, RoundingProblem, Solution
 
 #: Candidate damping of the regression, as shares of the mean of the diagonal; the best one on the
 #: held-out rows is taken.
@@ -59,7 +59,7 @@ class GPTQ(LayerOptimizer):
             require_number(self, "damping", least=0, most=1)
         require_flag(self, "act_order", "asymmetric", "scales")
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         """Return a proposed weight; the bias stays.
 
         Args:
@@ -98,7 +98,11 @@ class GPTQ(LayerOptimizer):
         return Solution(best, present.bias, factors, weight)
 
     def _compensation(
-        self, problem: Problem, present: Solution, hessian: Doubles, weight: Doubles
+        self,
+        problem: RoundingProblem,
+        present: Solution,
+        hessian: Doubles,
+        weight: Doubles,
     ) -> Compensation:
         """Return the compensation for the requested damping.
 
@@ -127,7 +131,7 @@ class GPTQ(LayerOptimizer):
         return min((compensation(damping) for damping in _DAMPINGS), key=loss)
 
     def _shift(
-        self, problem: Problem, present: Solution, hessian: Doubles, count: int
+        self, problem: RoundingProblem, present: Solution, hessian: Doubles, count: int
     ) -> Doubles:
         """Return the weight change that fits the targets best on the quantized model's inputs.
 

@@ -25,7 +25,7 @@ _SLAB = 2048
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampledRows:
     """Inputs and targets of a layer, at sampled positions of the output.
 
     Attributes:
@@ -80,7 +80,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Problem:
+class RoundingProblem:
     """A layer whose weight is to be rounded.
 
     Attributes:
@@ -108,8 +108,8 @@ class Problem:
     lattice: Levels
     biased: bool
     activation: Activation
-    train: Rows
-    held: Rows
+    train: SampledRows
+    held: SampledRows
     mean: Callable[[], Doubles]
     gram: Callable[[], tuple[Doubles, int]]
     seed: int = 0
@@ -142,7 +142,7 @@ class Problem:
         factor = solution.factor if self.scalable else None
         return replace(solution, bias=bias.astype(np.float32), factor=factor)
 
-    def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
+    def loss(self, solution: Solution, rows: SampledRows | None = None) -> Doubles:
         """Return the mean square error after the activation, (groups, outputs).
 
         On the held-out rows by default.
@@ -157,7 +157,7 @@ class Problem:
         return total / max(1, len(evaluated))
 
 
-def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
+def loss_of(activation: Activation, rows: SampledRows, solution: Solution) -> Doubles:
     """Return the mean square error after the activation on some rows, (groups, outputs).
 
     Computed on a single core.
@@ -171,7 +171,7 @@ def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
 # A loss of NaN is never better than another.
 @np.errstate(over="ignore", invalid="ignore")
 def _squares(
-    activation: Activation, rows: Rows, part: slice, solution: Solution
+    activation: Activation, rows: SampledRows, part: slice, solution: Solution
 ) -> Doubles:
     """Return the squared errors after the activation, summed over some rows: (groups, outputs)."""
     # (groups, rows, inputs) @ (groups, inputs, outputs) in float32; squares are summed in float64.

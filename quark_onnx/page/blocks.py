@@ -102,7 +102,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TitledTable:
     """A table with a title.
 
     Attributes:
@@ -120,7 +120,7 @@ class Grid:
     note: str = ""
     short: str = ""
 
-    def without_empty_columns(self) -> Grid:
+    def without_empty_columns(self) -> TitledTable:
         """Return the table without the columns that have no text in any row."""
         # A row of a single cell is a title, and fills no column.
         rows = [row for row in self.rows if len(row) == len(self.header)]
@@ -293,7 +293,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankingEntry:
     """An entry of a ranking.
 
     Attributes:
@@ -326,7 +326,7 @@ class Ranking:
 
     title: str
     note: str
-    entries: Sequence[Entry]
+    entries: Sequence[RankingEntry]
     nothing: str
     noun: str = ""
     short: str = ""
@@ -344,7 +344,7 @@ Block = (
     Heading
     | Judgement
     | Facts
-    | Grid
+    | TitledTable
     | Problems
     | Reasons
     | Notes

@@ -15,11 +15,9 @@ from quark_onnx.page.blocks import (
     Action,
     Block,
     Drawing,
-    Entry,
     Facts,
     Figure,
     Gallery,
-    Grid,
     Heading,
     Judgement,
     Multiline,
@@ -28,11 +26,13 @@ from quark_onnx.page.blocks import (
     Picture,
     Problems,
     Ranking,
+    RankingEntry,
     Reasons,
     Share,
     Strong,
     Terms,
     Text,
+    TitledTable,
 )
 from quark_onnx.page.document import document
 
@@ -130,7 +130,7 @@ def _(block: Facts) -> str:
 
 
 @html_of.register
-def _(block: Grid) -> str:
+def _(block: TitledTable) -> str:
     if not block.rows:
         return ""
     columns = list(zip(*(row for row in block.rows if len(row) > 1), strict=False))
@@ -167,7 +167,7 @@ def _(block: Problems) -> str:
         sources = Multiline("\n".join(map(printable, problem.sources)))
         where = Names(problem.label, tuple(places)) if places else problem.label
         rows.append((problem.kind, where, problem.text, problem.remedy, sources))
-    return html_of(Grid(block.title, block.header, rows))
+    return html_of(TitledTable(block.title, block.header, rows))
 
 
 @html_of.register
@@ -291,7 +291,7 @@ def _cell(cell: str | Names) -> str:
     )
 
 
-def _entry(rank: int, entry: Entry) -> str:
+def _entry(rank: int, entry: RankingEntry) -> str:
     """Return an entry of a ranking: figures, causes and drawings."""
     figures = list[str]()
     for title, value in entry.figures:

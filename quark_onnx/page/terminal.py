@@ -13,7 +13,6 @@ from quark_onnx.common.wording import first_of, tally
 from quark_onnx.page.blocks import (
     Block,
     Facts,
-    Grid,
     Judgement,
     Names,
     Notes,
@@ -22,6 +21,7 @@ from quark_onnx.page.blocks import (
     Ranking,
     Reasons,
     Text,
+    TitledTable,
     Warnings,
 )
 
@@ -133,7 +133,7 @@ def _(block: Facts, complete: bool = False) -> list[str | Table]:
 
 
 @text_of.register
-def _(block: Grid, complete: bool = False) -> list[str | Table]:
+def _(block: TitledTable, complete: bool = False) -> list[str | Table]:
     if not block.short or not block.rows:
         return []
     shown = block.rows if complete else block.rows[:_ROWS]

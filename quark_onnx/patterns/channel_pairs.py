@@ -47,7 +47,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ChannelReader:
     """A layer that reads channels as inputs from ``offset`` on, repeated ``repeat`` times."""
 
     layer: Layer
@@ -60,7 +60,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ChannelPair:
     """A layer, the readers of the channels, and the functions between.
 
     Attributes:
@@ -73,7 +73,7 @@ class Pair:
 
     first: Layer
     channels: int
-    readers: tuple[Reader, ...]
+    readers: tuple[ChannelReader, ...]
     clips: tuple[tuple[Node, int], ...] = ()
     gates: tuple[tuple[Node, int], ...] = ()
 
@@ -136,7 +136,7 @@ class Pair:
             _scale(graph, node, np.repeat(factor, repeat), by_layer=by_layer)
 
 
-def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
+def pairs_of(graph: Graph, passed: Passed) -> list[ChannelPair]:
     """Return the pairs in graph order.
 
     Args:
@@ -147,7 +147,7 @@ def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
     return [pair for pair in pairs if pair is not None]
 
 
-def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
+def layers_of(pairs: list[ChannelPair]) -> dict[str, Layer]:
     """Return the distinct layers of some pairs, by node name."""
     layers = {}
     for pair in pairs:
@@ -157,7 +157,7 @@ def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
     return layers
 
 
-def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
+def _pair(graph: Graph, node: Node, passed: Passed) -> ChannelPair | None:
     """Return the pair from a node on; None if factors cannot pass."""
     first = Layer.of(graph, node)
     if first is None or first.bias(graph) is None:
@@ -186,17 +186,17 @@ class _PairSearch:
         self.passed = passed
         self.channels = first.outputs(graph)
         self.spatial = first.node.kind in SPATIAL
-        self.readers = list[Reader]()
+        self.readers = list[ChannelReader]()
         self.clips = list[tuple[Node, int]]()
         self.gates = list[tuple[Node, int]]()
         self.todo = [_Channels(first.node.outputs[0])]
 
-    def run(self) -> Pair | None:
+    def run(self) -> ChannelPair | None:
         """Return the pair; None if factors cannot pass."""
         while self.todo:
             if not self._visit(self.todo.pop()):
                 return None
-        return Pair(
+        return ChannelPair(
             self.first,
             self.channels,
             tuple(self.readers),
@@ -265,7 +265,7 @@ class _PairSearch:
         groups, _, inputs = layer.shape(self.graph)[:3]
         if at.offset + self.channels * at.repeat > groups * inputs:
             return False
-        self.readers.append(Reader(layer, at.offset, at.repeat))
+        self.readers.append(ChannelReader(layer, at.offset, at.repeat))
         return True
 
     def _pass(self, node: Node, at: _Channels) -> bool:

@@ -52,7 +52,7 @@ class CodedConstant:
         result = result * self.scale
         return result if self.offset is None else result + self.offset
 
-    def parameters(self) -> Parameters | None:
+    def parameters(self) -> CodedParameters | None:
         """Return the parameters of an equal DequantizeLinear; None if there are none."""
         rank = len(self.tensor.dims)
         scale = np.asarray(self.scale, np.float64)
@@ -74,7 +74,7 @@ class CodedConstant:
         ]
         if len(axes) > 1:
             return None
-        return Parameters(
+        return CodedParameters(
             scale.reshape(-1), zero.reshape(-1).astype(np.int64), next(iter(axes), None)
         )
 
@@ -126,7 +126,7 @@ class CodedConstant:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class CodedParameters:
     """Scale and zero point, of a tensor or of each index of an axis."""
 
     scale: NDArray[np.float64]

@@ -10,7 +10,7 @@ from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.dtypes import INT8, UINT8, Integer
 from quark_onnx.graph import Graph, Node
-from quark_onnx.patterns.coded_constants import CodedConstant, Parameters
+from quark_onnx.patterns.coded_constants import CodedConstant, CodedParameters
 from quark_onnx.patterns.weight_axes import weight_axes
 from quark_onnx.plan import select
 from quark_onnx.plan.select import NodeSpec
@@ -87,7 +87,7 @@ def _looks_up_activations(reader: Node, specs: NodeSpec) -> bool:
 
 
 def _spec_for(
-    graph: Graph, reader: Node, name: str, specs: NodeSpec, parameters: Parameters
+    graph: Graph, reader: Node, name: str, specs: NodeSpec, parameters: CodedParameters
 ) -> QuantizationSpec | None:
     """Return the format of a reader for a constant; None if it does not allow the stored scales."""
     # A body is planned apart from the graph whose constants it reads.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.parallel import side_by_side, slabs
-from quark_onnx.optimizers.problem import Floats, Rows
+from quark_onnx.optimizers.problem import Floats, SampledRows
 
 #: Groups that a thread shuffles at a time.
 _GROUPS = 16
@@ -95,7 +95,7 @@ class Mix:
                 view = array.reshape(groups, self._each, self._samples, values)
                 view[:, :rows, at : at + count] = part.transpose(1, 2, 0, 3)
 
-    def mixed(self) -> Rows:
+    def mixed(self) -> SampledRows:
         """Return the shuffled rows, without non-finite rows.
 
         The rows may be views of the buffer, which the rows of the next layer overwrite.
@@ -106,12 +106,12 @@ class Mix:
                 pass
         # The sum is one pass without a mask; a sum that overflows takes the exact test below.
         if min(self._counts) == self._each and all(map(_sums_up, self._arrays)):
-            return Rows(*self._arrays)
+            return SampledRows(*self._arrays)
         # (each, samples) as one axis: the places that ``put`` has filled.
         usable = (np.arange(self._each)[:, None] < self._counts).reshape(-1)
         for array in self._arrays:
             usable &= finite(array)
-        return Rows(*[array[:, usable] for array in self._arrays])
+        return SampledRows(*[array[:, usable] for array in self._arrays])
 
     def _mix(self, groups: slice) -> None:
         """Interleave the rows of groups in place: one row of each sample after another."""

@@ -18,7 +18,7 @@ from quark_onnx.kernels import im2col
 from quark_onnx.kernels.im2col import Window
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.parallel import side_by_side
-from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
+from quark_onnx.optimizers.problem import Doubles, Floats, RoundingProblem, SampledRows
 from quark_onnx.patterns.activation import activation_behind
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan, Quantize, Use
@@ -324,7 +324,7 @@ class RowCollector:
 
     def problem(
         self, lattice: Levels, bias_lattice: Levels | None, scalable: bool, seed: int
-    ) -> Problem:
+    ) -> RoundingProblem:
         """Return the problem of the layer.
 
         Args:
@@ -345,7 +345,7 @@ class RowCollector:
         groups = self.place.layer.groups
         offset = self.place.offset.reshape(groups, -1)
         train, held = self._rows(weight.shape[2] + weight.shape[1], groups, seed)
-        return Problem(
+        return RoundingProblem(
             name=self.place.node.name,
             weight=weight,
             bias=offset,
@@ -372,7 +372,9 @@ class RowCollector:
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
         return [index for index in range(count) if index not in held] or held, held
 
-    def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
+    def _rows(
+        self, width: int, groups: int, seed: int
+    ) -> tuple[SampledRows, SampledRows]:
         """Return training and held-out rows.
 
         Args:
@@ -387,12 +389,14 @@ class RowCollector:
             # Rows of the only sample are in random order, so that a part of them can be held out.
             cut = max(1, len(train) // _EVERY)
             return (
-                Rows(train.inputs[:, cut:], train.targets[:, cut:]),
-                Rows(train.inputs[:, :cut], train.targets[:, :cut]),
+                SampledRows(train.inputs[:, cut:], train.targets[:, cut:]),
+                SampledRows(train.inputs[:, :cut], train.targets[:, :cut]),
             )
         return train, self._taken(held, most // 4, seed + 1, self.rooms[1])
 
-    def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
+    def _taken(
+        self, which: Sequence[int], most: int, seed: int, room: Room
+    ) -> SampledRows:
         """Return rows of samples, at random positions.
 
         Every ``len(which)`` consecutive rows hold one row per sample.

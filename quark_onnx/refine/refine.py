@@ -21,7 +21,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import LayerOptimizer, Samples
-from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
+from quark_onnx.optimizers.problem import Floats, LayerResult, RoundingProblem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.refine.calibration_rows import Room
 from quark_onnx.refine.layer_problems import (
@@ -288,7 +288,7 @@ def _open(plan: Plan, tasks: list[LayerTask]) -> Plan:
 
 @np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better
 def best_solution(
-    problem: Problem, optimizers: Sequence[LayerOptimizer]
+    problem: RoundingProblem, optimizers: Sequence[LayerOptimizer]
 ) -> tuple[Solution, LayerResult]:
     """Return the best solution of the optimizers, chosen per output.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.optimizers import LayerOptimizer, Samples
-from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
+from quark_onnx.optimizers.problem import LayerResult, RoundingProblem, Solution
 from quark_onnx.running.run import sample_key
 
 #: Increment whenever an optimizer's result for a given problem changes.
@@ -55,7 +55,7 @@ class Journal:
         self._reads_mean = any(optimizer.reads_mean for optimizer in optimizers)
         self._results.open()
 
-    def key(self, problem: Problem) -> str:
+    def key(self, problem: RoundingProblem) -> str:
         """Return the hash of a solution's dependencies; empty without a folder.
 
         Args:
@@ -106,7 +106,9 @@ class Journal:
             key = sample_key(sample, key)
         return key
 
-    def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
+    def find(
+        self, key: str, problem: RoundingProblem
+    ) -> tuple[Solution, LayerResult] | None:
         """Return the stored solution of a problem.
 
         Args:

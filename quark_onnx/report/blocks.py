@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quark_onnx.common.wording import byte_size, counted
-from quark_onnx.page.blocks import Gallery, Grid, Judgement
+from quark_onnx.page.blocks import Gallery, Judgement, TitledTable
 from quark_onnx.report.figures import decibels, percent, percentage
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.exhibits import Exhibits
@@ -57,7 +57,7 @@ def outputs_block(
     outputs: Sequence[OutputError],
     measured_on: str,
     more: Mapping[str, Mapping[str, str]] | None = None,
-) -> Grid:
+) -> TitledTable:
     """Return the errors of the outputs as a table.
 
     Args:
@@ -79,7 +79,7 @@ def outputs_block(
     for output in outputs:
         further = [cells.get(output.name, "") for cells in more.values()]
         rows.append((output.name, *_figures(output), *further, _remark(output)))
-    grid = Grid("Outputs", header, rows, f"on {measured_on}", "error")
+    grid = TitledTable("Outputs", header, rows, f"on {measured_on}", "error")
     return grid.without_empty_columns()
 
 

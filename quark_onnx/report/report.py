@@ -17,10 +17,10 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.page.blocks import (
     Block,
     Facts,
-    Grid,
     Notes,
     Reasons,
     Text,
+    TitledTable,
     Warnings,
 )
 from quark_onnx.page.reported import Reported
@@ -164,7 +164,7 @@ class Report(Reported):
             ),
             Reasons("Float tensors", self.kept_tensors, "tensor", "tensors", "kept"),
             Notes("Notes", self.notes, "notes"),
-            Grid("Operators", ("operator", "quantized", "nodes"), rows),
+            TitledTable("Operators", ("operator", "quantized", "nodes"), rows),
             Text("Settings", self.config),
         ]
 

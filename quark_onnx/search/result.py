@@ -13,11 +13,11 @@ from quark_onnx.page.blocks import (
     Action,
     Block,
     Facts,
-    Grid,
     Judgement,
     Reasons,
     Strong,
     Text,
+    TitledTable,
 )
 from quark_onnx.page.reported import Reported
 from quark_onnx.report import decibels
@@ -137,7 +137,9 @@ class SearchResult(Reported):
             self._judgement(),
             Facts(facts, lines),
             score_plots(self.candidates, front, score),
-            Grid("Candidates", header, rows, note, "tried").without_empty_columns(),
+            TitledTable(
+                "Candidates", header, rows, note, "tried"
+            ).without_empty_columns(),
             Reasons("Failed", failed, *nouns, "failed"),
             Reasons(
                 "Not tried",

@@ -17,7 +17,7 @@ from quark_onnx.patterns.activation import FUNCTIONS, GATES
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.openvino_faults import padded_means, unscaled_products
 from quark_onnx.targets.finding import RULES, Finding, Rule
-from quark_onnx.targets.pairs import Grid, Pairs
+from quark_onnx.targets.pairs import PairParameters, Pairs
 from quark_onnx.targets.target import Takes, Target
 
 _OPENVINO = "measured with OpenVINO 2026.4, docs/howto/engines.md"
@@ -215,7 +215,7 @@ def _is_taken(node: Node, takes: Takes) -> bool:
 
 
 def _of_activation(
-    node: Node, grid: Grid, target: Target, takes: Takes
+    node: Node, grid: PairParameters, target: Target, takes: Takes
 ) -> Iterator[Finding]:
     """Yield the broken rules at a QuantizeLinear."""
     name = _NAMES[grid.elem_type]
@@ -227,7 +227,7 @@ def _of_activation(
 
 
 def _of_zero_point(
-    node: Node, grid: Grid, target: Target, takes: Takes
+    node: Node, grid: PairParameters, target: Target, takes: Takes
 ) -> Iterator[Finding]:
     zeros = grid.zero_point
     if not takes.zero_points and (zeros is None or np.any(zeros)):
@@ -236,7 +236,7 @@ def _of_zero_point(
 
 
 def _of_constant(
-    graph: Graph, node: Node, grid: Grid, target: Target, takes: Takes
+    graph: Graph, node: Node, grid: PairParameters, target: Target, takes: Takes
 ) -> Iterator[Finding]:
     """Yield the broken rules at a DequantizeLinear of a constant."""
     name = _NAMES[grid.elem_type]

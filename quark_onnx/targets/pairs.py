@@ -28,7 +28,7 @@ _FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "HardSigmoid"})
 
 
 @dataclass(frozen=True)
-class Grid:
+class PairParameters:
     """Scale, zero point and type of a Q or DQ node.
 
     Attributes:
@@ -75,12 +75,12 @@ class Pairs:
             if position is not None:
                 self.positions[codes_of(node)] = position
 
-    def grid(self, node: Node) -> Grid:
+    def grid(self, node: Node) -> PairParameters:
         """Return the grid of a Q or DQ node."""
         scale = self.graph.constant(node.input(1))
         zero_point = self.graph.optional_constant(node.input(2), np.zeros(1, np.int64))
         kind = code_type(self.graph, node) or int(TensorProto.UINT8)
-        return Grid(scale, zero_point, kind)
+        return PairParameters(scale, zero_point, kind)
 
     # -- the interface of constraints_of
     # ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from quark_onnx.graph.codes import BYTES, WORDS
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets.finding import Finding
-from quark_onnx.targets.pairs import Grid, Pairs
+from quark_onnx.targets.pairs import PairParameters, Pairs
 from quark_onnx.targets.wiring import FUSED, constraints_of
 
 #: Operators that are fused with a following activation.
@@ -48,7 +48,7 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
         yield Finding(constraint.rule, constraint.node, figures)
 
 
-def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
+def grid_findings(node: Node, grid: PairParameters) -> Iterator[Finding]:
     """Yield broken rules for the scale and zero point of a Q or DQ node.
 
     Args:

@@ -33,7 +33,7 @@ from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
 from quark_onnx.torch.checkpoints.load import quantized_layers, read_layer
 from quark_onnx.torch.checkpoints.meta_model import dtype_of
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.checkpoint_names import DiskNames
@@ -120,7 +120,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             # stacked experts by name, for ``_dequantize``
             fused = dict(model.named_modules())
             unfuse_experts(model)
-            self._sources = Sources(Reader(_folder_of(checkpoint_files, model)), model)
+            self._sources = Sources(
+                CheckpointReader(_folder_of(checkpoint_files, model)), model
+            )
             self._layers = quantized_layers(
                 model, self._config, self._layout, self._sources
             )

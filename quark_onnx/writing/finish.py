@@ -43,9 +43,9 @@ from quark_onnx.report.measure import Observe, OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
     DESCRIPTIONS,
+    AdvisedSettings,
     NextStep,
     Scorer,
-    Settings,
     Verdict,
     VerdictCollector,
     next_steps,
@@ -296,7 +296,7 @@ class Judging:
 
     collector: VerdictCollector
     check: PreprocessingCheck | None
-    advice: Settings
+    advice: AdvisedSettings
     samples: Sequence[LabelledSample] = ()
     findings: Sequence[Finding] = ()
     scorer: Scorer | None = None

@@ -17,7 +17,7 @@ from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
 from quark_onnx.graph import scopes_of
 from quark_onnx.graph.codes import written_type
 from quark_onnx.graph.node import Node
-from quark_onnx.report.verdict import Settings
+from quark_onnx.report.verdict import AdvisedSettings
 from quark_onnx.targets.target import npu_names
 from quark_onnx.writing.provenance import PRODUCER
 
@@ -37,7 +37,7 @@ _BITS: dict[int, int] = {
 _USUAL_ON_NPU, _USUAL = {8: "minmse", 16: "minmax"}, {8: "best", 16: "minmax"}
 
 
-def settings_of_config(config: QConfig, samples: int) -> Settings:
+def settings_of_config(config: QConfig, samples: int) -> AdvisedSettings:
     """Return the settings of a run.
 
     Args:
@@ -49,7 +49,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
     if activation is not None and activation.measured:
         calibrator = format_calibrator(activation.calibrator)
         usual = usual_calibrator(activation)
-    return Settings(
+    return AdvisedSettings(
         activation.dtype.bits if activation is not None else None,
         weight.dtype.bits if weight is not None else None,
         weight is None or weight.per_channel,
@@ -77,7 +77,7 @@ def usual_calibrator(spec: QuantizationSpec) -> str:
     return ""
 
 
-def settings_of_model(model: ModelProto) -> Settings | None:
+def settings_of_model(model: ModelProto) -> AdvisedSettings | None:
     """Return the settings of a quantized model, of any tool; None if it has no Q/DQ pairs.
 
     Bits and granularity are those of the Q/DQ pairs. Optimizers, target and calibrator are those
@@ -100,7 +100,7 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     # Models of other tools have no target in their metadata, but scales of an NPU are powers of
     # two.
     usual = _USUAL_ON_NPU if target or powers_of_two else _USUAL
-    return Settings(
+    return AdvisedSettings(
         activation,
         weight,
         pairs.per_channel or weight is None,

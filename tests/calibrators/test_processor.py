@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 import calibrators.onnx_runtime.session
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import DEFINED, PRECISE, is_defined, open_session
-from calibrators.onnx_runtime.worker import Settings
+from calibrators.onnx_runtime.worker import SessionSettings
 from tests.models import Feeds, normal, parse
 
 
@@ -109,7 +109,7 @@ def test_where_weights_cannot_become_others_pairs_are_kept_apart(
         calibrators.onnx_runtime.session.open_source,
     )
 
-    def refused(source: str | bytes, settings: Settings, *more: Any) -> Any:
+    def refused(source: str | bytes, settings: SessionSettings, *more: Any) -> Any:
         if PRECISE not in settings.entries:
             return opened(source, settings, *more)
         raise RuntimeError("AddInitializerWithOrtValue")

@@ -31,7 +31,11 @@ from calibrators import (
 )
 from calibrators.onnx_runtime import runner, session
 from calibrators.onnx_runtime.runner import Observation, collect
-from calibrators.onnx_runtime.worker import Settings, native_session, session_options
+from calibrators.onnx_runtime.worker import (
+    SessionSettings,
+    native_session,
+    session_options,
+)
 from tests.cases import loop_over
 
 Array = NDArray[Any]
@@ -284,7 +288,7 @@ def test_a_model_may_be_made_when_it_is_needed() -> None:
 def test_a_session_does_not_keep_the_bytes_of_its_model() -> None:
     data = NET.SerializeToString()
     before = sys.getrefcount(data)
-    session = native_session(data, session_options(Settings()))
+    session = native_session(data, session_options(SessionSettings()))
     assert sys.getrefcount(data) == before
     assert session.run(None, EVEN[0])
 

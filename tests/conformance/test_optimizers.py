@@ -22,7 +22,7 @@ from quark_onnx.common.registry import OPTIMIZERS
 from quark_onnx.config import to_dict
 from quark_onnx.config.qconfig import parse_optimizer
 from quark_onnx.kernels.levels import Levels
-from quark_onnx.optimizers.problem import Problem, Rows, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, SampledRows, Solution
 from quark_onnx.patterns.activation import Activation
 from tests.cases import loop_over
 from tests.models import (
@@ -222,7 +222,7 @@ def test_a_float_graph_without_samples(name: str) -> None:
 # Layers
 
 
-def problem_of() -> Problem:
+def problem_of() -> RoundingProblem:
     """A layer with four outputs on integer levels, whose inputs are correlated."""
     random = np.random.default_rng(3)
     weight = random.normal(size=(1, 4, 24))
@@ -231,10 +231,10 @@ def problem_of() -> Problem:
     targets = np.float32(inputs @ weight[0].T)
     scale = np.full(weight.shape, np.abs(weight).max() / 7, np.float32)
     ends = [np.full(weight.shape, code, np.float32) for code in (-8, 7)]
-    train = Rows(inputs[:, :480], targets[:, :480])
+    train = SampledRows(inputs[:, :480], targets[:, :480])
     double = train.inputs.astype(np.float64)
     hessian = np.einsum("grk,grl->gkl", double, double)
-    return Problem(
+    return RoundingProblem(
         name="layer",
         weight=weight,
         bias=np.zeros((1, 4)),
@@ -242,7 +242,7 @@ def problem_of() -> Problem:
         biased=True,
         activation=Activation(),
         train=train,
-        held=Rows(inputs[:, 480:], targets[:, 480:]),
+        held=SampledRows(inputs[:, 480:], targets[:, 480:]),
         mean=lambda: inputs.mean(axis=1, dtype=np.float64),
         gram=lambda: (hessian, len(train)),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from quark_onnx.optimizers.base import register
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 
 
 @register
@@ -20,7 +20,7 @@ class RoundDown:
     moves_bias: ClassVar[bool] = False
     reads_mean: ClassVar[bool] = False
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         """Propose the lower neighbours of the weights."""
         below, _ = problem.lattice.neighbours(problem.weight)
         return Solution(below, present.bias)

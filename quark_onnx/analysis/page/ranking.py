@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from quark_onnx.analysis.findings import Cause, TensorError, WeightError
 from quark_onnx.analysis.page.against_grid import against_grid
-from quark_onnx.page.blocks import Entry, Figure, Ranking, Share, Terms
+from quark_onnx.page.blocks import Figure, Ranking, RankingEntry, Share, Terms
 from quark_onnx.page.svg import short
 from quark_onnx.report import percentage
 
@@ -59,7 +59,7 @@ def noise_ranking(
     )
 
 
-def _entry(tensor: TensorError, weights: Sequence[WeightError]) -> Entry:
+def _entry(tensor: TensorError, weights: Sequence[WeightError]) -> RankingEntry:
     ratios = (
         ("SQNR", _ratio(tensor.sqnr)),
         ("inputs", _ratio(tensor.sqnr_inputs)),
@@ -76,7 +76,7 @@ def _entry(tensor: TensorError, weights: Sequence[WeightError]) -> Entry:
     figures = [_activation(tensor)] if tensor.histogram is not None else []
     figures += [_weight(weight) for weight in read[:1]]
     shares = [_share(cause) for cause in tensor.causes[:_CAUSES]]
-    return Entry(tensor.name, _origin(tensor), ratios, shares, figures)
+    return RankingEntry(tensor.name, _origin(tensor), ratios, shares, figures)
 
 
 def _origin(tensor: TensorError) -> str:

@@ -1,6 +1,6 @@
 """Operators on integers with power-of-two scales."""
 
-from quark_onnx.npu.integers.call import Call, Operator, Real, Value, exact
+from quark_onnx.npu.integers.call import NodeCall, Operator, Real, Value, exact
 from quark_onnx.npu.integers.fixed import Fixed, Rounding, rounded
 from quark_onnx.npu.integers.moving import MOVING
 from quark_onnx.npu.integers.pointwise import POINTWISE
@@ -9,8 +9,8 @@ from quark_onnx.npu.integers.products import PRODUCTS
 
 __all__ = [
     "OPERATORS",
-    "Call",
     "Fixed",
+    "NodeCall",
     "Operator",
     "Real",
     "Rounding",

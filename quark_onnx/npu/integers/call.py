@@ -39,7 +39,7 @@ Value = Fixed | Real | NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class NodeCall:
     """A node with the values of its inputs.
 
     Attributes:
@@ -159,7 +159,7 @@ def _is_constant(graph: Graph, name: str) -> bool:
     return all(map(graph.is_constant, producer.inputs))
 
 
-Operator = Callable[[Call], "list[Value]"]
+Operator = Callable[[NodeCall], "list[Value]"]
 
 
 def exact(value: Fixed | NDArray[Any]) -> Fixed:
@@ -176,7 +176,7 @@ def reals(value: Value) -> NDArray[np.float64]:
     return value.astype(np.float64)
 
 
-def in_float(call: Call) -> list[Value]:
+def in_float(call: NodeCall) -> list[Value]:
     """Compute a node in float32 by onnxruntime, for want of documented integers.
 
     ONNX's reference evaluator has LogSoftmax of opset 13 alone, and other sizes than onnxruntime in

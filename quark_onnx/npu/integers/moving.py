@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.npu.integers.call import Call, Operator, Real, Value, in_float
+from quark_onnx.npu.integers.call import NodeCall, Operator, Real, Value, in_float
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
 Floats = NDArray[np.float32]
@@ -21,7 +21,7 @@ _CENTRES = {
 }
 
 
-def move(call: Call) -> list[Value]:
+def move(call: NodeCall) -> list[Value]:
     """Move the values of the first input; the other inputs hold indices."""
     value = call.inputs[0]
     if isinstance(value, Real):
@@ -33,13 +33,13 @@ def move(call: Call) -> list[Value]:
     return [Fixed(result, x.position, x.divisor) for result in results]
 
 
-def shape(call: Call) -> list[Value]:
+def shape(call: NodeCall) -> list[Value]:
     """Compute Shape or Size, for any kind of number."""
     # Only the shape matters: the smallest type stands for the values.
     return list(call.evaluated({0: np.empty(call.size(), np.bool_)}))
 
 
-def join(call: Call) -> list[Value]:
+def join(call: NodeCall) -> list[Value]:
     """Join values at their finest position: Concat, and the fill value of Pad."""
     joined = _joined(call)
     inputs = [call.inputs[index] for index in joined]
@@ -57,7 +57,7 @@ def join(call: Call) -> list[Value]:
     return [Real(result, given) for result in results]
 
 
-def _joined(call: Call) -> list[int]:
+def _joined(call: NodeCall) -> list[int]:
     """Return the indices of the inputs with the values that are joined."""
     if call.node.kind == "Concat":
         return list(range(len(call.node.inputs)))
@@ -65,7 +65,7 @@ def _joined(call: Call) -> list[int]:
     return [0, 2] if call.has(2) else [0]
 
 
-def resize(call: Call) -> list[Value]:
+def resize(call: NodeCall) -> list[Value]:
     """Compute Resize in mode nearest, axis by axis; in float where it interpolates linearly."""
     if call.node.attribute("mode", "nearest") == "linear":
         return in_float(call)
@@ -103,12 +103,12 @@ def resize(call: Call) -> list[Value]:
     return call.moved(resized)
 
 
-def _known_or_empty(call: Call, index: int) -> NDArray[Any]:
+def _known_or_empty(call: NodeCall, index: int) -> NDArray[Any]:
     """Return the value of a constant input; no values if the input is omitted."""
     return call.known(index) if call.has(index) else np.empty(0)
 
 
-def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
+def _nearest(call: NodeCall, size: int, output: int, scale: np.float32) -> Ints:
     """Return the input index of each output (ONNX specification, Resize).
 
     Coordinates are computed in float32, as in onnxruntime.

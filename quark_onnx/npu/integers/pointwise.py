@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.npu.integers.call import (
-    Call,
+    NodeCall,
     Operator,
     Real,
     Value,
@@ -42,7 +42,7 @@ def _elementwise(function: Callable[..., Any]) -> Operator:
     The result is float if an input is float.
     """
 
-    def operator(call: Call) -> list[Value]:
+    def operator(call: NodeCall) -> list[Value]:
         # Pairwise, as Max, Min and Sum take any number of inputs.
         def both(first: Value, second: Value) -> Value:
             if isinstance(first, Real) or isinstance(second, Real):
@@ -54,7 +54,7 @@ def _elementwise(function: Callable[..., Any]) -> Operator:
     return operator
 
 
-def multiply(call: Call) -> list[Value]:
+def multiply(call: NodeCall) -> list[Value]:
     """Compute Mul; positions add up, and a float constant gets an exact position."""
     first, second = call.operands()
     if isinstance(first, Real) or isinstance(second, Real):
@@ -62,7 +62,7 @@ def multiply(call: Call) -> list[Value]:
     return [_product(call, first, second)]
 
 
-def clip(call: Call) -> list[Value]:
+def clip(call: NodeCall) -> list[Value]:
     """Compute Relu or Clip."""
     bounds = clip_bounds(call.graph, call.node)
     if bounds is None:
@@ -73,7 +73,7 @@ def clip(call: Call) -> list[Value]:
     return [_clipped(call.fixed(0), *bounds)]
 
 
-def leaky(call: Call) -> list[Value]:
+def leaky(call: NodeCall) -> list[Value]:
     """Compute LeakyRelu or PRelu, with the slopes of the model.
 
     The engine has slopes in 256ths, such as 26 / 256 for 0.1; amd-quark writes such slopes into its
@@ -89,7 +89,7 @@ def leaky(call: Call) -> list[Value]:
 
 
 def _product(
-    call: Call, first: Fixed | NDArray[Any], second: Fixed | NDArray[Any]
+    call: NodeCall, first: Fixed | NDArray[Any], second: Fixed | NDArray[Any]
 ) -> Fixed:
     """Multiply; a product with a float constant is rounded to float32 where onnxruntime's is.
 
@@ -118,7 +118,7 @@ def _where_negative(below: Ints, above: Ints) -> Ints:
     return chosen
 
 
-def hard_sigmoid(call: Call) -> list[Value]:
+def hard_sigmoid(call: NodeCall) -> list[Value]:
     """Compute HardSigmoid with alpha and beta as float32.
 
     The engine's approximation of 1/6 increases the result by 1/8192 of its value.
@@ -133,7 +133,7 @@ def hard_sigmoid(call: Call) -> list[Value]:
     return [gate]
 
 
-def hard_swish(call: Call) -> list[Value]:
+def hard_swish(call: NodeCall) -> list[Value]:
     """Compute HardSwish: the input times its hard sigmoid of slope 1 / 6."""
     gate = _hard_sigmoid(
         call, np.asarray(np.float32(1 / 6)), np.asarray(np.float32(0.5))
@@ -144,7 +144,7 @@ def hard_swish(call: Call) -> list[Value]:
 
 
 def _hard_sigmoid(
-    call: Call, alpha: NDArray[np.float32], beta: NDArray[np.float32]
+    call: NodeCall, alpha: NDArray[np.float32], beta: NDArray[np.float32]
 ) -> Fixed:
     product = _product(call, call.fixed(0), alpha)
     narrow = _float32(product) if call.single and "gate" not in call.engine else None
@@ -154,7 +154,7 @@ def _hard_sigmoid(
     return _clipped(together(np.add, product, exact(beta)), 0.0, 1.0)
 
 
-def _constant(call: Call, name: str, default: float) -> NDArray[np.float32]:
+def _constant(call: NodeCall, name: str, default: float) -> NDArray[np.float32]:
     """Return a float attribute, which ONNX stores in float32."""
     return np.asarray(call.node.attribute(name, default), np.float32)
 
@@ -182,7 +182,7 @@ def _in_float(function: Callable[[Doubles], Doubles]) -> Operator:
     The engine's arithmetic of these operators is not documented.
     """
 
-    def operator(call: Call) -> list[Value]:
+    def operator(call: NodeCall) -> list[Value]:
         value = call.inputs[0]
         assert value is not None
         return [Real(function(reals(value)))]
@@ -190,7 +190,7 @@ def _in_float(function: Callable[[Doubles], Doubles]) -> Operator:
     return operator
 
 
-def softmax(call: Call) -> list[Value]:
+def softmax(call: NodeCall) -> list[Value]:
     """Compute Softmax in float64, or by the engine's documentation."""
     value, axis = call.inputs[0], softmax_axis(call.node, call.graph.opset)
     assert value is not None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.im2col import windowed
-from quark_onnx.npu.integers.call import Call, Operator, Value
+from quark_onnx.npu.integers.call import NodeCall, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times
 from quark_onnx.npu.integers.windows import covered, placed, places
 
@@ -27,14 +27,14 @@ _FACTORS = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
 _WIDE = 256
 
 
-def max_pool(call: Call) -> list[Value]:
+def max_pool(call: NodeCall) -> list[Value]:
     """Compute MaxPool, without indices."""
     if any(call.node.outputs[1:]):
         raise call.refused("indices of the greatest values are not computed")
     return call.moved(lambda values: _greatest(call, values))
 
 
-def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
+def _greatest(call: NodeCall, values: NDArray[T]) -> NDArray[T]:
     """Return the maximum of each window.
 
     Args:
@@ -51,7 +51,7 @@ def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
     return greatest
 
 
-def average_pool(call: Call) -> list[Value]:
+def average_pool(call: NodeCall) -> list[Value]:
     """Compute AveragePool, with or without counting the padding."""
     x, kernel = call.fixed(0), tuple(call.node.attribute("kernel_shape"))
     rows, output = _windows(call, x.values)
@@ -62,21 +62,21 @@ def average_pool(call: Call) -> list[Value]:
     return [_average(call, sums, counts, engine_factor(kernel))]
 
 
-def global_average(call: Call) -> list[Value]:
+def global_average(call: NodeCall) -> list[Value]:
     """Compute GlobalAveragePool."""
     # Batch and channels precede the spatial axes.
     size = call.fixed(0).values.shape[2:]
     return [_mean(call, tuple(range(2, 2 + len(size))), True, engine_factor(size))]
 
 
-def global_max(call: Call) -> list[Value]:
+def global_max(call: NodeCall) -> list[Value]:
     """Compute GlobalMaxPool."""
     return call.moved(
         lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True),
     )
 
 
-def reduce_mean(call: Call) -> list[Value]:
+def reduce_mean(call: NodeCall) -> list[Value]:
     """Compute ReduceMean over constant axes."""
     axes = _reduced(call)
     if not axes:
@@ -86,7 +86,7 @@ def reduce_mean(call: Call) -> list[Value]:
     return [_mean(call, axes, keepdims, (count, *searched(count)))]
 
 
-def reduce_sum(call: Call) -> list[Value]:
+def reduce_sum(call: NodeCall) -> list[Value]:
     """Compute ReduceSum over constant axes, exactly."""
     axes = _reduced(call)
     keepdims = bool(call.node.attribute("keepdims", 1))
@@ -95,7 +95,7 @@ def reduce_sum(call: Call) -> list[Value]:
     return [call.fixed(0).shaped(lambda values: values.sum(axes, keepdims=keepdims))]
 
 
-def _reduced(call: Call) -> tuple[int, ...]:
+def _reduced(call: NodeCall) -> tuple[int, ...]:
     """Return the axes of a reduction, in order; none where nothing is reduced."""
     rank = len(call.fixed(0).values.shape)
     axes = call.known(1).tolist() if call.has(1) else call.node.attribute("axes", [])
@@ -133,7 +133,7 @@ def searched(count: int) -> tuple[int, int]:
     return min(pairs, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
 
 
-def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
+def _windows(call: NodeCall, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
     """Return the inputs of each window, with zeros outside the input.
 
     Returns:
@@ -149,7 +149,7 @@ def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...
 
 
 def _mean(
-    call: Call, axes: tuple[int, ...], keepdims: bool, factor: tuple[int, int, int]
+    call: NodeCall, axes: tuple[int, ...], keepdims: bool, factor: tuple[int, int, int]
 ) -> Fixed:
     """Return the average over some axes, exactly or with the engine's factor.
 
@@ -164,7 +164,7 @@ def _mean(
 
 
 def _average(
-    call: Call, sums: Fixed, counts: Ints, factor: tuple[int, int, int]
+    call: NodeCall, sums: Fixed, counts: Ints, factor: tuple[int, int, int]
 ) -> Fixed:
     """Divide sums by their counts, or apply the engine's factor."""
     # Windows at the border may average fewer inputs. A common multiple of the counts keeps a

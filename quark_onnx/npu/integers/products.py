@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.im2col import Window, windowed
-from quark_onnx.npu.integers.call import Call, Operator, Value
+from quark_onnx.npu.integers.call import NodeCall, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, summed, times, together
 from quark_onnx.npu.integers.windows import placed, places
 from quark_onnx.patterns.conv_and_gemm import Layer
@@ -27,7 +27,7 @@ Doubles = NDArray[np.float64]
 _SLAB = 8192
 
 
-def convolution(call: Call) -> list[Value]:
+def convolution(call: NodeCall) -> list[Value]:
     """Compute Conv or ConvTranspose of any rank, groups, strides, pads and dilations.
 
     Padding has the real value zero.
@@ -69,7 +69,7 @@ def _convolved(
     return joined
 
 
-def gemm(call: Call) -> list[Value]:
+def gemm(call: NodeCall) -> list[Value]:
     """Compute Gemm; alpha and beta are multiplied like other numbers."""
     a, b = _operand(call, 0, "transA"), _operand(call, 1, "transB")
     # The number of products in a sum is the length of the inner axis.
@@ -78,7 +78,7 @@ def gemm(call: Call) -> list[Value]:
     return [_biased(call, times(sums, _factor(call, "alpha")), None)]
 
 
-def _operand(call: Call, index: int, transposed: str) -> Fixed:
+def _operand(call: NodeCall, index: int, transposed: str) -> Fixed:
     """Return a factor of a Gemm, transposed if the attribute is set."""
     operand = call.fixed(index)
     if call.node.attribute(transposed, 0):
@@ -86,13 +86,13 @@ def _operand(call: Call, index: int, transposed: str) -> Fixed:
     return operand
 
 
-def matmul(call: Call) -> list[Value]:
+def matmul(call: NodeCall) -> list[Value]:
     """Compute MatMul of inputs of any rank."""
     a, b = call.fixed(0), call.fixed(1)
     return [summed(a, b, a.values.shape[-1], np.matmul)]
 
 
-def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
+def _biased(call: NodeCall, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
     """Add the bias of a Conv or Gemm, if there is one.
 
     Args:
@@ -107,7 +107,7 @@ def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
     return together(np.add, sums, bias)
 
 
-def _factor(call: Call, name: str) -> Fixed:
+def _factor(call: NodeCall, name: str) -> Fixed:
     """Return alpha or beta of a Gemm as a number of one element; 1 if absent."""
     return Fixed.exactly(np.float32(call.node.attribute(name, 1.0)))
 

@@ -1,6 +1,6 @@
 """A verdict on a quantized model in the terms of its task."""
 
-from quark_onnx.report.verdict.advice import Settings, next_steps
+from quark_onnx.report.verdict.advice import AdvisedSettings, next_steps
 from quark_onnx.report.verdict.change import changed, is_possible
 from quark_onnx.report.verdict.collect import VerdictCollector, check_task
 from quark_onnx.report.verdict.exhibits import Exhibits
@@ -15,8 +15,8 @@ from quark_onnx.report.verdict.verdict import (
     DESCRIPTIONS,
     TASKS,
     THRESHOLDS,
-    Figure,
     Gain,
+    MeasuredValue,
     NextStep,
     Verdict,
 )
@@ -25,13 +25,13 @@ __all__ = [
     "DESCRIPTIONS",
     "TASKS",
     "THRESHOLDS",
+    "AdvisedSettings",
     "Exhibits",
-    "Figure",
     "Gain",
+    "MeasuredValue",
     "NextStep",
     "Score",
     "Scorer",
-    "Settings",
     "Verdict",
     "VerdictCollector",
     "changed",

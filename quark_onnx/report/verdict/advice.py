@@ -23,7 +23,7 @@ MOST = 3
 
 
 @dataclass(frozen=True)
-class Settings:
+class AdvisedSettings:
     """Settings of a run, for advice.
 
     Attributes:
@@ -104,7 +104,7 @@ def _kind(node: NodeProto, constants: Mapping[str, TensorProto]) -> str:
 
 
 def next_steps(
-    model: ModelProto, settings: Settings, task: str, most: int | None = MOST
+    model: ModelProto, settings: AdvisedSettings, task: str, most: int | None = MOST
 ) -> tuple[NextStep, ...]:
     """Return changes to try, the most promising first.
 
@@ -139,7 +139,9 @@ def _changed_call(options: str) -> str:
     return f"quantize(model, data, changed(config, {options!r}))"
 
 
-def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+def _more_samples(
+    settings: AdvisedSettings, _: _Structure, task: str
+) -> Iterator[NextStep]:
     """Propose more data where ranges come from a few samples."""
     # 0 samples: random or no data, whose verdict is unknown; float activations have no ranges.
     if 0 < settings.samples < 16 and settings.activation is not None:
@@ -152,7 +154,7 @@ def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[Next
 
 
 def _usual_calibrator(
-    settings: Settings, _: _Structure, task: str
+    settings: AdvisedSettings, _: _Structure, task: str
 ) -> Iterator[NextStep]:
     """Propose the calibrator of the preset where another was chosen."""
     usual, chosen = settings.usual_calibrator, settings.calibrator
@@ -165,7 +167,9 @@ def _usual_calibrator(
         )
 
 
-def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+def _per_channel(
+    settings: AdvisedSettings, _: _Structure, task: str
+) -> Iterator[NextStep]:
     """Propose per-channel scales unless a processor requires per-tensor scales."""
     # Engines with power-of-two scales take one scale per tensor.
     if settings.weight == 8 and not settings.per_channel and settings.is_portable:
@@ -201,7 +205,7 @@ _RECIPES = {
 
 
 def _recipe(
-    settings: Settings,
+    settings: AdvisedSettings,
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
@@ -226,7 +230,7 @@ def _recipe(
 
 
 def _equalize(
-    settings: Settings,
+    settings: AdvisedSettings,
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
@@ -247,7 +251,9 @@ def _equalize(
         )
 
 
-def _corrected(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+def _corrected(
+    settings: AdvisedSettings, _: _Structure, task: str
+) -> Iterator[NextStep]:
     """Propose bias correction, where no recipe of the task contains it."""
     # The search for power-of-two scales corrects biases itself.
     if settings.activation is None or settings.weight is None or settings.powers_of_two:
@@ -261,7 +267,7 @@ def _corrected(settings: Settings, _: _Structure, task: str) -> Iterator[NextSte
         )
 
 
-def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+def _wide(settings: AdvisedSettings, _: _Structure, task: str) -> Iterator[NextStep]:
     """Propose 16-bit activations where no processor requires 8."""
     if settings.is_portable_8bit:
         effect = "16-bit activations: what is left is the error of the weights"
@@ -275,7 +281,7 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
         )
 
 
-def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+def _learned(settings: AdvisedSettings, _: _Structure, task: str) -> Iterator[NextStep]:
     """Propose learned rounding, or more bits for weights if activations are float."""
     few_bits = settings.weight is not None and settings.weight <= 4
     activations = settings.activation is not None
@@ -297,7 +303,9 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
         )
 
 
-def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
+def _mixed(
+    settings: AdvisedSettings, structure: _Structure, task: str
+) -> Iterator[NextStep]:
     """Propose more bits for the most harmful layers."""
     spent = "auto_mixed_precision" in settings.optimizers
     # The search ends at once where every output reaches the goal.
@@ -332,7 +340,7 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
 
 
 #: In the order of promise and cost: data and settings first, wider formats last.
-_RULES: tuple[Callable[[Settings, _Structure, str], Iterator[NextStep]], ...] = (
+_RULES: tuple[Callable[[AdvisedSettings, _Structure, str], Iterator[NextStep]], ...] = (
     _more_samples,
     _usual_calibrator,
     _per_channel,

@@ -16,7 +16,7 @@ from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report.figures import near_limits, percentage
 from quark_onnx.report.loop import measure_with_states
 from quark_onnx.report.measure import Observe, OutputError, least_sqnr
-from quark_onnx.report.verdict.advice import Settings, next_steps
+from quark_onnx.report.verdict.advice import AdvisedSettings, next_steps
 from quark_onnx.report.verdict.boxes import arrays_of
 from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.judges import Judge, judge_for
@@ -25,7 +25,7 @@ from quark_onnx.report.verdict.verdict import (
     TASKS,
     THRESHOLDS,
     Band,
-    Figure,
+    MeasuredValue,
     NextStep,
     Threshold,
     Verdict,
@@ -146,7 +146,7 @@ class VerdictCollector:
         held_out: int,
         calibrated: bool = True,
         random: bool = False,
-        settings: Settings | None = None,
+        settings: AdvisedSettings | None = None,
         samples_for: Callable[[int], int] = int,
     ) -> Verdict | None:
         """Return the verdict; None without samples.
@@ -205,7 +205,9 @@ class VerdictCollector:
             return False
         return self.rows < _LEAST_ROWS or not all(map(_is_clear, errors))
 
-    def _reservation(self, task: str, figures: Sequence[Figure], band: Band) -> str:
+    def _reservation(
+        self, task: str, figures: Sequence[MeasuredValue], band: Band
+    ) -> str:
         """Return why a verdict is risky although the figure that decides is good.
 
         Args:
@@ -231,7 +233,7 @@ class VerdictCollector:
     def _shown(
         self,
         errors: Sequence[OutputError],
-    ) -> tuple[str, tuple[Figure, ...]]:
+    ) -> tuple[str, tuple[MeasuredValue, ...]]:
         """Return the task and the figures.
 
         Where no task-specific comparison was possible, the SQNR decides.
@@ -247,7 +249,7 @@ class VerdictCollector:
     def _band(
         self,
         task: str,
-        figures: Iterable[Figure],
+        figures: Iterable[MeasuredValue],
         errors: Sequence[OutputError],
     ) -> Band:
         """Return the worst band of the figures with a threshold.
@@ -300,7 +302,7 @@ def _is_clear(error: OutputError) -> bool:
 
 
 def _bands(
-    thresholds: Iterable[Threshold], figures: Mapping[str, Figure]
+    thresholds: Iterable[Threshold], figures: Mapping[str, MeasuredValue]
 ) -> list[Band]:
     """Return the band of each threshold's figure; ``unknown`` for a missing figure."""
     bands = list[Band]()
@@ -310,7 +312,7 @@ def _bands(
     return bands
 
 
-def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
+def _is_uncertain(task: str, figures: Mapping[str, MeasuredValue]) -> bool:
     """Return whether a figure may be poor, by its lower bound, and the SQNR is not good.
 
     Args:
@@ -329,13 +331,15 @@ def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
     return "poor" in _bands(THRESHOLDS[task], lower_bounds)
 
 
-def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
+def _hides_errors(task: str, figures: Mapping[str, MeasuredValue]) -> bool:
     """Return whether predicted classes agree although the outputs have large errors."""
     sqnr = figures.get("sqnr")
     return task in _OF_CLASSES and sqnr is not None and sqnr.value < _LEAST_SQNR
 
 
-def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure]:
+def _other_figures(
+    errors: Sequence[OutputError], *, whole: bool
+) -> list[MeasuredValue]:
     """Return the figure of every task: the SQNR, or for integers the share of equal values.
 
     Args:
@@ -361,14 +365,14 @@ def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure
         # The table of outputs has the SQNR of the whole: two figures need two names.
         if judged < least and shown != shown_whole:
             text += f" of what varies ({shown_whole} dB with the constant part)"
-        return [Figure("sqnr", judged, text)]
+        return [MeasuredValue("sqnr", judged, text)]
     # All outputs are integers, or random.
     shares = [error.agreement for error in errors if error.agreement is not None]
     if not shares:
         return []
     share = min(shares)
     shown = percentage(share, limits_of("signal", "equal"))
-    return [Figure("equal", share, f"{shown} of the values are equal")]
+    return [MeasuredValue("equal", share, f"{shown} of the values are equal")]
 
 
 #: Names of tasks in sentences, where they differ.
@@ -382,7 +386,7 @@ _NAMES = {
 }
 
 
-def _sentence(task: str, figures: Sequence[Figure]) -> str:
+def _sentence(task: str, figures: Sequence[MeasuredValue]) -> str:
     texts = ", ".join(figure.text for figure in figures)
     return f"{_NAMES.get(task, task)}: {texts or 'no output could be compared'}"
 

@@ -13,7 +13,7 @@ from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import near_limits, percentage, wilson
 from quark_onnx.report.verdict.boxes import Floats, Matches, detections
 from quark_onnx.report.verdict.task import Task, squeezed
-from quark_onnx.report.verdict.verdict import Figure, limits_of
+from quark_onnx.report.verdict.verdict import MeasuredValue, limits_of
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -39,7 +39,7 @@ class Judge(Protocol):
                 ``expected``.
         """
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         """Return the figures over the samples; empty if nothing was comparable."""
 
 
@@ -80,14 +80,14 @@ class Pixels:
         # Rows count even if the shapes differ: they do not agree.
         self._rows += before.size
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._rows:
             return ()
         share = self._equal / self._rows
         limits = limits_of("segmentation", "agreement")
         shown = percentage(share, limits)
         text = f"{shown} of the pixels have the class of the float model"
-        return (Figure("agreement", share, text),)
+        return (MeasuredValue("agreement", share, text),)
 
 
 class Classes(Pixels):
@@ -104,7 +104,7 @@ class Classes(Pixels):
             before = predicted(expected[self._output], self._axis)
             self._classes.update(before.tolist())
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._rows:
             return ()
         # Values whose greatest is the same on all samples are quantities, such as means.
@@ -119,7 +119,7 @@ class Classes(Pixels):
             f" model ({percentage(share, limits)}; 95 % interval"
             f" {percentage(least, limits)} to {percentage(most, limits)})"
         )
-        return (Figure("agreement", share, text, least),)
+        return (MeasuredValue("agreement", share, text, least),)
 
 
 def predicted(scores: NDArray[Any], axis: int = -1) -> NDArray[np.int64]:
@@ -161,14 +161,14 @@ class Decisions:
         self._after += int(found_yes.sum())
         self._difference += float(np.abs(before - after).sum(dtype=np.float64))
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._count:
             return ()
         share = self._equal / self._count
         limits = limits_of("decisions", "agreement")
         difference = self._difference / self._count
         figures = [
-            Figure(
+            MeasuredValue(
                 "agreement",
                 share,
                 f"{self._equal} of {counted(self._count, 'decision')} at 0.5 as in the float"
@@ -179,9 +179,9 @@ class Decisions:
             f1 = 2 * self._both / (self._before + self._after)
             shown = near_limits(f1, limits_of("decisions", "f1"), 3)
             text = f"{self._both} of {self._before} above 0.5 found again: F1 {shown}"
-            figures.append(Figure("f1", f1, text))
+            figures.append(MeasuredValue("f1", f1, text))
         text = f"probabilities change by {difference:.3f} on average"
-        figures.append(Figure("difference", difference, text))
+        figures.append(MeasuredValue("difference", difference, text))
         return tuple(figures)
 
 
@@ -210,7 +210,7 @@ class Masks:
         self._decided += _overlap(before >= _YES, after >= _YES)
         self._shares += _overlap(before, after)
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._count:
             return ()
         at, overlap = "", self._shares
@@ -220,7 +220,7 @@ class Masks:
         # Two empty masks are equal.
         iou = float(shared / union) if union else 1.0
         shown = near_limits(iou, limits_of("mask", "iou"), 3)
-        return (Figure("iou", iou, f"IoU of the masks{at} {shown}"),)
+        return (MeasuredValue("iou", iou, f"IoU of the masks{at} {shown}"),)
 
 
 def _overlap(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.float64]:
@@ -243,25 +243,27 @@ class Detections:
         # scores.
         self._pairs += zip(before, after, strict=False)
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         # Over all samples, which is why the boxes are kept until here.
         matches = Matches.of(self._pairs)
         if not matches.count:
             return ()
         f1, overlap, change = matches.f1, matches.overlap, matches.change
         return (
-            Figure(
+            MeasuredValue(
                 "f1",
                 f1,
                 f"{matches.sentence}: F1 {near_limits(f1, limits_of('detector', 'f1'), 3)}",
             ),
-            Figure(
+            MeasuredValue(
                 "iou",
                 overlap,
                 "mean IoU of matched boxes"
                 f" {near_limits(overlap, limits_of('detector', 'iou'), 3)}",
             ),
-            Figure("score_change", change, f"scores change by {change:.3f} on average"),
+            MeasuredValue(
+                "score_change", change, f"scores change by {change:.3f} on average"
+            ),
         )
 
 
@@ -282,19 +284,19 @@ class Vectors:
             self._before += list(before)
             self._after += list(after)
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._before:
             return ()
         # (samples, width), rows of length 1: dot products are cosines.
         before, after = unit(np.array(self._before)), unit(np.array(self._after))
         cosine = float((before * after).sum(axis=1).mean())
         shown = near_limits(cosine, limits_of("embedding", "cosine"), 4)
-        figures = [Figure("cosine", cosine, f"mean cosine {shown}")]
+        figures = [MeasuredValue("cosine", cosine, f"mean cosine {shown}")]
         rank = _rank_correlation(before, after)
         if not math.isnan(rank):
             shown = near_limits(rank, limits_of("embedding", "rank"), 4)
             text = f"rank correlation of similarities {shown}"
-            figures.append(Figure("rank", rank, text))
+            figures.append(MeasuredValue("rank", rank, text))
         return tuple(figures)
 
 
@@ -386,7 +388,7 @@ class Tokens:
             self._equal += int((a.argmax(axis=1) == b.argmax(axis=1)).sum())
             self._tokens += len(a)
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._tokens:
             return ()
         # Rounding may leave a tiny negative sum. max returns NaN only where NaN comes first.
@@ -394,12 +396,12 @@ class Tokens:
         share = self._equal / self._tokens
         shown = near_limits(divergence, limits_of("language", "divergence"), 4)
         return (
-            Figure(
+            MeasuredValue(
                 "divergence",
                 divergence,
                 f"KL divergence {shown} nats per token",
             ),
-            Figure(
+            MeasuredValue(
                 "agreement",
                 share,
                 f"the likeliest token agrees in {percentage(share)}",
@@ -434,7 +436,7 @@ class Images:
         self._least = min(self._least, float(before.min()))
         self._greatest = max(self._greatest, float(before.max()))
 
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[MeasuredValue, ...]:
         if not self._errors:
             return ()
         peak = _peak(self._least, self._greatest)
@@ -443,7 +445,7 @@ class Images:
         ratios = [_psnr(peak, error) for error in self._errors]
         psnr = float(np.mean(ratios))
         shown = near_limits(psnr, limits_of("image", "psnr"))
-        return (Figure("psnr", psnr, f"PSNR {shown} dB (peak {peak:g})"),)
+        return (MeasuredValue("psnr", psnr, f"PSNR {shown} dB (peak {peak:g})"),)
 
 
 def _peak(least: float, greatest: float) -> float:

@@ -18,7 +18,7 @@ SLOWER = 1.05
 
 
 @dataclass(frozen=True)
-class Figure:
+class MeasuredValue:
     """One measured value.
 
     Attributes:
@@ -141,7 +141,7 @@ class Verdict:
     task: str
     band: Band
     sentence: str
-    figures: tuple[Figure, ...]
+    figures: tuple[MeasuredValue, ...]
     samples: int
     held_out: int
     measured_on: str
@@ -237,7 +237,7 @@ def limits_of(task: str, figure: str) -> tuple[float, ...]:
     return ()
 
 
-def sqnr_of(figures: Iterable[Figure]) -> float | None:
+def sqnr_of(figures: Iterable[MeasuredValue]) -> float | None:
     """Return the SQNR among figures in dB; None without one."""
     return next((figure.value for figure in figures if figure.name == "sqnr"), None)
 

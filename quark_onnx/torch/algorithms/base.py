@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.calibration.observers import Scales
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -87,8 +87,8 @@ class BlockJob:
     name: str
     block: nn.Module
     layers: Layers
-    floats: Sequence[Call]
-    calls: Sequence[Call]
+    floats: Sequence[BlockArguments]
+    calls: Sequence[BlockArguments]
     targets: Sequence[torch.Tensor] = ()
     scales: Scales = field(default_factory=Scales)
     known: dict[Any, Any] = field(default_factory=dict)

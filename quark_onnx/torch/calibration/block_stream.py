@@ -129,7 +129,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Call:
+class BlockArguments:
     """Block arguments for a sample.
 
     Attributes:
@@ -266,7 +266,7 @@ class BlockStream:
             # inputs.
             self.quantized = self.hidden.copy()
 
-    def calls(self, name: str, quantized: bool = False) -> list[Call]:
+    def calls(self, name: str, quantized: bool = False) -> list[BlockArguments]:
         """Return the arguments of a block for the samples that reach it.
 
         Args:
@@ -276,7 +276,7 @@ class BlockStream:
         hidden = self._hidden(quantized)
         # Not strict: a block that is skipped has no arguments at all, and thereby no calls.
         return [
-            Call(state, *arguments)
+            BlockArguments(state, *arguments)
             for state, arguments in zip(hidden, self._arguments[name], strict=False)
         ]
 
@@ -291,7 +291,7 @@ class BlockStream:
         name: str,
         block: nn.Module,
         quantized: bool = False,
-        run: Callable[[int, Call], Any] | None = None,
+        run: Callable[[int, BlockArguments], Any] | None = None,
     ) -> Iterator[int]:
         """Run a block on the samples, and replace inputs by outputs.
 
@@ -308,7 +308,7 @@ class BlockStream:
         """
         hidden = self._hidden(quantized)
         for index, arguments in enumerate(self._arguments[name]):
-            call = Call(hidden[index], *arguments)
+            call = BlockArguments(hidden[index], *arguments)
             # In place of the input, so that no more than one set of hidden states is in memory.
             hidden[index] = call.run(block) if run is None else run(index, call)
             yield index + 1

@@ -28,7 +28,7 @@ from quark_onnx.torch.runtime import distributed
 _AT_ONCE = 1 << 22
 
 
-class Observer:
+class ActivationObserver:
     """Observer of one activation."""
 
     def __init__(self, spec: TensorSpec, name: str, device: torch.device | str) -> None:
@@ -141,23 +141,23 @@ class ActivationObservers:
     def __init__(self, layers: Mapping[str, tuple[Any, LayerSpec]]) -> None:
         self._layers = layers
         self._hooks = contextlib.ExitStack()
-        self.inputs: dict[str, Observer] = {}
-        self.outputs: dict[str, Observer] = {}
-        self.probabilities: dict[str, Observer] = {}
+        self.inputs: dict[str, ActivationObserver] = {}
+        self.outputs: dict[str, ActivationObserver] = {}
+        self.probabilities: dict[str, ActivationObserver] = {}
         #: Inactive experts that took an input scale of other experts in ``scales``.
         self.borrowing: list[str] = []
 
     def __enter__(self) -> ActivationObservers:
         for name, (module, spec) in self._layers.items():
             if spec.input is not None and spec.input.measured:
-                observer = self.inputs[name] = Observer(
+                observer = self.inputs[name] = ActivationObserver(
                     spec.input, f"the input of {name}", module.weight.device
                 )
                 hook = _input_hook(observer)
                 handle = module.register_forward_pre_hook(hook, with_kwargs=True)
                 self._hooks.enter_context(handle)
             if spec.output is not None and spec.output.measured:
-                observer = self.outputs[name] = Observer(
+                observer = self.outputs[name] = ActivationObserver(
                     spec.output, f"the output of {name}", module.weight.device
                 )
                 if spec.rotated:
@@ -168,7 +168,7 @@ class ActivationObservers:
                     hook = _output_hook(observer)
                     self._hooks.enter_context(module.register_forward_hook(hook))
             if spec.probabilities is not None:
-                observer = self.probabilities[name] = Observer(
+                observer = self.probabilities[name] = ActivationObserver(
                     spec.probabilities,
                     f"the softmax of the attention of {name}",
                     module.weight.device,
@@ -248,7 +248,7 @@ class ActivationObservers:
 
 
 def _params_of(
-    observers: Mapping[str, Observer],
+    observers: Mapping[str, ActivationObserver],
     least: Callable[[str], float] = lambda name: 0.0,
 ) -> dict[str, Params]:
     """Return the scales of the tensors that were observed, by layer."""
@@ -257,14 +257,14 @@ def _params_of(
     return {name: scale for name, scale in params.items() if scale is not None}
 
 
-def _input_hook(observer: Observer) -> Any:
+def _input_hook(observer: ActivationObserver) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         observer.observe(split_input(args, named)[0].detach())
 
     return hook
 
 
-def _keys_hook(observer: Observer, name: str, outputs: int) -> Any:
+def _keys_hook(observer: ActivationObserver, name: str, outputs: int) -> Any:
     """Return a function that observes the rotated keys of a layer, which has some outputs."""
 
     def hook(keys: torch.Tensor) -> torch.Tensor:
@@ -282,7 +282,7 @@ def _keys_hook(observer: Observer, name: str, outputs: int) -> Any:
     return hook
 
 
-def _probabilities_hook(observer: Observer) -> Any:
+def _probabilities_hook(observer: ActivationObserver) -> Any:
     def hook(probabilities: torch.Tensor) -> torch.Tensor:
         observer.observe(probabilities.detach())
         return probabilities
@@ -290,7 +290,7 @@ def _probabilities_hook(observer: Observer) -> Any:
     return hook
 
 
-def _output_hook(observer: Observer) -> Any:
+def _output_hook(observer: ActivationObserver) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
         observer.observe(output.detach())
 

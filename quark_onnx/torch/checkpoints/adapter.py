@@ -19,7 +19,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_io import (
     ADAPTER_TENSORS,
-    Reader,
+    CheckpointReader,
     read_json,
 )
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
@@ -77,7 +77,7 @@ class _Pair:
     scale: float
 
 
-def merge_adapter(reader: Reader, model: Any) -> None:
+def merge_adapter(reader: CheckpointReader, model: Any) -> None:
     """Replace the tensors of a reader by those with the adapter in its folder merged.
 
     Args:
@@ -144,7 +144,9 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
 def _pairs(folder: Path, config: Mapping[str, Any]) -> dict[str, _Pair]:
     """Return the factors of an adapter by the layer of the base model."""
     if (folder / ADAPTER_TENSORS).is_file():
-        tensors: Mapping[str, StoredTensor] = Reader(folder / ADAPTER_TENSORS).tensors
+        tensors: Mapping[str, StoredTensor] = CheckpointReader(
+            folder / ADAPTER_TENSORS
+        ).tensors
     elif (folder / _PICKLED).is_file():
         tensors = pickled_heads(folder / _PICKLED)
     else:

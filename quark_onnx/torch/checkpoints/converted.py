@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quark_onnx.common.errors import ModelError
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.models.experts import stack_names
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Converted:
         model: model of transformers with unfused experts. Another kind of model has no conversions.
     """
 
-    def __init__(self, reader: Reader, model: Any) -> None:
+    def __init__(self, reader: CheckpointReader, model: Any) -> None:
         self._reader = reader
         # Quantization replaces parameters; conversions need the shapes of the float parameters.
         # Tied parameters have to be found under each of their names.

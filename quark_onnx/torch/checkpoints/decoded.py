@@ -23,7 +23,7 @@ from quark_onnx.config.checks import require
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.load import quantized_layers, restored_weight
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.bit_packing import unpack_bits, unpack_words
@@ -77,7 +77,7 @@ def decoded_reader(
     model: Callable[[], Any] | None = None,
     *,
     adapter: bool = False,
-) -> Reader:
+) -> CheckpointReader:
     """Return a reader of the dequantized tensors of a quantized checkpoint.
 
     Args:
@@ -90,7 +90,7 @@ def decoded_reader(
     Raises:
         ModelError: the quantization method is unknown, or a tensor is missing.
     """
-    reader = Reader(folder, adapter=adapter)
+    reader = CheckpointReader(folder, adapter=adapter)
     settings = read_json(folder / "config.json").get("quantization_config")
     # An entry of another type has no method, and is refused below.
     if not isinstance(settings, dict):
@@ -137,7 +137,7 @@ _DecodedParts = list[tuple[DecodedTensor, tuple[str, ...]]]
 
 
 def _decoded(  # noqa: PLR0913
-    reader: Reader,
+    reader: CheckpointReader,
     name: str,
     parts: Mapping[str, str],
     shape: tuple[int, ...],
@@ -165,7 +165,9 @@ def _decoded(  # noqa: PLR0913
     return tensor, tuple(parts.values())
 
 
-def _stored(reader: Reader, parts: Mapping[str, str]) -> dict[str, StoredTensor]:
+def _stored(
+    reader: CheckpointReader, parts: Mapping[str, str]
+) -> dict[str, StoredTensor]:
     """Return the stored tensors of a mapping to their names, by its keys."""
     return {key: reader.tensors[name] for key, name in parts.items()}
 
@@ -175,13 +177,15 @@ def _read(stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
     return {key: tensor.read() for key, tensor in stored.items()}
 
 
-def _present(reader: Reader, start: str, ends: Iterable[str]) -> dict[str, str]:
+def _present(
+    reader: CheckpointReader, start: str, ends: Iterable[str]
+) -> dict[str, str]:
     """Return the names of stored tensors with one of some ends, by the end."""
     return {end: start + end for end in ends if start + end in reader}
 
 
 def _fp8(
-    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+    reader: CheckpointReader, settings: Mapping[str, Any], dtype: torch.dtype
 ) -> _DecodedParts:
     """Decode E4M3 weights: multiply by ``weight_scale_inv`` or ``weight_scale``."""
     size = _block_size(settings)
@@ -216,7 +220,7 @@ def _block_size(settings: Mapping[str, Any]) -> list[int] | None:
 
 
 def _fp8_weight(
-    reader: Reader,
+    reader: CheckpointReader,
     name: str,
     scale: str,
     size: list[int] | None,
@@ -266,7 +270,7 @@ def _spread(scale: torch.Tensor, size: list[int], shape: tuple[int, ...]) -> Any
 
 
 def _gptq(
-    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+    reader: CheckpointReader, settings: Mapping[str, Any], dtype: torch.dtype
 ) -> _DecodedParts:
     """Decode GPTQ weights: integers packed along the inputs.
 
@@ -305,7 +309,7 @@ def _gptq(
     return decoded
 
 
-def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
+def _gptq_parts(reader: CheckpointReader, start: str) -> dict[str, str]:
     """Return the names of the stored tensors of a GPTQ layer, by the end of their names.
 
     Args:
@@ -334,7 +338,7 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
 
 
 def _mxfp4(
-    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+    reader: CheckpointReader, settings: Mapping[str, Any], dtype: torch.dtype
 ) -> _DecodedParts:
     """Decode GPT-OSS experts from ``_blocks`` and ``_scales``.
 
@@ -360,7 +364,7 @@ def _mxfp4(
 
 
 def _by_layout(
-    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype
+    reader: CheckpointReader, settings: Mapping[str, Any], dtype: torch.dtype
 ) -> _DecodedParts:
     """Decode layers of a layout in ``layouts``."""
     config, layout = read_layout(settings)
@@ -378,7 +382,7 @@ def _by_layout(
 
 
 def _layer_of(  # noqa: PLR0913
-    reader: Reader,
+    reader: CheckpointReader,
     name: str,
     parts: Mapping[str, str],
     layout: Layout,
@@ -406,7 +410,10 @@ def _layer_of(  # noqa: PLR0913
 
 
 def _quark(
-    reader: Reader, settings: Mapping[str, Any], dtype: torch.dtype, model: Any
+    reader: CheckpointReader,
+    settings: Mapping[str, Any],
+    dtype: torch.dtype,
+    model: Any,
 ) -> _DecodedParts:
     """Decode the weights of AMD Quark's layout.
 
@@ -442,7 +449,7 @@ def _quark(
 
 
 def _quark_weight(  # noqa: PLR0913
-    reader: Reader,
+    reader: CheckpointReader,
     module: Any,
     parts: Mapping[str, str],
     layout: Layout,
@@ -492,7 +499,7 @@ def _with_usual_sign(weight: Quantized) -> Quantized:
 
 
 def _shape(
-    reader: Reader,
+    reader: CheckpointReader,
     parts: Mapping[str, str],
     spec: TensorSpec,
 ) -> tuple[int, ...]:
@@ -515,7 +522,7 @@ def _shape(
 
 #: Functions that decode the checkpoints of a method.
 _DECODERS: dict[
-    str, Callable[[Reader, Mapping[str, Any], torch.dtype], _DecodedParts]
+    str, Callable[[CheckpointReader, Mapping[str, Any], torch.dtype], _DecodedParts]
 ] = {
     "fp8": _fp8,
     "gptq": _gptq,

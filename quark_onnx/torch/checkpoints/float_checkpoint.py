@@ -17,7 +17,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
 )
 from quark_onnx.torch.checkpoints.recast import narrow_doubles
 from quark_onnx.torch.checkpoints.safetensors_io import (
-    Reader,
+    CheckpointReader,
     check_no_adapter,
     read_json,
 )
@@ -82,7 +82,7 @@ class FloatCheckpoint:
                 self.folder, dtype, lambda: self.model, adapter=merge_adapter
             )
         else:
-            self.reader = Reader(self.folder, adapter=merge_adapter)
+            self.reader = CheckpointReader(self.folder, adapter=merge_adapter)
         narrow_doubles(self.reader, dtype, lambda: self.model)
         if merge_adapter:
             merge_adapter_into(self.reader, self.model)

@@ -17,7 +17,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     fill,
     fill_whole,
 )
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, read_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.affine import Params
@@ -66,7 +66,7 @@ def load_checkpoint(
     check_links(folder)
     settings = read_json(folder / "config.json").get("quantization_config")
     quantized, layout = (None, None) if settings is None else read_layout(settings)
-    config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
+    config, reader = config_of(folder, trust_code=trust_code), CheckpointReader(folder)
     kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
     sources = Sources(reader, model)

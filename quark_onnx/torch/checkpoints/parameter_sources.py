@@ -24,7 +24,7 @@ from torch import nn
 from quark_onnx.common.containers import grouped
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
 from quark_onnx.torch.models.names import instances, joined, persistent_buffers
@@ -53,7 +53,7 @@ class Sources:
         model: model with unfused experts, whose names are used.
     """
 
-    def __init__(self, reader: Reader, model: Any) -> None:
+    def __init__(self, reader: CheckpointReader, model: Any) -> None:
         self.reader = reader
         self._model = model
         self._parallel = set(instances(model, ParallelExperts))

@@ -14,7 +14,7 @@ from quark_onnx.config.checks import require_known
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import (
-    Reader,
+    CheckpointReader,
     Writer,
     other_files,
     read_json,
@@ -50,7 +50,7 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     content = read_json(source / "config.json")
     if content.get(dtype_key(content)) == dtype:
         return source
-    reader = Reader(source)
+    reader = CheckpointReader(source)
     with Writer(output) as writer:
         for name in reader:
             writer.add(name, _cast(reader.get(name), TYPES[dtype], name))
@@ -79,7 +79,7 @@ def with_type(content: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def narrow_doubles(
-    reader: Reader, dtype: torch.dtype, model: Callable[[], Any]
+    reader: CheckpointReader, dtype: torch.dtype, model: Callable[[], Any]
 ) -> None:
     """Let a reader return a model's float64 tensors in another type.
 

@@ -48,7 +48,7 @@ _WEIGHTS = (
 )
 
 
-class Reader:
+class CheckpointReader:
     """Tensors of a checkpoint.
 
     The constructor reads the file headers. A tensor is read on request.
@@ -117,12 +117,12 @@ class Reader:
         return self.tensors[name].shape
 
 
-def tensor_files(reader: Reader) -> set[Path]:
+def tensor_files(reader: CheckpointReader) -> set[Path]:
     """Return the files of a checkpoint; many tensors share a file."""
     return {tensor.path for tensor in reader.tensors.values()}
 
 
-def size_of_files(reader: Reader) -> int:
+def size_of_files(reader: CheckpointReader) -> int:
     """Return the size of all tensor files of a checkpoint in bytes."""
     return sum(file.stat().st_size for file in tensor_files(reader))
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from quark_onnx.common.containers import grouped, grouped_by
 from quark_onnx.common.wording import first_of
-from quark_onnx.page.blocks import Grid, Strong
+from quark_onnx.page.blocks import Strong, TitledTable
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.page.frame import block_of
@@ -18,7 +18,7 @@ _NAMED = 8
 _Rows = list[tuple[str, ...]]
 
 
-def formats_table(quantized: Mapping[str, LayerSpec]) -> Grid:
+def formats_table(quantized: Mapping[str, LayerSpec]) -> TitledTable:
     """Return the formats with their layers."""
     named = grouped((_words(spec), name) for name, spec in quantized.items())
     rows = _Rows()
@@ -27,12 +27,12 @@ def formats_table(quantized: Mapping[str, LayerSpec]) -> Grid:
         # Each block repeats the names of its layers.
         local_names = list(dict.fromkeys(_local(name) for name in names))
         rows.append((words, str(len(names)), first_of(local_names, _NAMED)))
-    return Grid("Formats", ("format", "layers", "called"), rows)
+    return TitledTable("Formats", ("format", "layers", "called"), rows)
 
 
 def layers_table(
     quantized: Mapping[str, LayerSpec], outcomes: Iterable[Outcome]
-) -> Grid:
+) -> TitledTable:
     """Return the outcomes of each layer; blocks with equal rows share an entry."""
     outcomes_by_layer = grouped_by(outcomes, lambda outcome: outcome.layer)
     formats = Counter(map(_words, quantized.values()))
@@ -60,7 +60,7 @@ def layers_table(
         rows += [(title,), *entry]
     header = ("layer", "other format", "algorithm", "before", "after", "note")
     note = f"Layers without another format have the usual one: {usual}."
-    return Grid("Layers", header, rows, note).without_empty_columns()
+    return TitledTable("Layers", header, rows, note).without_empty_columns()
 
 
 def _rows(label: str, words: str, outcomes: Iterable[Outcome] | None) -> _Rows:

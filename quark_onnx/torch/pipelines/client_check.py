@@ -35,7 +35,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ClientRefusal:
     """A client that refuses the checkpoint of a run, or would load wrong values from it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Refusal:
 
 def refusals(
     source: FloatCheckpoint, config: TorchConfig, layout: Layout
-) -> list[Refusal]:
+) -> list[ClientRefusal]:
     """Return why the clients of a layout would refuse a checkpoint that is not written yet.
 
     Rules that the float model breaks by itself are left out.
@@ -89,7 +89,7 @@ def refusals(
     Raises:
         ConfigError: the layout does not support the configuration.
     """
-    refused = list[Refusal]()
+    refused = list[ClientRefusal]()
     for client in _clients(layout):
         findings = _findings(source, config, layout, client)
         # others are tried only where they could help: each plans the whole checkpoint
@@ -98,7 +98,7 @@ def refusals(
         alternatives = _alternatives(source, config, layout, client)
         # one message for a rule, whatever the number of layers
         for group in grouped_by(findings, attrgetter("rule")).values():
-            refused.append(Refusal(RELEASES[client], tuple(group), alternatives))
+            refused.append(ClientRefusal(RELEASES[client], tuple(group), alternatives))
     return refused
 
 

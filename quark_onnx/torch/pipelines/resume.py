@@ -21,7 +21,7 @@ from quark_onnx.common.resume_folder import ResumeFolder
 from quark_onnx.common.version import __version__
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.checkpoints.atomic_file import State, save
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -145,7 +145,7 @@ class BlockJournal:
     def __init__(
         self,
         folder: Path | None,
-        reader: Reader,
+        reader: CheckpointReader,
         config: TorchConfig,
         method: str,
     ) -> None:

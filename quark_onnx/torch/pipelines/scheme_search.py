@@ -19,7 +19,7 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.common.version import __version__
 from quark_onnx.common.wording import counted
-from quark_onnx.page.blocks import Action, Block, Facts, Grid, Judgement, Reasons
+from quark_onnx.page.blocks import Action, Block, Facts, Judgement, Reasons, TitledTable
 from quark_onnx.page.reported import Reported
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.search.keys import document_key
@@ -242,7 +242,7 @@ class SchemeSearchResult(Reported):
             self.judgement(),
             Facts(facts, {"tried": [tried], "front": front, "best": [best]}),
             size_against_divergence(points),
-            Grid("Trials", header, rows),
+            TitledTable("Trials", header, rows),
             Reasons("Not measured", failed | left, "candidate", "candidates"),
         ]
 

@@ -26,7 +26,11 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json, size_of_files
+from quark_onnx.torch.checkpoints.safetensors_io import (
+    CheckpointReader,
+    read_json,
+    size_of_files,
+)
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.spec import LayerSpec
@@ -247,7 +251,7 @@ def judge(  # noqa: PLR0913
     Returns:
         The verdict. It has the reason in ``skipped`` if the models cannot be compared.
     """
-    before, after = source.reader, Reader(Path(checkpoint))
+    before, after = source.reader, CheckpointReader(Path(checkpoint))
     sizes = CheckpointVerdict(
         size_of_files(before),
         size_of_files(after),
@@ -376,7 +380,7 @@ def _reason(sizes: CheckpointVerdict, windows: Sequence[Any]) -> str:
     return ""
 
 
-def weights_of(reader: Reader) -> int:
+def weights_of(reader: CheckpointReader) -> int:
     """Return the number of elements of all tensors of a float checkpoint."""
     return sum(torch.Size(tensor.shape).numel() for tensor in reader.tensors.values())
 

@@ -23,7 +23,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     fill,
     missing_of,
 )
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.experts import unfuse_experts
@@ -177,7 +177,7 @@ def load_params(  # noqa: PLR0913
             f"{json_path} has a layer {lost[0]!r}, which the {type(model).__name__}"
             " lacks",
         )
-    sources = Sources(Reader(Path(safetensors_path)), model)
+    sources = Sources(CheckpointReader(Path(safetensors_path)), model)
     # The type in which a layer dequantizes is that of the float weight, read before it is freed.
     types = {name: modules[name].weight.dtype for name, _ in config.layers}
     empty(model)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from quark_onnx import compare, quantize, quantize_to_accuracy
-from quark_onnx.analysis.accuracy import Target, steps_of
+from quark_onnx.analysis.accuracy import AccuracyTarget, steps_of
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.recipes import choose
 from tests.models import parse, residual, samples, weight
@@ -39,7 +39,7 @@ def test_what_is_missed_goes_on_to_the_next_and_ends_with_the_nearest(
     tmp_path: Path,
 ) -> None:
     found = quantize_to_accuracy(residual(), pixels(), 500, tmp_path / "out.onnx")
-    target = Target(500, False)
+    target = AccuracyTarget(500, False)
     names = [name for name, _ in steps_of(choose(residual()), target)]
     assert [attempt.name for attempt in found.attempts] == names
     assert not found.reached and not any(each.met for each in found.attempts)
@@ -48,8 +48,8 @@ def test_what_is_missed_goes_on_to_the_next_and_ends_with_the_nearest(
 
 
 def test_the_order_is_that_of_what_results_cost() -> None:
-    steps = dict(steps_of(choose(residual()), Target(20, False)))
-    percent = dict(steps_of(choose(residual()), Target(1, True)))
+    steps = dict(steps_of(choose(residual()), AccuracyTarget(20, False)))
+    percent = dict(steps_of(choose(residual()), AccuracyTarget(1, True)))
     assert set(steps) - set(percent) == {"A8W8, some nodes float"}
     activations = [config.activation for config in steps.values()]
     bits = [32 if each is None else each.dtype.bits for each in activations]
@@ -124,15 +124,15 @@ def test_with_a_budget_sixteen_bits_are_tried_before_what_takes_long() -> None:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("1%", Target(1, True)),
-        (" .5 % ", Target(0.5, True)),
-        ("25dB", Target(25, False)),
-        ("25 db", Target(25, False)),
-        (25, Target(25, False)),
+        ("1%", AccuracyTarget(1, True)),
+        (" .5 % ", AccuracyTarget(0.5, True)),
+        ("25dB", AccuracyTarget(25, False)),
+        ("25 db", AccuracyTarget(25, False)),
+        (25, AccuracyTarget(25, False)),
     ],
 )
-def test_targets(text: Any, target: Target) -> None:
-    assert Target.of(text) == target
+def test_targets(text: Any, target: AccuracyTarget) -> None:
+    assert AccuracyTarget.of(text) == target
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_targets(text: Any, target: Target) -> None:
 )
 def test_what_is_no_target(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"accuracy is .*; it must be a loss such as"):
-        Target.of(text)
+        AccuracyTarget.of(text)
 
 
 def test_bad_input() -> None:

@@ -22,8 +22,8 @@ from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import to_dict
 from quark_onnx.measuring.held_out import is_held_out
 from quark_onnx.report.verdict import (
-    Figure,
     Gain,
+    MeasuredValue,
     NextStep,
     Verdict,
     changed,
@@ -138,7 +138,7 @@ def test_data_that_tells_nothing_gives_no_trial() -> None:
 
 
 def _performance(band: str, sqnr: float, share: float) -> Performance:
-    figures = (Figure("agreement", share, ""), Figure("sqnr", sqnr, ""))
+    figures = (MeasuredValue("agreement", share, ""), MeasuredValue("sqnr", sqnr, ""))
     return Performance(sqnr, Verdict("classifier", band, "", figures, 100, 100, ""))  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from quark_onnx.kernels import device as devices
 from quark_onnx.kernels.device import Device, device_for
 from quark_onnx.kernels.rounding import (
     Descent,
-    Part,
+    OutputPart,
     Units,
     adaquant,
     adaround,
@@ -55,12 +55,14 @@ def layer(groups: int, outputs: int, inputs: int = 6, rows: int = 50) -> dict[st
     return {name: value.astype(np.float32) for name, value in values.items()}
 
 
-def part_of(given: dict[str, Any], activation: Activation, device: Device) -> Part:
+def part_of(
+    given: dict[str, Any], activation: Activation, device: Device
+) -> OutputPart:
     functions = (
         partial(f, xp=device.xp) for f in (activation.value, activation.derivative)
     )
     wanted = activation.value(given["target"])
-    return Part(given["x"], wanted, *functions, given["norm"]).on(device)
+    return OutputPart(given["x"], wanted, *functions, given["norm"]).on(device)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from quark_onnx import (
 )
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.levels import Levels
-from quark_onnx.optimizers.problem import Problem, Rows, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, SampledRows, Solution
 from quark_onnx.patterns.activation import Activation
 from tests.quark_onnx.optimizers.networks import convolutional, images
 
@@ -30,7 +30,7 @@ CHANNELS = QConfig.of("A8W8").with_(
 )
 
 
-def problem_of(*, scalable: bool) -> Problem:
+def problem_of(*, scalable: bool) -> RoundingProblem:
     """A layer of which every weight row has one outlier, so that its scale is much too wide."""
     random = np.random.default_rng(3)
     weight = random.normal(size=(1, 4, 24))
@@ -45,12 +45,12 @@ def problem_of(*, scalable: bool) -> Problem:
     )
     lattice = Levels(scale, np.zeros(0, np.float32), least, greatest)
     train, held = (
-        Rows(x[:, :1600], targets[:, :1600]),
-        Rows(x[:, 1600:], targets[:, 1600:]),
+        SampledRows(x[:, :1600], targets[:, :1600]),
+        SampledRows(x[:, 1600:], targets[:, 1600:]),
     )
     mean, bias = x.mean(axis=1, dtype=np.float64), np.zeros((1, 4))
     gram = np.einsum("grk,grl->gkl", *[train.inputs.astype(np.float64)] * 2), len(train)
-    return Problem(
+    return RoundingProblem(
         "n",
         weight,
         bias,
@@ -150,7 +150,9 @@ def test_a_descent_keeps_the_best_of_its_stages() -> None:
     problem = problem_of(scalable=False)
     wild = AdaQuant(iterations=100, rate=0.3)(problem, problem.nearest())
     assert (problem.loss(wild) <= problem.loss(problem.nearest())).all()
-    worse = replace(problem, held=Rows(problem.held.inputs, -problem.held.targets))
+    worse = replace(
+        problem, held=SampledRows(problem.held.inputs, -problem.held.targets)
+    )
     kept = AdaQuant(iterations=20)(worse, worse.nearest())
     assert (
         isinstance(kept, Solution)

@@ -7,11 +7,11 @@ import pytest
 
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
-from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.optimizers.problem import RoundingProblem, SampledRows
 from quark_onnx.patterns.activation import Activation
 
 
-def problem() -> Problem:
+def problem() -> RoundingProblem:
     """A layer that reads each of six values twice, the second time with twice the size and much
     noise.
     """
@@ -30,12 +30,12 @@ def problem() -> Problem:
         np.full_like(scale, 127),
     )
     train, held = (
-        Rows(x[:, :3000], targets[:, :3000]),
-        Rows(x[:, 3000:], targets[:, 3000:]),
+        SampledRows(x[:, :3000], targets[:, :3000]),
+        SampledRows(x[:, 3000:], targets[:, 3000:]),
     )
     gram = (x[0, :3000].T @ x[0, :3000]).astype(np.float64)[None], 3000
     mean = np.zeros((1, 12))
-    return Problem(
+    return RoundingProblem(
         "n",
         weight,
         np.zeros((1, 6)),
@@ -49,7 +49,7 @@ def problem() -> Problem:
     )
 
 
-def oracle(layer: Problem) -> np.ndarray:
+def oracle(layer: RoundingProblem) -> np.ndarray:
     """The weights of the least squares, without any rounding."""
     x, y = (
         layer.train.inputs[0].astype(np.float64),

@@ -13,7 +13,7 @@ from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import BiasCorrection
-from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.optimizers.problem import RoundingProblem, SampledRows
 from quark_onnx.patterns.activation import Activation
 from tests.models import normal, parse, run, weight
 
@@ -28,7 +28,7 @@ ACTIVATIONS = [
 ]
 
 
-def problem_of(activation: Activation, groups: int = 2) -> Problem:
+def problem_of(activation: Activation, groups: int = 2) -> RoundingProblem:
     random = np.random.default_rng(0)
     matrix, bias = random.normal(size=(groups, 3, 5)), random.normal(size=(groups, 3))
     x = random.normal(0.7, 1, size=(groups, 4000, 5)).astype(np.float32)
@@ -38,9 +38,9 @@ def problem_of(activation: Activation, groups: int = 2) -> Problem:
         np.full(shape, value, np.float32) for value in (0.5, -8, 7)
     )
     lattice = Levels(scale, np.zeros(0, np.float32), least, greatest)
-    rows = Rows(x, targets)
+    rows = SampledRows(x, targets)
     mean = x.mean(axis=1, dtype=np.float64)
-    return Problem(
+    return RoundingProblem(
         "n",
         matrix,
         bias,

@@ -7,13 +7,13 @@ import pytest
 
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import GPTQ
-from quark_onnx.optimizers.problem import Doubles, Problem, Rows
+from quark_onnx.optimizers.problem import Doubles, RoundingProblem, SampledRows
 from quark_onnx.patterns.activation import Activation
 
 SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-def layer(rows: int) -> tuple[Problem, Doubles]:
+def layer(rows: int) -> tuple[RoundingProblem, Doubles]:
     """A layer of 40 inputs that are alike, learned from some rows.
 
     And the true mean of products of two inputs.
@@ -28,12 +28,12 @@ def layer(rows: int) -> tuple[Problem, Doubles]:
         scale, np.zeros(0, np.float32), np.full_like(scale, -8), np.full_like(scale, 7)
     )
     train, held = (
-        Rows(x[:, :rows], targets[:, :rows]),
-        Rows(x[:, rows:], targets[:, rows:]),
+        SampledRows(x[:, :rows], targets[:, :rows]),
+        SampledRows(x[:, rows:], targets[:, rows:]),
     )
     gram = (x[:, :rows].swapaxes(1, 2) @ x[:, :rows]).astype(np.float64), rows
     nothing = np.zeros((1, 8))
-    found = Problem(
+    found = RoundingProblem(
         "n",
         weight,
         nothing,

@@ -21,7 +21,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.refine.layer_problems import flat
 from tests.models import Feeds, normal, parse, run, weight
@@ -70,7 +70,7 @@ READABLE = [
     "per tensor",
 ]
 
-Seen = list[tuple[Problem, Solution]]
+Seen = list[tuple[RoundingProblem, Solution]]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     ]  # whose name in its package is the function's
     improved = module.best_solution
 
-    def watched(problem: Problem, optimizers: Any) -> Any:
+    def watched(problem: RoundingProblem, optimizers: Any) -> Any:
         solution, result = improved(problem, optimizers)
         seen.append((problem, solution))
         return solution, result

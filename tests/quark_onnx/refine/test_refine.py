@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import GPTQ
-from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.optimizers.problem import RoundingProblem, SampledRows
 from quark_onnx.patterns.activation import activation_behind
 from tests.models import normal, parse, run, weight
 
@@ -84,17 +84,17 @@ def test_what_others_see_is_not_behind_a_function() -> None:
 
 
 @pytest.fixture
-def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
-    seen = list[Problem]()
+def problems(monkeypatch: pytest.MonkeyPatch) -> list[RoundingProblem]:
+    seen = list[RoundingProblem]()
     module = sys.modules["quark_onnx.refine.refine"]
     improved = module.best_solution
 
-    def watched(problem: Problem, optimizers: Any) -> Any:
+    def watched(problem: RoundingProblem, optimizers: Any) -> Any:
         gram, mean = problem.gram(), problem.mean()  # while the walks are there
         assert problem.learned is not None
         learned = problem.learned()
         train, held = (
-            Rows(rows.inputs.copy(), rows.targets.copy())
+            SampledRows(rows.inputs.copy(), rows.targets.copy())
             for rows in (problem.train, problem.held)
         )
         seen.append(
@@ -122,7 +122,7 @@ def batches() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("sum_", ["Add (r, b)", "Add (b, r)"])
 def test_what_a_sum_has_lost_is_made_good_by_the_layer_that_is_added(
-    problems: list[Problem], sum_: str
+    problems: list[RoundingProblem], sum_: str
 ) -> None:
     """The target is the float sum less what the quantized model adds to."""
     model = parse(
@@ -168,7 +168,7 @@ NO_SUMS = {
 
 @pytest.mark.parametrize("text", NO_SUMS, ids=NO_SUMS.values())
 def test_other_layers_compute_what_they_compute_in_float(
-    problems: list[Problem], text: str
+    problems: list[RoundingProblem], text: str
 ) -> None:
     model = parse(
         "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm"
@@ -195,7 +195,7 @@ def test_other_layers_compute_what_they_compute_in_float(
 
 
 def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(
-    problems: list[Problem],
+    problems: list[RoundingProblem],
 ) -> None:
     """Rows of the quantized model in front, of samples apart.
 

@@ -17,11 +17,9 @@ from quark_onnx import compare, quantize
 from quark_onnx.page.blocks import (
     Action,
     Drawing,
-    Entry,
     Facts,
     Figure,
     Gallery,
-    Grid,
     Heading,
     Judgement,
     Multiline,
@@ -31,11 +29,13 @@ from quark_onnx.page.blocks import (
     Problem,
     Problems,
     Ranking,
+    RankingEntry,
     Reasons,
     Share,
     Strong,
     Terms,
     Text,
+    TitledTable,
     Warnings,
 )
 from quark_onnx.page.browser import html_of, render_page
@@ -180,8 +180,8 @@ BLOCKS = [
     Heading("Title <1>", "a.onnx → b.onnx"),
     Judgement("risky", "outputs <x>", (Action("try:", "--preset A16W8"),)),
     Facts([("Size", "1 <MB>", "less")]),
-    Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note", "error"),
-    Grid(
+    TitledTable("Outputs", ("name", "dB"), [("<y>", "20")], "a note", "error"),
+    TitledTable(
         "Layers",
         ("name", "other format", "names", "error"),
         [("<B>",), ("<L>", "", Names("2 <K>", ("<I>", "<J>")), Strong("0.1"))],
@@ -194,7 +194,7 @@ BLOCKS = [
         "Noise",
         "most first",
         [
-            Entry(
+            RankingEntry(
                 "<E>",
                 "<O>",
                 [("SQNR", "20 dB")],
@@ -227,7 +227,7 @@ def test_every_block_escapes_names() -> None:
     check_alone(text)
     no_problem = Problems("a", ("", "", "", "", ""), [])
     for empty in (
-        Grid("a", (), []),
+        TitledTable("a", (), []),
         Reasons("a", {}, "", ""),
         Notes("a", []),
         no_problem,
@@ -243,10 +243,10 @@ def test_every_block_escapes_names() -> None:
 def test_a_name_with_a_line_break_stays_in_its_line() -> None:
     """It could pass for another row."""
     names = Names("2 Conv", ("y\nz: 99 dB",))
-    grid = Grid("Outputs", ("output", "nodes"), [("x\nz: 99 dB", names)])
+    grid = TitledTable("Outputs", ("output", "nodes"), [("x\nz: 99 dB", names)])
     text = html_of(grid)
     assert r"x\nz: 99 dB" in text and r"y\nz: 99 dB" in text
-    grid = Grid("Sources", ("from", ""), [(Multiline("measured\nsource"), "")])
+    grid = TitledTable("Sources", ("from", ""), [(Multiline("measured\nsource"), "")])
     assert "measured\nsource" in html_of(grid)
 
 
@@ -292,7 +292,9 @@ def test_odd_names_do_not_break_a_table() -> None:
         ("c", name, ""),
         ("d", "3", "z"),
     ]
-    lines = render_lines([Grid("", ("output", "dB", "cosine"), rows, "", "error")])
+    lines = render_lines(
+        [TitledTable("", ("output", "dB", "cosine"), rows, "", "error")]
+    )
     assert lines[1:] == [
         "  output       dB  cosine",
         r"  a\nb: 99 dB  20  x",
@@ -305,13 +307,17 @@ def test_odd_names_do_not_break_a_table() -> None:
 
 def test_a_long_name_breaks_in_its_cell() -> None:
     """On a page, too, the columns beside it stay where they are."""
-    shown = html_of(Grid("", ("output", "dB"), [("<" * 61, "20"), ("x" * 60, "1")]))
+    shown = html_of(
+        TitledTable("", ("output", "dB"), [("<" * 61, "20"), ("x" * 60, "1")])
+    )
     assert f'<span class="long">{"&lt;" * 61}</span>' in shown
     assert shown.count('class="long"') == 1
 
 
 def test_long_tables_are_cut() -> None:
-    grid = Grid("", ("name", "dB"), [(str(row), "2") for row in range(50)], "", "error")
+    grid = TitledTable(
+        "", ("name", "dB"), [(str(row), "2") for row in range(50)], "", "error"
+    )
     lines = render_lines([grid])
     assert len(lines) == 1 + 1 + 40 + 1
     assert lines[-1].strip().startswith("and 10 more; the page and the JSON document")
@@ -321,7 +327,7 @@ def test_long_tables_are_cut() -> None:
 def test_rows_of_a_table_in_a_terminal() -> None:
     """A row of a single cell is a title; names of a cell are in brackets."""
     rows = [("group",), (Names("2 Conv", ("a", "b")), "−3.5", "")]
-    grid = Grid("Nodes", ("nodes", "dB", "note"), rows, "all", "nodes")
+    grid = TitledTable("Nodes", ("nodes", "dB", "note"), rows, "all", "nodes")
     assert render_lines([grid.without_empty_columns()]) == [
         "nodes     all:",
         "  nodes          dB",
@@ -329,14 +335,14 @@ def test_rows_of_a_table_in_a_terminal() -> None:
         "  2 Conv (a, b)  -3.5",
     ]
     rows = [("a", "", "1"), ("b", "", "2")]
-    grid = Grid("", ("name", "no", "dB"), rows).without_empty_columns()
+    grid = TitledTable("", ("name", "no", "dB"), rows).without_empty_columns()
     assert (grid.header, grid.rows) == (["name", "dB"], [["a", "1"], ["b", "2"]])
     # Below a title, too.
     rows = [("group",), ("a", "", "1")]
-    kept = Grid("", ("name", "no", "dB"), rows).without_empty_columns()
+    kept = TitledTable("", ("name", "no", "dB"), rows).without_empty_columns()
     assert (kept.header, kept.rows) == (["name", "dB"], [("group",), ["a", "1"]])
     # A second column keeps rows apart from titles.
-    grid = Grid("", ("name", "no", "dB"), [("group",), ("a", "", "")])
+    grid = TitledTable("", ("name", "no", "dB"), [("group",), ("a", "", "")])
     kept = grid.without_empty_columns()
     assert (kept.header, kept.rows) == (["name", "no"], [("group",), ["a", ""]])
 

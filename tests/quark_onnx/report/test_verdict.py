@@ -20,7 +20,7 @@ from quark_onnx.report.measure import Total
 from quark_onnx.report.verdict import (
     TASKS,
     THRESHOLDS,
-    Settings,
+    AdvisedSettings,
     Verdict,
     VerdictCollector,
     next_steps,
@@ -34,7 +34,7 @@ Arrays = dict[str, NDArray[Any]]
 SOFTMAX = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Softmax (x) }")
 LINEAR = parse("g (float[N, 3, 8, 8] x) => (float y) { y = Relu (x) }")
 IMAGE = {"x": np.zeros((1, 3, 64, 64), np.float32)}
-SETTINGS = Settings(8, 8, per_channel=True, samples=100)
+SETTINGS = AdvisedSettings(8, 8, per_channel=True, samples=100)
 #: Changes that are proposed for a classifier with these settings.
 TRIED = ["--recipe classifier", "--preset A16W8", "--auto-exclude 20"]
 
@@ -519,19 +519,19 @@ def test_every_task_has_thresholds_in_order() -> None:
     [
         (SETTINGS, TRIED),
         (
-            Settings(8, 8, per_channel=False, samples=9),
+            AdvisedSettings(8, 8, per_channel=False, samples=9),
             ["", "--per-channel", "--recipe classifier"],
         ),
         (
-            Settings(8, 8, per_channel=True, target="npu-cnn"),
+            AdvisedSettings(8, 8, per_channel=True, target="npu-cnn"),
             ["--optimize adaround", "--optimize auto_mixed_precision:target=20"],
         ),
         (
-            Settings(8, 8, per_channel=False, samples=100, powers_of_two=True),
+            AdvisedSettings(8, 8, per_channel=False, samples=100, powers_of_two=True),
             ["--optimize adaround", "--auto-exclude 20"],
         ),
         (
-            Settings(
+            AdvisedSettings(
                 8, 8, per_channel=False, samples=100, target="phx", powers_of_two=True
             ),
             ["--optimize adaround", "--optimize auto_mixed_precision:target=20,to=float"],
@@ -540,14 +540,14 @@ def test_every_task_has_thresholds_in_order() -> None:
             replace(SETTINGS, calibrator="minmax", usual_calibrator="best"),
             ["--calibrator best", "--recipe classifier", "--preset A16W8"],
         ),
-        (Settings(None, 4, per_channel=True), ["--preset W8"]),
+        (AdvisedSettings(None, 4, per_channel=True), ["--preset W8"]),
         (replace(SETTINGS, reached=19.99), TRIED),
         (replace(SETTINGS, reached=20.0), TRIED[:2]),
         (replace(SETTINGS, reached=20.0, goal=26.0), [*TRIED[:2], "--auto-exclude 26"]),
-        (Settings(16, 8, per_channel=True, samples=100), []),
+        (AdvisedSettings(16, 8, per_channel=True, samples=100), []),
     ],
 )  # fmt: skip
-def test_advice(settings: Settings, options: list[str]) -> None:
+def test_advice(settings: AdvisedSettings, options: list[str]) -> None:
     model = parse(
         "g (float[N, 3, 8, 8] x) => (float y) { y = Conv (x, w) }", w=weight(4, 3, 3, 3)
     )
@@ -566,7 +566,7 @@ def test_advice_keeps_scales_of_powers_of_two(task: str) -> None:
         "g (float[N, 4, 8, 8] x) => (float y) { y = Conv <group = 4> (x, w) }",
         w=weight(4, 1, 3, 3),
     )
-    settings = Settings(8, 8, per_channel=False, samples=100, powers_of_two=True)
+    settings = AdvisedSettings(8, 8, per_channel=False, samples=100, powers_of_two=True)
     options = [step.options for step in next_steps(depthwise, settings, task)]
     assert options[0] == "--optimize cle"
     assert not any("--recipe" in each or "--preset" in each for each in options)

@@ -14,11 +14,11 @@ from transformers.models.gptj import modeling_gptj
 
 from quark_onnx.cli import main
 from quark_onnx.common.errors import ConfigError, ModelError
-from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
+from quark_onnx.torch.algorithms.learned_rounding.autoround import TrainedLayer
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
@@ -161,7 +161,11 @@ def test_written_and_read_again(
         assert content["quantization_config"][
             "kv_cache_post_rope"
         ] is True and "quark_onnx" not in str(content)
-        keys = [key for key in Reader(folder) if key.endswith("k_proj.output_scale")]
+        keys = [
+            key
+            for key in CheckpointReader(folder)
+            if key.endswith("k_proj.output_scale")
+        ]
         assert len(keys) == 2
     generated = loaded.generate(
         tokens()[0], max_new_tokens=3, do_sample=False, pad_token_id=0
@@ -312,7 +316,7 @@ def test_what_is_trained_reads_rounded_keys() -> None:
     plain = copy.deepcopy(model)
     keys = parts_by_hand(plain, tokens()[0])[2]
 
-    class Watched(Training):
+    class Watched(TrainedLayer):
         @property
         def round_keys(self) -> Any:
             own = super().round_keys

@@ -17,7 +17,7 @@ import torch
 
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
@@ -144,7 +144,7 @@ def test_attention_of_amd_quark(cache: str, tmp_path: Path) -> None:
         for each in (ours, theirs)
     ]
     assert described[0]["quantization_config"] == described[1]["quantization_config"]
-    files = [Reader(each) for each in (ours, theirs)]
+    files = [CheckpointReader(each) for each in (ours, theirs)]
     assert set(files[0]) == set(files[1])
     for name in files[0]:
         if not name.endswith(("k_proj.output_scale", "v_proj.output_scale")):

@@ -19,7 +19,7 @@ from quark_onnx.torch.algorithms.gptq.hessian import largest_stage
 from quark_onnx.torch.algorithms.memory import Shapes, memory_of
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, size_of_files
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, size_of_files
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -57,7 +57,7 @@ def test_disk(name: str, dtype: Any, tmp_path: Path) -> None:
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     found = said(source, config)
     quantize_checkpoint(source, tokens(), config, tmp_path / "out", progress=False)
-    size = size_of_files(Reader(tmp_path / "out"))
+    size = size_of_files(CheckpointReader(tmp_path / "out"))
     # the header is padded to eight bytes, and its offsets have other digits in another order
     assert found.disk == pytest.approx(size, abs=256)
 
@@ -78,7 +78,7 @@ def test_the_size_is_that_of_the_layout(tmp_path: Path) -> None:
             writing=Writing(layout=layout),
             progress=False,
         )
-        size = size_of_files(Reader(output))
+        size = size_of_files(CheckpointReader(output))
         assert found.estimate.disk == pytest.approx(size, abs=256), layout
 
 

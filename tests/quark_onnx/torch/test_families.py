@@ -15,7 +15,7 @@ from transformers import AutoConfig, MllamaForConditionalGeneration
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.checkpoint_names import DiskNames
@@ -57,7 +57,7 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
         loaded = load_checkpoint(tmp_path / folder, trust_code=True)
         found = logits(loaded, tokens()[0])
         assert torch.equal(found, after)
-    written = [Reader(tmp_path / folder) for folder in ("memory", "files")]
+    written = [CheckpointReader(tmp_path / folder) for folder in ("memory", "files")]
     assert set(written[0]) == set(written[1])
     assert all(
         torch.equal(written[0].get(key), written[1].get(key)) for key in written[0]
@@ -138,7 +138,9 @@ def test_names_in_files_are_those_that_transformers_writes(
     source = saved(made(torch_families.config_of(family)), tmp_path / "source")
     model = FloatCheckpoint(source, trust_code=True).model
     names = DiskNames(model)
-    assert {names(name) for name, _ in model.named_parameters()} == set(Reader(source))
+    assert {names(name) for name, _ in model.named_parameters()} == set(
+        CheckpointReader(source)
+    )
 
 
 @pytest.mark.realdata
@@ -157,7 +159,7 @@ def test_mixtures_have_the_layout_of_amd_quark(name: str, tmp_path: Path) -> Non
     config = TorchConfig(scheme(scheme_name), exclude=("lm_head",))
     quantize_model(model, tokens(40), config, progress=False)
     write_checkpoint(model, config, tmp_path / "out")
-    reader = Reader(tmp_path / "out")
+    reader = CheckpointReader(tmp_path / "out")
     found = {
         f"{key}\t{str(reader.get(key).dtype)[6:]}\t{list(reader.shape(key))}"
         for key in reader

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, Writer
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, Writer
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -77,7 +77,7 @@ def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
         "generation_config.json",
     ):
         assert out[name] == before[name]
-    old, new = Reader(source), Reader(tmp_path / "out")
+    old, new = CheckpointReader(source), CheckpointReader(tmp_path / "out")
     assert len({new.file_of(name) for name in new}) == 3
     untouched = [name for name in old if "proj" not in name]
     assert len(untouched) == 9
@@ -96,7 +96,7 @@ def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
 def test_tied_heads(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", tie_word_embeddings=True)
     quantize_checkpoint(source, tokens(), FP8, tmp_path / "float", progress=False)
-    assert not any("lm_head" in name for name in Reader(tmp_path / "float"))
+    assert not any("lm_head" in name for name in CheckpointReader(tmp_path / "float"))
     assert (
         json.loads((tmp_path / "float" / "config.json").read_text("utf-8"))[
             "tie_word_embeddings"
@@ -111,7 +111,7 @@ def test_tied_heads(tmp_path: Path) -> None:
         ]
         is False
     )
-    reader = Reader(tmp_path / "own")
+    reader = CheckpointReader(tmp_path / "own")
     assert "lm_head.weight_scale" in reader and "model.embed_tokens.weight" in reader
     model = load_checkpoint(tmp_path / "own")
     assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
@@ -132,7 +132,7 @@ def test_layers_that_runtimes_fuse_share_the_second_scale_of_nvfp4(
         tmp_path / "out",
         progress=False,
     )
-    floats, reader = Reader(source), Reader(tmp_path / "out")
+    floats, reader = CheckpointReader(source), CheckpointReader(tmp_path / "out")
     for shards in (
         ("self_attn", "q", "k", "v"),
         ("self_attn", "o"),
@@ -233,7 +233,7 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
         quantize_checkpoint(source, None, FP8, out, progress=False)
     with pytest.raises(ConfigError, match="exists already and is not empty"):
         quantize_checkpoint(source, tokens(), FP8, source, progress=False)
-    file = Reader(source).file_of("model.layers.1.mlp.up_proj.weight")
+    file = CheckpointReader(source).file_of("model.layers.1.mlp.up_proj.weight")
     whole, tensors = file.read_bytes(), load_file(file)
     file.write_bytes(whole[:-100])
     with pytest.raises(ModelError, match=f"{file.name} is damaged"):
@@ -311,7 +311,7 @@ def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(
             f"only{number:.0f}": torch.full((1,), number),
         }
         save_file(parts, tmp_path / f"part{number:.0f}.safetensors")
-    whole = Reader(tmp_path)
+    whole = CheckpointReader(tmp_path)
     assert set(whole) == {"a", "only1", "only2"}
     for file, number in (("part1.safetensors", 1.0), ("part2.safetensors", 2.0)):
         index = {
@@ -324,7 +324,7 @@ def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(
         (tmp_path / "model.safetensors.index.json").write_text(
             json.dumps(index), encoding="utf-8"
         )
-        found = Reader(tmp_path)
+        found = CheckpointReader(tmp_path)
         assert (found.get("a").item(), found.shape("a"), found.tensors["a"].dtype) == (
             number,
             (1,),
@@ -334,7 +334,7 @@ def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(
     (tmp_path / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "part1.safetensors"}}', "utf-8"
     )
-    assert set(Reader(tmp_path)) == {"a", "only1"}
+    assert set(CheckpointReader(tmp_path)) == {"a", "only1"}
 
 
 def test_text_becomes_windows(tmp_path: Path) -> None:

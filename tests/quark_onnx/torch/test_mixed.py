@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from quark_onnx.cli import main
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines.in_memory import quantize_model
@@ -307,7 +307,7 @@ def test_the_command(
     assert f"{document['mixture']['bits']:.3f}" in page and "Mixed precision" in page
     assert validate(tmp_path / "out", "vllm").right
     # what lies in the files is what was said, and so are the bits
-    mixture, reader = document["mixture"], Reader(tmp_path / "out")
+    mixture, reader = document["mixture"], CheckpointReader(tmp_path / "out")
     count = 0
     for group in mixture["groups"]:
         for name in group["layers"]:

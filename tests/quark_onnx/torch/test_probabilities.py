@@ -18,13 +18,13 @@ from transformers.models.gptj import modeling_gptj
 from quark_onnx.cli import main
 from quark_onnx.common.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.torch import LLMTemplate, import_model_from_safetensors
-from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
+from quark_onnx.torch.algorithms.learned_rounding.autoround import TrainedLayer
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
@@ -191,12 +191,18 @@ def test_written_and_read_again(
             content["quantization_config"]["softmax_quant_spec"]["dtype"] == "fp8_e4m3"
         )
         assert "quark_onnx" not in str(content)
-        keys = [key for key in Reader(folder) if "prob_output" in key]
+        keys = [key for key in CheckpointReader(folder) if "prob_output" in key]
         assert len(keys) == 2 and all(
             key.endswith("self_attn.prob_output_scale") for key in keys
         )
         assert (
-            len([key for key in Reader(folder) if key.endswith("q_proj.output_scale")])
+            len(
+                [
+                    key
+                    for key in CheckpointReader(folder)
+                    if key.endswith("q_proj.output_scale")
+                ]
+            )
             == 2
         )
         assert content["quantization_config"]["kv_cache_post_rope"] is (where == "rope")
@@ -216,7 +222,7 @@ def test_fused_projections(tmp_path: Path) -> None:
     model = made(torch_families.config_of("phi3"))
     quantize_model(model, tokens(), config, progress=False)
     write_checkpoint(model, config, tmp_path / "out")
-    assert f"{SELF}.prob_output_scale" in Reader(tmp_path / "out")
+    assert f"{SELF}.prob_output_scale" in CheckpointReader(tmp_path / "out")
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),
@@ -240,7 +246,7 @@ def test_a_run_that_was_killed_goes_on(
         quantize_checkpoint(
             source, tokens(), FULL, out, writing=writing, progress=False
         )
-    kept = Reader(tmp_path / "resume" / "block-00000.safetensors")
+    kept = CheckpointReader(tmp_path / "resume" / "block-00000.safetensors")
     assert (
         "model.layers.0.self_attn.q_proj.prob_output_scale" in kept and not out.exists()
     )
@@ -308,7 +314,7 @@ def test_gradients_pass() -> None:
     own.probabilities.register_forward_hook(
         lambda module, args, left: read.append((args[0], left))
     )
-    attention.q_proj = Training(own, None)
+    attention.q_proj = TrainedLayer(own, None)
     loss = model(tokens()[0]).logits.square().sum()
     assert len(read) == 1 and not read[0][0].requires_grad
     [gradient] = torch.autograd.grad(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from quark_onnx.common.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.calibration.observers import Observer
+from quark_onnx.torch.calibration.observers import ActivationObserver
 from quark_onnx.torch.calibration.perplexity import perplexity, windows_of
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -60,7 +60,10 @@ def test_large_activations_are_sampled_from_all_channels() -> None:
     spec = TensorSpec("int8", calibrator="percentile:percentile=99")  # type: ignore[call-arg]
     x = torch.randn(2048, 4096, generator=torch.Generator().manual_seed(0))
     x[:, 1::2] *= 10
-    whole, halves = Observer(spec, "x", "cpu"), Observer(spec, "x", "cpu")
+    whole, halves = (
+        ActivationObserver(spec, "x", "cpu"),
+        ActivationObserver(spec, "x", "cpu"),
+    )
     whole.observe(x)
     for half in x.chunk(2):
         halves.observe(half)

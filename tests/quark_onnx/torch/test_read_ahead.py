@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints import read_ahead
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.pipelines import file_to_file, flow
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
@@ -30,7 +30,7 @@ def tensors(tmp_path: Path) -> list[StoredTensor]:
     """Two tensors in a file."""
     values = {name: torch.arange(4096.0) for name in ("a", "b")}
     save_file(values, tmp_path / "model.safetensors")
-    return list(Reader(tmp_path).tensors.values())
+    return list(CheckpointReader(tmp_path).tensors.values())
 
 
 def test_tensors_are_read_to_their_end(tensors: list[StoredTensor]) -> None:
@@ -128,14 +128,14 @@ def test_layers_are_read_ahead_without_data(
         source, None, config_for("uint4_wo_32"), tmp_path / "out", progress=False
     )
     asked = [name for names in Recording.asked for name in names]
-    assert sorted(asked) == sorted(Reader(source))
+    assert sorted(asked) == sorted(CheckpointReader(source))
 
 
 def test_a_file_that_disappears_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = saved(made(llama()), tmp_path / "float", max_shard_size="100KB")
-    lost = Reader(source).file_of("model.layers.1.mlp.down_proj.weight")
+    lost = CheckpointReader(source).file_of("model.layers.1.mlp.down_proj.weight")
 
     def run(*given: Any, **named: Any) -> Any:
         lost.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import torch
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, size_of_files
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, size_of_files
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES, SCHEME_CLIENTS
@@ -45,7 +45,7 @@ def check_prediction(
     quantize_checkpoint(
         source, tokens(), config, output, writing=Writing(layout=layout), progress=False
     )
-    written = Reader(output)
+    written = CheckpointReader(output)
     assert {
         name: (TYPES[tensor.dtype], tuple(tensor.shape))
         for name, tensor in found.items()

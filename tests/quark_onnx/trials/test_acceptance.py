@@ -14,7 +14,7 @@ from quark_onnx import QConfig, QuantizationSpec, compare, quantize
 from quark_onnx.common.errors import TimeLimitError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import BiasCorrection
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import RoundingProblem, Solution
 from quark_onnx.running.run import Reference
 from quark_onnx.trials.trial import Trial
 from tests import models
@@ -34,7 +34,7 @@ class Towards:
 
     bias: float = 0.0
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
+    def __call__(self, problem: RoundingProblem, present: Solution) -> Solution:
         return Solution(
             present.weight, present.bias + np.float32(self.bias), present.factor
         )
@@ -44,7 +44,7 @@ def fool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let layers take whatever is proposed."""
     calls = iter(range(1_000_000, 0, -1))
     monkeypatch.setattr(
-        Problem,
+        RoundingProblem,
         "loss",
         lambda self, *args: np.full(self.bias.shape, float(next(calls))),
     )

@@ -17,7 +17,7 @@ from quark_onnx.torch.algorithms.memory import Shapes, first_number
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import Stage, stages_in
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.quantized_layer import split_input
@@ -96,7 +96,7 @@ class _InputReader:
     last: str | None
     inputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
-    def run(self, call: Call) -> dict[str, list[torch.Tensor]]:
+    def run(self, call: BlockArguments) -> dict[str, list[torch.Tensor]]:
         """Run the block, and return the inputs of each layer within reach."""
         self.inputs = {}
         with input_hooks(self.layers, self._hook), contextlib.suppress(_AllRead):

@@ -114,7 +114,7 @@ class SignedRounding:
             return dict(quantized_weights), outcomes
         # Layers that are not trained run with their codes: their errors are part of the block's.
         layers = {
-            name: Training(layer, trained.get(name))
+            name: TrainedLayer(layer, trained.get(name))
             for name, layer in job.quantized(quantized_weights).items()
         }
         block = _Block(job, list(layers.values()))
@@ -172,7 +172,7 @@ def untrainable(name: str, algorithm: str, codes: Quantized) -> Outcome:
     return Outcome.unchanged(name, algorithm, note)
 
 
-class Training(nn.Module):
+class TrainedLayer(nn.Module):
     """A layer that computes with a weight in training.
 
     Roundings of activations hand gradients through.
@@ -227,14 +227,14 @@ def _straight_through(rounding: Any) -> Any:
     return lambda x: through(x, rounding(x.detach()))
 
 
-def renew(layers: Iterable[Training]) -> None:
+def renew(layers: Iterable[TrainedLayer]) -> None:
     """Install the present weights in the layers."""
     for layer, weight in zip(layers, _weights(layers), strict=True):
         layer.current = weight
 
 
 def descend(
-    layers: Sequence[Training],
+    layers: Sequence[TrainedLayer],
     losses: Iterator[torch.Tensor],
     leaves: Sequence[torch.Tensor],
 ) -> None:
@@ -260,7 +260,7 @@ def descend(
         torch.autograd.backward(weights, gradients, inputs=list(leaves))
 
 
-def _weights(layers: Iterable[Training]) -> list[torch.Tensor]:
+def _weights(layers: Iterable[TrainedLayer]) -> list[torch.Tensor]:
     return [
         outputs_first(layer.trained.weight(), layer.layer.kind)
         for layer in layers
@@ -276,7 +276,7 @@ class _Block:
         layers: all of its quantized layers.
     """
 
-    def __init__(self, job: BlockJob, layers: Sequence[Training]) -> None:
+    def __init__(self, job: BlockJob, layers: Sequence[TrainedLayer]) -> None:
         self._job = job
         self._layers = [layer for layer in layers if layer.trained is not None]
 

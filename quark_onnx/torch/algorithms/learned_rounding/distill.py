@@ -23,7 +23,7 @@ from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.algorithms.learned_rounding.autoround import (
-    Training,
+    TrainedLayer,
     descend,
     renew,
     untrainable,
@@ -129,7 +129,7 @@ class Distillation:
         """
         # Each row is a sequence of its own, (tokens,).
         rows = [row for batch in data for row in _ids(batch)]
-        trained = dict[str, Training]()
+        trained = dict[str, TrainedLayer]()
         outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():
             layer = model.get_submodule(name)
@@ -141,7 +141,7 @@ class Distillation:
                 continue
             weight = outputs_first(float_layer.weight.detach(), kind_of(float_layer))
             trainable = TrainableWeight(weight, layer.quantized, steps)
-            trained[name] = Training(layer, trainable)
+            trained[name] = TrainedLayer(layer, trainable)
         if not trained:
             return outcomes
         floats = {name: layers[name][0] for name in trained}
@@ -217,7 +217,7 @@ class _Pair:
         self,
         model: Any,
         floats: Mapping[str, nn.Module],
-        trained: Mapping[str, Training],
+        trained: Mapping[str, TrainedLayer],
     ) -> None:
         self.model = model
         self._floats = floats

@@ -12,7 +12,7 @@ from torch import nn
 from quark_onnx.common.errors import DataError
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
@@ -127,7 +127,7 @@ class _Collector:
 
 def moments_of(
     block: nn.Module,
-    calls: Sequence[Call],
+    calls: Sequence[BlockArguments],
     names: Iterable[str],
     *,
     products: bool,
@@ -164,7 +164,7 @@ def moments_of(
 
 
 def _inputs(
-    block: nn.Module, calls: Sequence[Call], layers: Mapping[str, nn.Module]
+    block: nn.Module, calls: Sequence[BlockArguments], layers: Mapping[str, nn.Module]
 ) -> Iterator[dict[str, list[torch.Tensor]]]:
     """Yield the inputs of layers, (tokens, inputs) float32, call by call."""
     for call in calls:

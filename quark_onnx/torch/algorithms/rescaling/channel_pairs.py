@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 
@@ -105,7 +105,7 @@ def inputs_last(module: nn.Module) -> torch.Tensor:
     return outputs_first(matrix.detach(), kind_of(module))
 
 
-def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
+def find_pairs(block: nn.Module, call: BlockArguments) -> list[Pair]:
     """Find the pairs of a block, in the order of execution of their readers.
 
     Args:

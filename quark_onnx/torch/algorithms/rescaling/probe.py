@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.models.recording import recording
 
 #: Tokens of a short call.
@@ -49,7 +49,7 @@ class BlockProbe:
         base: the record of a run without factors.
     """
 
-    def __init__(self, block: nn.Module, call: Call) -> None:
+    def __init__(self, block: nn.Module, call: BlockArguments) -> None:
         self._block = block
         self.parts = dict(_parts(block))
         self._call = short(block, call)
@@ -134,14 +134,16 @@ def _times(factors: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: x * factors.to(x.dtype)
 
 
-def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
+def short(
+    block: nn.Module, call: BlockArguments, tokens: int = _TOKENS
+) -> BlockArguments:
     """Return the first tokens of a call; the whole call if outputs depend on later tokens."""
     length = call.hidden.shape[1]
     if length <= tokens:
         return call
     args = _first(call.args, length, tokens)
     kwargs = _first(call.kwargs, length, tokens)
-    cut = Call(call.hidden[:, :tokens], args, kwargs)
+    cut = BlockArguments(call.hidden[:, :tokens], args, kwargs)
     with torch.no_grad():
         expected = call.run(block)[:, :tokens].float()
         try:

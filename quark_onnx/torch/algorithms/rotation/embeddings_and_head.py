@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.common.errors import ModelError
-from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
+from quark_onnx.torch.algorithms.rotation.residual_stream import ModelPart, floats_of
 from quark_onnx.torch.calibration.block_stream import call, in_form
 from quark_onnx.torch.models.names import joined, outside_of, replaced_forwards
 
@@ -75,13 +75,13 @@ class EmbeddingsAndHead:
             for key, tensor in floats_of(module, recurse=False).items()
         }
 
-    def front(self) -> Part:
+    def front(self) -> ModelPart:
         """Return the part before the blocks."""
-        return Part(self._modules(), lambda hidden: self.run(hidden)[0])
+        return ModelPart(self._modules(), lambda hidden: self.run(hidden)[0])
 
-    def back(self) -> Part:
+    def back(self) -> ModelPart:
         """Return the part after the blocks."""
-        return Part(self._modules(), lambda hidden: self.run(hidden)[1])
+        return ModelPart(self._modules(), lambda hidden: self.run(hidden)[1])
 
     def check_reached(self) -> None:
         """Raise ModelError for a module outside of the blocks that text does not reach.

@@ -17,8 +17,8 @@ from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
-    Part,
-    Stream,
+    ModelPart,
+    StreamRole,
     floats_of,
     in_float32,
 )
@@ -31,7 +31,7 @@ from quark_onnx.torch.algorithms.rotation.weight_rewrites import (
     fold_online,
     fold_stream,
 )
-from quark_onnx.torch.calibration.block_stream import BlockStream, Call, moved
+from quark_onnx.torch.calibration.block_stream import BlockArguments, BlockStream, moved
 from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.online_rotation import OnlineRotation, OrthogonalMatrix
 from quark_onnx.torch.models.structure import blocks_of, put_modules
@@ -78,7 +78,7 @@ class Rotator:
         readings = (*self._back, *_part(name, first, call).read(call.hidden))
         self.centered = any(reading.centered for reading in readings)
 
-    def call(self, name: str) -> Call:
+    def call(self, name: str) -> BlockArguments:
         """Return the call of a block for the sample, in float32.
 
         The hidden states are those before all blocks.
@@ -93,7 +93,7 @@ class Rotator:
                 " it cannot be rotated",
             )
         # bfloat16 would drown the tolerance of the comparison in rounding noise.
-        return Call(
+        return BlockArguments(
             in_float32(calls[0].hidden),
             in_float32(tuple(calls[0].args)),
             in_float32(dict(calls[0].kwargs)),
@@ -116,7 +116,7 @@ class Rotator:
                 f"nothing {'reads' if writers else 'writes'} the residual stream"
                 " outside of the blocks",
             )
-        plan = fold_stream(back, Stream(self._back, writers), self._size)
+        plan = fold_stream(back, StreamRole(self._back, writers), self._size)
         tensors = self._outside.tensors()
         changed = self._changed(plan, tensors.__getitem__)
         turn = self.rotation(STREAM, plan).turn
@@ -140,7 +140,7 @@ class Rotator:
         """
         block = self.blocks[name]
         call = self.call(name)
-        call = Call(in_float32(hidden), call.args, call.kwargs)
+        call = BlockArguments(in_float32(hidden), call.args, call.kwargs)
         part = _part(name, block, call)
         plan = self._plan(part, call.hidden)
         tensors = {f"{name}.{key}": tensor for key, tensor in floats_of(block).items()}
@@ -149,7 +149,7 @@ class Rotator:
         turn = _same
         if self.settings.r1:
             turn = self.rotation(STREAM, plan).turn
-        turned = Call(turn(call.hidden), call.args, call.kwargs)
+        turned = BlockArguments(turn(call.hidden), call.args, call.kwargs)
         # Online rotations act on the inputs of layers whose weights are rewritten already.
         online = {
             layer: part.modules[layer] for layer in plan.online if layer in part.modules
@@ -168,14 +168,14 @@ class Rotator:
             )
         return plan, _checked(name, _error(turn(before), after), hint), before
 
-    def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
+    def _plan(self, part: ModelPart, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
         # Layers after a norm of the stream read it, and do not add to it.
         skipped = {reader for reading in readings for reader in reading.readers}
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
         plan = WeightRewrites()
         if self.settings.r1:
-            plan = fold_stream(part, Stream(readings, writers), self._size)
+            plan = fold_stream(part, StreamRole(readings, writers), self._size)
         all_heads = part.heads(hidden, writers)
         if self.settings.r2:
             for heads in all_heads:
@@ -255,9 +255,9 @@ def apply(
 def _part(
     name: str,
     block: nn.Module,
-    call: Call,
+    call: BlockArguments,
     changed: Mapping[str, torch.Tensor] | None = None,
-) -> Part:
+) -> ModelPart:
     """Return a block in float32, with shared parameters by their names in the model."""
     tensors = floats_of(block)
     # Shared parameters keep the names of the model: the prefix of the block is cut off.
@@ -273,13 +273,13 @@ def _part(
         )
         return written
 
-    return Part(modules, run)
+    return ModelPart(modules, run)
 
 
 def _raw(
     block: nn.Module,
     tensors: Mapping[str, torch.Tensor],
-    call: Call,
+    call: BlockArguments,
     hidden: torch.Tensor,
 ) -> Any:
     args = (hidden, *call.args)

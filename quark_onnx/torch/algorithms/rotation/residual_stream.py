@@ -64,7 +64,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamRole:
     """The relation of a part of a model to the stream.
 
     Attributes:
@@ -86,7 +86,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of a model that can be run.
 
     Attributes:

@@ -14,7 +14,11 @@ from torch import nn
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
-from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
+from quark_onnx.torch.algorithms.rotation.spinquant import (
+    RotationTraining,
+    Trainee,
+    learn,
+)
 from quark_onnx.torch.algorithms.rotation.weight_rewrites import WeightRewrites
 from quark_onnx.torch.calibration.block_stream import batches, inference
 from quark_onnx.torch.checkpoints.parameter_sources import (
@@ -164,7 +168,7 @@ def rotate(
         learned = None
         if settings.trained:
             fixed, starts = _starts(rotator, planned.rewrites)
-            how = Training(
+            how = RotationTraining(
                 settings.steps,
                 seed=settings.seed,
                 centered=rotator.centered,

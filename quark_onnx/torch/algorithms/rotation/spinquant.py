@@ -32,7 +32,7 @@ _LOOKS = 10
 
 
 @dataclass(frozen=True)
-class Training:
+class RotationTraining:
     """Settings of the learning of rotations.
 
     Attributes:
@@ -154,7 +154,7 @@ def learn(
     trainee: Trainee,
     starts: Sequence[Mapping[str, torch.Tensor]],
     data: Sequence[Any],
-    how: Training,
+    how: RotationTraining,
 ) -> Learned:
     """Learn rotations from the best of several starts, and return the best that were seen.
 

@@ -12,9 +12,9 @@ from torch import nn
 from quark_onnx.kernels.axes import along
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
     Heads,
-    Part,
+    ModelPart,
     Reading,
-    Stream,
+    StreamRole,
     is_table,
 )
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
@@ -181,7 +181,7 @@ class WeightRewrites:
         self.rewrites[name] = replace(now, turns=turns, **changes)
 
 
-def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
+def fold_stream(part: ModelPart, stream: StreamRole, size: int) -> WeightRewrites:
     """Return the rotation of the stream, with gains and biases of norms folded into readers."""
     plan = WeightRewrites(sizes={STREAM: size})
     for reading in stream.readings:
@@ -202,7 +202,7 @@ def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
     return plan
 
 
-def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | None:
+def _fold_norm(plan: WeightRewrites, part: ModelPart, reading: Reading) -> Gain | None:
     """Neutralize a norm, and return the gain.
 
     The bias of the norm is added to the biases of the readers, or stays, rotated, if a reader has
@@ -231,7 +231,7 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
     return gain
 
 
-def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
+def fold_heads(part: ModelPart, heads: Heads) -> WeightRewrites:
     """Return the rotation of the values of attention heads."""
     rotation = HEADS + heads.source
     plan = WeightRewrites(sizes={rotation: heads.size})
@@ -246,7 +246,7 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
     return plan
 
 
-def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
+def fold_online(part: ModelPart, name: str, size: int) -> WeightRewrites:
     """Return the online rotation of a layer's input."""
     # Layers of equal width share a rotation.
     rotation = f"online {size}"

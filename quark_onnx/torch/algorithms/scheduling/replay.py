@@ -20,7 +20,7 @@ from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.memory import Shapes
 from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
 from quark_onnx.torch.algorithms.scheduling.stages import Stage
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.names import replaced_forwards
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
@@ -91,7 +91,9 @@ class Replay:
         # Dequantized weights of earlier stages are large, and needed during runs alone.
         self.decoded = dict[str, QuantizedLayer]()
 
-    def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
+    def run(
+        self, index: int, call: BlockArguments, run: Callable[[BlockArguments], Any]
+    ) -> Any:
         """Run the block on a sample.
 
         Args:
@@ -137,7 +139,7 @@ class Replay:
                 self._kept[index] = new
         return result
 
-    def result(self, index: int, call: Call) -> torch.Tensor:
+    def result(self, index: int, call: BlockArguments) -> torch.Tensor:
         """Return the hidden states of a sample after the block, with all layers quantized."""
         # Layers that no stage covers, such as convolutions, run with their codes as well.
         groups = [group for stage in self._stages for group in stage.groups]
@@ -149,7 +151,9 @@ class Replay:
             )
         return hidden
 
-    def _run_fully(self, call: Call, run: Callable[[Call], Any]) -> Any:
+    def _run_fully(
+        self, call: BlockArguments, run: Callable[[BlockArguments], Any]
+    ) -> Any:
         names = [name for _, _, name in self._before()]
         with self._job.put(self._layers(names)):
             return run(call)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.config.spec import LayerSpec as LayerSpec
 from quark_onnx.torch.models.quantized_layer import Layers, split_input
 from quark_onnx.torch.runtime import distributed
@@ -35,7 +35,7 @@ class Stage:
     until: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
 
-def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
+def stages_of(block: nn.Module, layers: Layers, call: BlockArguments) -> list[Stage]:
     """Return the layers of a block in the order of their dependencies.
 
     Args:
@@ -68,7 +68,7 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
         # The hidden states require gradients, so that each operation on them leaves a node in the
         # graph.
         hidden = call.hidden.detach().clone().requires_grad_()
-        result = Call(hidden, call.args, call.kwargs).run(block)
+        result = BlockArguments(hidden, call.args, call.kwargs).run(block)
     levels = trace.levels()
     until = trace.until(levels, result.grad_fn)
     for name in layers:

@@ -56,7 +56,7 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$")
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetTensor:
     """Tensor of the GGUF file.
 
     Attributes:
@@ -160,7 +160,7 @@ def targets(
     tensors: Iterable[StoredTensor],
     architecture: Architecture,
     config: PreTrainedConfig,
-) -> list[Target]:
+) -> list[TargetTensor]:
     """Return the tensors of the file, in the order of the checkpoint's names.
 
     Raises:
@@ -201,7 +201,7 @@ def targets(
         )
     _check(sources_by_name, config)
     return [
-        Target(name, tuple(stored for _, stored in parts))
+        TargetTensor(name, tuple(stored for _, stored in parts))
         for name, parts in sources_by_name.items()
     ]
 

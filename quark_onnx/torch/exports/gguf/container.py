@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 
-class Entry(NamedTuple):
+class TensorToWrite(NamedTuple):
     """Tensor to write, with a function that computes the data."""
 
     name: str
@@ -72,7 +72,7 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> GGUFWriter:
     return gguf_writer
 
 
-def write(writer: GGUFWriter, entries: Sequence[Entry]) -> None:
+def write(writer: GGUFWriter, entries: Sequence[TensorToWrite]) -> None:
     """Write the tensors to a gguf.GGUFWriter with its metadata, and close it.
 
     One tensor is in memory at a time.
@@ -100,7 +100,7 @@ def write(writer: GGUFWriter, entries: Sequence[Entry]) -> None:
         writer.close()
 
 
-def verify(path: Path, entries: Sequence[Entry]) -> None:
+def verify(path: Path, entries: Sequence[TensorToWrite]) -> None:
     """Read a file back.
 
     Raises:

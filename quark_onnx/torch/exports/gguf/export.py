@@ -16,11 +16,11 @@ from quark_onnx.common.containers import grouped
 from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader, read_json
 from quark_onnx.torch.exports.gguf import container
 from quark_onnx.torch.exports.gguf.architectures import (
     Architecture,
-    Target,
+    TargetTensor,
     architecture_of,
     targets,
 )
@@ -147,7 +147,7 @@ def check_writable(source: Path) -> None:
     _check_not_all_float(parts, kinds[0])
 
 
-def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
+def planned(source: Path) -> tuple[Architecture, Any, list[TargetTensor]]:
     """Return the architecture, the configuration and the GGUF tensors of a folder.
 
     Raises:
@@ -162,12 +162,12 @@ def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
                 f"a GGUF file needs the package {package}: {pip_install('llm')}",
             )
     config = float_config_of(source)
-    tensors = Reader(source).tensors.values()
+    tensors = CheckpointReader(source).tensors.values()
     return architecture, config, targets(tensors, architecture, config)
 
 
 def _part(
-    target: Target,
+    target: TargetTensor,
     given: Mapping[str, Any],
     kinds: tuple[str, str],
     architecture: Architecture,
@@ -191,10 +191,12 @@ def _part(
     )
 
 
-def _entries(parts: Iterable[Part], config: PreTrainedConfig) -> list[container.Entry]:
+def _entries(
+    parts: Iterable[Part], config: PreTrainedConfig
+) -> list[container.TensorToWrite]:
     """Return what is written: the tensors of a checkpoint, and those of the rotary embedding."""
     entries = [
-        container.Entry(
+        container.TensorToWrite(
             part.target.name, part.type, part.target.shape, part.nbytes, part.data
         )
         for part in parts
@@ -203,7 +205,7 @@ def _entries(parts: Iterable[Part], config: PreTrainedConfig) -> list[container.
     for name, factors in rope_tensors(config).items():
         data = partial(np.copy, factors)
         entries.append(
-            container.Entry(name, "F32", factors.shape, factors.nbytes, data)
+            container.TensorToWrite(name, "F32", factors.shape, factors.nbytes, data)
         )
     return entries
 
@@ -247,13 +249,13 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
 
 def _untied_head(
     weights: Mapping[str, Any], source: Path, config: PreTrainedConfig
-) -> list[Target]:
+) -> list[TargetTensor]:
     """Return the head if weights separate it from the embedding, as rotations do; else nothing."""
     if not config.tie_word_embeddings or _HEAD not in weights:
         return []
     # llama.cpp takes the embedding for the head only if the file has no head
     shape = tuple(weights[_HEAD].shape)
-    return [Target("output.weight", (StoredTensor(_HEAD, shape, "F32", source),))]
+    return [TargetTensor("output.weight", (StoredTensor(_HEAD, shape, "F32", source),))]
 
 
 def _matched(

@@ -15,7 +15,7 @@ import torch
 
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.exports.gguf import blocks
-from quark_onnx.torch.exports.gguf.architectures import Target
+from quark_onnx.torch.exports.gguf.architectures import TargetTensor
 from quark_onnx.torch.formats.quantized_tensor import Quantized, is_finite
 from quark_onnx.torch.runtime.safetensors_header import StoredTensor
 
@@ -37,7 +37,7 @@ class Part:
         reason: why the type is not the requested one; "" if it is.
     """
 
-    target: Target
+    target: TargetTensor
     type: str
     given: Mapping[str, Any]
     order: Any = None
@@ -100,7 +100,7 @@ class Part:
 
 
 def typed(
-    target: Target,
+    target: TargetTensor,
     given: Mapping[str, Any],
     kind: str,
     embeddings: str,

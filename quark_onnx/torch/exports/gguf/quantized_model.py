@@ -11,7 +11,7 @@ from torch import nn
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.exports.gguf.blocks import SIZE, form_of
 from quark_onnx.torch.exports.gguf.export import GgufFile, planned, write_gguf
 from quark_onnx.torch.formats.quantized_tensor import quantize
@@ -41,7 +41,7 @@ def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFi
         ModelError: as for ``write_gguf``.
         MissingDependency: as for ``write_gguf``.
     """
-    sources = Sources(Reader(source), model)
+    sources = Sources(CheckpointReader(source), model)
     weights = dict[str, Any]()
     # A layer whose activations alone are rounded has its weight under another name.
     for name, parameter in model.named_parameters():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MX = "MXQuantizeDequantize"
 
 
-class Roundings:
+class RoundingWriter:
     """Writer of activation rounding; equal rounding of a tensor is written once.
 
     Args:

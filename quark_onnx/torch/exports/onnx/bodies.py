@@ -16,7 +16,7 @@ from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer
 from quark_onnx.functions import mx
 from quark_onnx.functions.blocks import from_rows, passing_on, to_rows
-from quark_onnx.functions.body import Body, function
+from quark_onnx.functions.body import BodyBuilder, function
 from quark_onnx.functions.mx import to_minifloat
 from quark_onnx.kernels.minifloat import E2M1, E4M3
 from quark_onnx.torch.config.number_formats import (
@@ -57,7 +57,7 @@ def inputs_of(spec: TensorSpec) -> list[str]:
 
 def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
     """Build the function that rounds float32 of rank 1 or more as a spec says."""
-    body = Body()
+    body = BodyBuilder()
     if isinstance(spec.dtype, TwoLevel):
         # (block size, blocks).
         rows = to_rows(body, "x", spec.group)
@@ -91,7 +91,7 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
     return function(name_of(spec), inputs_of(spec), body, _AXIS, opset, domain=DOMAIN)
 
 
-def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
+def _affine(body: BodyBuilder, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
     """Quantize and dequantize x with a scale; ``zero`` is empty if it is 0."""
     # A division, since a product with the reciprocal may round to another code.
     steps, grid = body.op("Div", x, scale), spec.grid
@@ -111,7 +111,7 @@ def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
     return body.op("Mul", codes, scale)
 
 
-def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
+def _dynamic(body: BodyBuilder, x: str, axes: list[int], spec: TensorSpec) -> str:
     """Quantize x with min-max scales over given axes, or over the full tensor."""
     grid, over = spec.grid, list[str]()
     if axes:
@@ -152,7 +152,7 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
     return _affine(body, x, scale, _zero(body, lo, scale, spec), spec)
 
 
-def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
+def _zero(body: BodyBuilder, lo: str, scale: str, spec: TensorSpec) -> str:
     """Return the zero points; empty if they are 0."""
     grid = spec.grid
     if grid.symmetric and not grid.zero:
@@ -171,11 +171,11 @@ def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
     return body.op("Cast", zero, to=TensorProto.FLOAT)
 
 
-def _double(body: Body, x: str) -> str:
+def _double(body: BodyBuilder, x: str) -> str:
     return body.op("Cast", x, to=TensorProto.DOUBLE)
 
 
-def _two_levels(body: Body, values: str, *, measured: bool) -> str:
+def _two_levels(body: BodyBuilder, values: str, *, measured: bool) -> str:
     """Quantize NVFP4 blocks, one per column.
 
     The global scale is an input, or computed from the tensor's maximum magnitude.
@@ -212,7 +212,7 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
     return _fp4(body, values, scale)
 
 
-def _float_scales(body: Body, values: str) -> str:
+def _float_scales(body: BodyBuilder, values: str) -> str:
     """Quantize blocks of AMD's FP4, one per column, with E5M3 scales."""
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
     scale = body.op(
@@ -230,7 +230,7 @@ def _float_scales(body: Body, values: str) -> str:
     return _fp4(body, values, scale)
 
 
-def _fp4(body: Body, values: str, scale: str) -> str:
+def _fp4(body: BodyBuilder, values: str, scale: str) -> str:
     """Round values to FP4 (E2M1) by the scales of their blocks."""
     ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
     elements = to_minifloat(

@@ -16,7 +16,7 @@ from quark_onnx.functions import definitions
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.graph import Graph, Node
-from quark_onnx.torch.exports.onnx.activations import Roundings
+from quark_onnx.torch.exports.onnx.activations import RoundingWriter
 from quark_onnx.torch.exports.onnx.stand_in import DOMAIN, LINEAR, ROUNDING
 from quark_onnx.torch.exports.onnx.weights import nbits_weight, write_weight
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
@@ -45,7 +45,7 @@ def write(
     Raises:
         ConfigError: a format cannot be written.
     """
-    roundings, became = Roundings(graph, kind), dict[str, list[str]]()
+    roundings, became = RoundingWriter(graph, kind), dict[str, list[str]]()
     weights = dict[str, tuple[str, str]]()
     # A list, since the loop removes nodes.
     for node in [node for node in graph.nodes if node.domain == DOMAIN]:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from quark_onnx.common.errors import DataError
 from quark_onnx.torch.calibration.block_stream import batches, inference, run_whole
-from quark_onnx.torch.calibration.observers import Observer
+from quark_onnx.torch.calibration.observers import ActivationObserver
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.models.quantized_layer import Rounding
@@ -173,9 +173,9 @@ class Roundings:
         graph = self._module.graph
         parameter = next(self._module.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
-        watched, nodes = dict[Scale, Observer](), list[Any]()
+        watched, nodes = dict[Scale, ActivationObserver](), list[Any]()
         for scale, what in wanted.items():
-            watched[scale] = Observer(scale.spec, what, device)
+            watched[scale] = ActivationObserver(scale.spec, what, device)
             name = f"watch_{len(nodes)}"
             self._module.add_submodule(name, _Watch(watched[scale]))
             nodes += [self._call(name, root) for root in scale.roots]
@@ -287,7 +287,7 @@ def _origin(node: Any) -> Any:
 class _Watch(nn.Module):
     """Module that passes a tensor to an observer."""
 
-    def __init__(self, watched: Observer) -> None:
+    def __init__(self, watched: ActivationObserver) -> None:
         super().__init__()
         self._watched = watched
 

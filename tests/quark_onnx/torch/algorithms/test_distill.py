@@ -23,7 +23,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import Descent
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -117,8 +117,8 @@ def test_a_checkpoint_is_what_memory_holds(
         assert (tmp_path / "out" / file).read_bytes() == (
             tmp_path / "again" / file
         ).read_bytes()
-    plain = Reader(source)
-    reader = Reader(tmp_path / "out")
+    plain = CheckpointReader(source)
+    reader = CheckpointReader(tmp_path / "out")
     assert (
         torch.equal(reader.get("lm_head.weight"), plain.get("lm_head.weight"))
         or "rotation" in algorithms

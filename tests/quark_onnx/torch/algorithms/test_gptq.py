@@ -27,7 +27,11 @@ from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.scheduling import stages
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
-from quark_onnx.torch.calibration.block_stream import BlockStream, Call, inference
+from quark_onnx.torch.calibration.block_stream import (
+    BlockArguments,
+    BlockStream,
+    inference,
+)
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -379,7 +383,7 @@ def test_stages_of_blocks_alike_are_found_once(
     """But for experts: which are chosen differs."""
     seen = list[str]()
 
-    def counting(block: Any, layers: Any, call: Call) -> Any:
+    def counting(block: Any, layers: Any, call: BlockArguments) -> Any:
         seen.append(next(iter(layers)))
         return stages_of(block, layers, call)
 
@@ -643,7 +647,7 @@ def test_layers_that_are_run_twice() -> None:
 
     torch.manual_seed(0)
     block = Block()
-    calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
+    calls = [BlockArguments(torch.randn(1, 8, 32)) for _ in range(3)]
     job = BlockJob(
         "0",
         block,

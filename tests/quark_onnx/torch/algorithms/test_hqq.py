@@ -16,7 +16,7 @@ from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.hqq import half_quadratic
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.hqq import HQQ
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -33,7 +33,7 @@ def job_of(
 ) -> tuple[BlockJob, dict[str, Any]]:
     block = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
     block[0].weight.data = weight
-    calls = [] if x is None else [Call(part) for part in x.split(1)]
+    calls = [] if x is None else [BlockArguments(part) for part in x.split(1)]
     layers = {"b.0": (block[0], LayerSpec(spec))}
     return BlockJob("b", block, layers, calls, calls), {"b.0": quantize(weight, spec)}
 

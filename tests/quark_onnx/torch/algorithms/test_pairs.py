@@ -18,7 +18,7 @@ from quark_onnx.torch.algorithms.rescaling.channel_pairs import (
     pattern_of,
 )
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe, short
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.config.spec import LayerSpec
 from tests import torch_families
 from tests.quark_onnx.torch.algorithms.blocks import change, job_of, model_of
@@ -269,7 +269,9 @@ def pairs_of(block: Any) -> set[tuple[str, frozenset[str]]]:
     return set(
         map(
             described,
-            find_pairs(block, Call(torch.randn(1, 20, 16, generator=generator))),
+            find_pairs(
+                block, BlockArguments(torch.randn(1, 20, 16, generator=generator))
+            ),
         )
     )
 
@@ -291,7 +293,7 @@ def test_what_lies_between_decides() -> None:
 def test_channels_in_another_order() -> None:
     block = Block(lambda x: x.flip(-1))
     assert pairs_of(block) == {UP, DOWN}
-    pair = find_pairs(block, Call(torch.randn(1, 20, 16)))[1]
+    pair = find_pairs(block, BlockArguments(torch.randn(1, 20, 16)))[1]
     assert pair.rows[pair.columns].tolist() == list(range(24))[::-1]
 
 
@@ -318,5 +320,5 @@ def test_a_short_call_is_the_beginning_of_a_long_one() -> None:
         )
     backwards = nn.Module()
     backwards.forward = lambda hidden: hidden.flip(1)  # type: ignore[method-assign]
-    call = Call(torch.randn(1, 12, 4))
+    call = BlockArguments(torch.randn(1, 12, 4))
     assert short(backwards, call, 5) is call

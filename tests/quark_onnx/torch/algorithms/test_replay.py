@@ -15,7 +15,7 @@ from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq.gptq import GPTQ
 from quark_onnx.torch.algorithms.scheduling import replay
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -154,7 +154,7 @@ class Placing(Hidden):
 def test_what_is_read_unseen_is_computed_all_the_same(kind: type[Hidden]) -> None:
     torch.manual_seed(0)
     block = kind()
-    calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
+    calls = [BlockArguments(torch.randn(1, 8, 32)) for _ in range(3)]
     layers = {
         f"0.{name}": (each, UINT4)
         for name, each in block.named_children()

@@ -17,7 +17,7 @@ from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import cayley_step
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import CheckpointReader
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -311,7 +311,7 @@ def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
     for folder in ("memory", "files"):
         loaded = load_checkpoint(tmp_path / folder)
         assert error(after, logits(loaded, tokens()[0])) < 1e-4
-        assert "lm_head.weight" in Reader(tmp_path / folder)
+        assert "lm_head.weight" in CheckpointReader(tmp_path / folder)
         assert not loaded.config.tie_word_embeddings
         first, last = (
             loaded.get_input_embeddings().weight,

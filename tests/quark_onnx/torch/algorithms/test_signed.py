@@ -22,7 +22,7 @@ from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
-from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.block_stream import BlockArguments
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -180,7 +180,7 @@ def job_of(
     """A block of one layer, with its weight rounded to the nearest."""
     block = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
     block[0].weight.data = weight
-    calls = [Call(part) for part in x.split(1)]
+    calls = [BlockArguments(part) for part in x.split(1)]
     targets = (
         [call.hidden @ weight.T for call in calls]
         if target is None
@@ -301,7 +301,7 @@ def test_a_step_looks_at_so_many_samples_however_many_are_run_together(
 ) -> None:
     weight, x = normal(4, 16), normal(32, 4, 16, seed=1)
     job, start = job_of(weight, x, LayerSpec(TensorSpec("int4", per_channel=True)))
-    parts = [Call(part) for part in x.split(together)]
+    parts = [BlockArguments(part) for part in x.split(together)]
     job = replace(
         job,
         calls=parts,
