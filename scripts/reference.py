@@ -19,6 +19,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,7 @@ def is_error(name: str) -> bool:
     return name.endswith(("Error", "Crash")) or name == "MissingDependency"
 
 
+@cache
 def error_messages() -> dict[str, list[tuple[str, str]]]:
     """Return message templates and files by the name of the error's class."""
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def test_tests_use_public_names() -> None:
     assert "_products" in ours  # of smoothquant.py
     #: Of argparse and transformers, which have no public name for it.
     others = {"_actions", "_attn_implementation", "_repr_html_"}
+    forbidden = ours - others
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        found = set(used(ast.parse(path.read_text(encoding="utf-8"))))
-        assert not (found & ours) - others, path
+        text = path.read_text(encoding="utf-8")
+        # Most files have none of these words, and are not parsed.
+        if forbidden.intersection(re.findall(r"\w+", text)):
+            assert not forbidden.intersection(used(ast.parse(text))), path

@@ -352,7 +352,7 @@ def test_workers_do_not_outlive_what_they_work_for() -> None:
         "-o",
         "out.onnx",
         "--random-data",
-        "100000000",
+        "10000000",
         "--workers",
         "2",
     )
