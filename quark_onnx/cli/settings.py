@@ -176,8 +176,8 @@ def add_target_option(group: argparse._ActionsContainer) -> None:
 def add_mixing_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "mixed precision",
-        "Raise every output to DB dB of SQNR by changing as few nodes as possible. Where the"
-        " target is missed, a model is made for each node and for up to about 40 choices.",
+        "Raise every output to DB dB of SQNR by changing as few nodes as possible.\n"
+        "Where the target is missed, a model is made for each node and for up to about 40 choices.",
     )
     either = group.add_mutually_exclusive_group()
     for flag, what in (
