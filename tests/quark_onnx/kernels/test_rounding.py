@@ -211,17 +211,17 @@ import numpy as np
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import AdaQuant, AdaRound
 from quark_onnx.patterns.activation import Activation
-from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.optimizers.problem import RoundingProblem, SampledRows
 random = np.random.default_rng(0)
 digest = hashlib.sha256()
 for shape in ((1, 300, 300), (200, 1, 9)):
     groups, outputs, inputs = shape
     weight, bias = random.normal(size=shape), random.normal(size=shape[:2])
     x = random.normal(size=(groups, 300, inputs)).astype(np.float32)
-    rows = Rows(x, (x @ weight.swapaxes(1, 2) + bias[:, None]).astype(np.float32))
+    rows = SampledRows(x, (x @ weight.swapaxes(1, 2) + bias[:, None]).astype(np.float32))
     ends = [np.full(shape, value, np.float32) for value in (0.3, -8, 7)]
     lattice = Levels(ends[0], np.zeros(0, np.float32), *ends[1:])
-    problem = Problem("n", weight, bias, lattice, True, Activation("clip", low=0.0), rows, rows, lambda: bias, None)
+    problem = RoundingProblem("n", weight, bias, lattice, True, Activation("clip", low=0.0), rows, rows, lambda: bias, None)
     for optimizer in (AdaRound(iterations=8, device="cpu"), AdaQuant(iterations=8, device="cpu")):
         found = optimizer(problem, problem.nearest())
         digest.update(found.weight.tobytes() + found.bias.tobytes())
