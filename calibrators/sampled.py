@@ -67,7 +67,8 @@ class Sampled(Extremes):
         indices = indices[:limit]
         kept = len(self.marks)
         if not kept:
-            self.marks, self.vectors = hashes[:limit], vectors[indices]
+            # A view would keep the hashes of all vectors in memory.
+            self.marks, self.vectors = hashes[:limit].copy(), vectors[indices]
             return
         joined = np.concatenate([self.marks, hashes[:limit]])
         # Of two equal hashes the first place wins, which is the vector that is kept already.

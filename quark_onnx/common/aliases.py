@@ -107,6 +107,9 @@ ALIASES: dict[str, dict[str, str]] = {
             " UInt16 UInt32 parse_data_type"
         ),
     },
+    "quark_onnx.onnx.quantization.config.legacy": {
+        "quark_onnx.onnx.legacy": "QuantizationConfig",
+    },
     "quark_onnx.onnx.quantization.config.spec": {
         "quark_onnx.onnx.spec": (
             "BFloat16Spec BFP16Spec CalibMethod Float16Spec Int4Spec Int8Spec"

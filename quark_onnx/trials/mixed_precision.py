@@ -612,7 +612,7 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             f"{count}, {deciding} {goal} on the {samples} that decided between {models}: new"
             " samples may be worse"
         ]
-    if not found.noise:
+    if not found.changed:
         lines.append(f"auto_mixed_precision: {_unchanged(found, settings)}")
     lines += _runtime_notes(found, settings)
     for name in found.changed:
@@ -624,7 +624,13 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
 
 
 def _unchanged(found: Sensitivity, settings: AutoMixedPrecision) -> str:
-    """Return why the search ended before it ranked nodes."""
+    """Return why the search changed no node."""
+    if found.noise:
+        if settings.lowers:
+            return (
+                "nothing is lowered, as every choice that was tried misses the target"
+            )
+        return "nothing is raised, as no choice that was tried is better"
     met = found.before >= found.bound
     if met and not settings.lowers:
         return "nothing is raised, as the target is met without"

@@ -44,3 +44,10 @@ def test_a_vector_counts_once_and_few_are_all_kept() -> None:
 def test_wide_vectors_are_kept_in_bounded_memory() -> None:
     data = np.random.default_rng(0).normal(size=(100, 1 << 14)).astype(np.float32)
     assert of(data, limit=256).vectors.shape == (16, 1 << 14)
+
+
+def test_the_first_hashes_do_not_stay_in_memory() -> None:
+    data = np.random.default_rng(0).normal(size=(10_000, 2)).astype(np.float32)
+    marks = of(data).marks
+    held = marks if marks.base is None else marks.base
+    assert held.nbytes < 1_000

@@ -32,6 +32,12 @@ def test_every_path_leads_to_its_module(module: str) -> None:
     assert imported["found"] is import_module(path)
 
 
+def test_the_module_of_old_configurations_can_be_imported() -> None:
+    legacy = import_module("quark_onnx.onnx.quantization.config.legacy")
+    config = import_module("quark_onnx.onnx.quantization.config.config")
+    assert legacy.QuantizationConfig is config.QuantizationConfig
+
+
 @pytest.mark.skipif(find_spec("quark") is None, reason="amd-quark is not installed")
 def test_the_names_are_those_of_the_installed_package() -> None:
     assert script("amd_names").names() == FACTS["names"]

@@ -215,6 +215,22 @@ def test_a_distance_between_outputs() -> None:
     assert "alone -" not in " ".join(result.report.notes)
 
 
+def test_the_report_says_that_no_choice_is_better() -> None:
+    model, data = broken()
+    config = mixed(target=0.1, distance=lambda expected, actual: 0.5)
+    result = quantize(model, data, config)
+    assert raised(result) == []
+    reason = "nothing is raised, as no choice that was tried is better"
+    assert f"auto_mixed_precision: {reason}" in result.report.notes
+
+
+def test_the_report_says_that_every_lowered_node_misses_the_target() -> None:
+    found = Sensitivity(before=40.0, bound=39.0, noise={"a": 30.0})
+    settings = AutoMixedPrecision(target=39.0, to="8bit")
+    reason = "nothing is lowered, as every choice that was tried misses the target"
+    assert f"auto_mixed_precision: {reason}" in describe(found, settings, 1)
+
+
 def test_only_some_nodes_may_be_changed() -> None:
     model, data = broken()
     settings = {"target": 90.0, "to": "float"}

@@ -1,0 +1,1 @@
+from quark_onnx.onnx.legacy import QuantizationConfig as QuantizationConfig
