@@ -82,10 +82,10 @@ class AccuracyTarget:
         Raises:
             ConfigError: the text is no target.
 
-        >>> Target.of("0.5 %"), Target.of(25)
-        (Target(value=0.5, percent=True), Target(value=25.0, percent=False))
+        >>> AccuracyTarget.of("0.5 %"), AccuracyTarget.of(25)
+        (AccuracyTarget(value=0.5, percent=True), AccuracyTarget(value=25.0, percent=False))
         """
-        # A bool is no number here: Target.of(True) is an error, and not 1 dB.
+        # A bool is no number here: AccuracyTarget.of(True) is an error, and not 1 dB.
         # NaN and infinity are numbers, too, which no model could meet or miss.
         if is_number(text) and isfinite(text):  # type: ignore[arg-type]
             return cls(float(text), False)  # type: ignore[arg-type]

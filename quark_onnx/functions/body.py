@@ -63,7 +63,7 @@ class BodyBuilder:
     def name(self) -> str:
         """Return an unused name.
 
-        >>> body = Body()
+        >>> body = BodyBuilder()
         >>> body.name(), body.name()
         ('t0', 't1')
         """
@@ -73,7 +73,7 @@ class BodyBuilder:
     def op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node with one output; an attribute may be a ``Ref``.
 
-        >>> body = Body()
+        >>> body = BodyBuilder()
         >>> body.op("Neg", body.op("Abs", "x"), output="y")
         'y'
         >>> [node.op_type for node in body.nodes]

@@ -50,7 +50,7 @@ def stages_of(block: nn.Module, layers: Layers, call: BlockArguments) -> list[St
     >>> from torch import nn
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     >>> layers = {"a": (block[0], LayerSpec()), "b": (block[2], LayerSpec())}
-    >>> stages_of(block, layers, Call(torch.ones(1, 1, 2)))
+    >>> stages_of(block, layers, BlockArguments(torch.ones(1, 1, 2)))
     [Stage(groups=(('a',),), last='a'), Stage(groups=(('b',),), last='b')]
     """
     trace = _Trace()
