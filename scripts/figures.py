@@ -258,10 +258,31 @@ def speed() -> str:
         rows.append(cells)
     head = (
         "method",
-        "ResNet-50: time / float inference",
+        "ResNet-50: CPU / float inference",
         "peak MB",
-        "SqueezeNet: time / float inference",
+        "SqueezeNet: CPU / float inference",
         "peak MB",
+    )
+    return table(head, rows)
+
+
+def speed_of_small_models() -> str:
+    """Return CPU seconds of a call on models of 0.6 to 20 MB."""
+    found = stored("speed")
+    methods = ("ours A8W8", "ours without verdict A8W8", "onnxruntime minmax")
+    rows = []
+    for model in ("file-types", "resnet20", "ultraface", "speech", "yolox_nano"):
+        seconds = [found[f"{model}/{key}"]["whole"]["cpu_seconds"] for key in methods]
+        ours, bare, theirs = seconds
+        ratios = (f"{ours / theirs:.1f}", f"{bare / theirs:.1f}")
+        rows.append([model, *(f"{each:.1f}" for each in seconds), *ratios])
+    head = (
+        "model",
+        "`A8W8`",
+        "without verdict",
+        "onnxruntime, minmax",
+        "ratio",
+        "without verdict",
     )
     return table(head, rows)
 
@@ -725,6 +746,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scaling-images": scaling_images,
     "simulate": simulate,
     "speed": speed,
+    "speed-small": speed_of_small_models,
     "training": training,
     "yolox-cle": yolox_cle,
 }
