@@ -205,7 +205,7 @@ class Isolation:
 
     def release(self) -> None:
         """Close unreferenced sessions."""
-        if self._process is not None and not self._process.dead:
+        if self._process is not None and self._process.usable:
             with suppress(_Died):
                 self._process.ask("release", ())
 
@@ -217,7 +217,7 @@ class Isolation:
                     "the process that ran this session was ended with its isolated()"
                     " block",
                 )
-            if self._process is None or self._process.dead:
+            if self._process is None or not self._process.usable:
                 self._process = _Process(self.folder)
             return self._process
 
@@ -398,7 +398,7 @@ class _Process:
     """A child process, from start to end."""
 
     def __init__(self, folder: Path) -> None:
-        self.dead = False
+        self.dead = self._ending = False
         self.closed: list[int] = []
         self._lock = threading.Lock()
         self._words = ""
@@ -469,8 +469,14 @@ class _Process:
             raise
         return waited(future, self.kill)
 
+    @property
+    def usable(self) -> bool:
+        """Whether the process takes requests; the end of a killed one is noticed a moment later."""
+        return not (self.dead or self._ending)
+
     def kill(self) -> None:
         """End the process at once."""
+        self._ending = True
         self._popen.kill()
 
     def end(self, *, kill: bool) -> None:

@@ -217,6 +217,19 @@ def test_a_process_that_is_killed_while_it_runs(
         )
 
 
+def test_work_after_a_kill_runs_in_another_process() -> None:
+    """The system ends a killed process later; until then it must get no request."""
+    feeds = {"x": normal(2, 4)}
+    with isolated():
+        isolation = current()
+        assert isolation is not None
+        session = open_session(product())
+        expected = session.run(None, feeds)[0]
+        for _ in range(5):
+            isolation.process().kill()
+            np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+
+
 def test_models_go_with_their_sessions(temporary: Path) -> None:
     """One session's model lies on disk as long as the session lives, and the process holds no more
     of it afterwards.
