@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
+from quark_onnx.analysis.advise import TrialSettings
 from tests.models import normal, parse, weight
 
 #: Enough time for every trial.
@@ -121,8 +122,16 @@ def test_after_a_missed_gate(cli: Any, command: str, gate: float) -> None:
     assert "try:" not in cli(*words, "--advice", "none").err
 
 
-def test_after_a_missed_accuracy(cli: Any) -> None:
-    """The nearest model was written: the changes are those of that model."""
+def test_after_a_missed_accuracy(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest model was written: the changes are those of that model.
+
+    The time for them is that of the run, in which a busy machine may end no trial.
+    """
+
+    def patient(**settings: Any) -> TrialSettings:
+        return TrialSettings(**settings | {"budget": 300.0})
+
+    monkeypatch.setattr("quark_onnx.cli.advice.TrialSettings", patient)
     words = ["quantize", "conv.onnx", "-o", "q.onnx", "--data", "images.npz"]
     gate = ("--accuracy", "38dB", "--budget", "1/1000000")
     finished = cli(*words, *gate, "--no-time", "--json", "r.json")
