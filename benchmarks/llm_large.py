@@ -138,11 +138,6 @@ class _Planned(Exception):
     """Exception to stop a run after its estimate."""
 
 
-def _gguf_kind(scheme: str) -> str:
-    """Return the kind of a GGUF file; empty for the scheme of a checkpoint."""
-    return scheme.removeprefix("gguf-") if scheme.startswith("gguf-") else ""
-
-
 def config_of(source: Any, scheme: str, algorithm: str) -> Any:
     """Return the configuration of a run."""
     from quark_onnx.torch.pipelines.ptq import config_for
@@ -165,7 +160,7 @@ def child(folder: str, output: str, scheme: str, algorithm: str) -> None:
     watch = PrivatePeak()
     start, cpu = time.perf_counter(), time.process_time()
     estimate: Estimate | None = None
-    if kind := _gguf_kind(scheme):
+    if kind := scheme.partition("gguf-")[2]:
         write_gguf(folder, f"{output}.gguf", kind)
     else:
         config = config_of(source, scheme, algorithm)

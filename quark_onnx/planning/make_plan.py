@@ -304,7 +304,7 @@ def _lift(plan: PlanBuilder) -> None:
 
 
 def _spare_for_engine(plan: PlanBuilder, takes: Takes, *, safe: bool) -> None:
-    """Keep float what the engine of a target computes faster so, or only so rightly."""
+    """Keep tensors float where the engine of the target is faster in float, or wrong on codes."""
     if safe and takes.fuses:
         spare_fused(plan)
         spare_results(plan)
