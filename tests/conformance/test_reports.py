@@ -19,6 +19,8 @@ from quark_onnx.page.reported import Reported
 from quark_onnx.search.candidate import Candidate
 from quark_onnx.search.result import SearchResult
 from quark_onnx.study.record import Record
+from quark_onnx.torch.validate.finding import Validation
+from quark_onnx.torch.validate.repair import Repair
 from tests.browser import check_alone
 from tests.models import conv_relu, samples
 
@@ -47,7 +49,9 @@ def results() -> tuple[Reported, ...]:
     ]
     with TemporaryDirectory() as folder:
         bundle = npu.deploy(model, data, Path(folder) / "bundle", min_sqnr=None)
-    found.append(bundle)
+    validation = Validation("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
+    repaired = Repair(None, ("the index says where each tensor is",), validation)
+    found += [bundle, validation, repaired]
     if TORCH:
         found += torch_results()
     return tuple(found)
@@ -65,8 +69,6 @@ def torch_results() -> list[Reported]:
         TriedScheme,
     )
     from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
-    from quark_onnx.torch.validate.finding import Validation
-    from quark_onnx.torch.validate.repair import Repair
 
     report = TorchReport(
         {"q_proj": scheme("int4_wo_32")},
@@ -77,12 +79,10 @@ def torch_results() -> list[Reported]:
         8 << 20, 2 << 20, 4 << 20, "of the data", 64, 0.01, 5.0, 5.1
     )
     result = PtqResult(report, Estimate(1 << 30, 1 << 20), 5.0, 5.1, loss)
-    validation = Validation("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
     candidate = SchemeCombination("int4_wo_32")
     trial = TriedScheme(candidate, Record(-0.05, 20.0, 2 << 20), 4.5)
     search = SchemeSearchResult((trial,), candidate, (), 5.0)
-    repaired = Repair(None, ("the index says where each tensor is",), validation)
-    return [report, loss, result, validation, repaired, search]
+    return [report, loss, result, search]
 
 
 def classes() -> list[type[Reported]]:

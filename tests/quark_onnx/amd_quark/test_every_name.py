@@ -15,21 +15,30 @@ from tests.architecture.test_tables import script
 from tests.cases import loop_over
 
 FACTS = json.loads(Path(__file__).with_name("names.json").read_text("utf-8"))
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed"
+)
 
 
-@loop_over("module", tuple(FACTS["names"]))
-def test_every_name_can_be_imported(module: str) -> None:
-    ours = import_module(module.replace("quark", "quark_onnx", 1))
-    assert [name for name in FACTS["names"][module] if not hasattr(ours, name)] == []
-
-
-@loop_over("module", tuple(FACTS["names"]))
-def test_every_path_leads_to_its_module(module: str) -> None:
-    """``import a.b.c as name`` follows attributes, which a name of a package may hide."""
+def every_name_can_be_imported(module: str) -> None:
     path = module.replace("quark", "quark_onnx", 1)
+    ours = import_module(path)
+    assert [name for name in FACTS["names"][module] if not hasattr(ours, name)] == []
+    # ``import a.b.c as name`` follows attributes, which a name of a package may hide.
     imported: dict[str, object] = {}
     exec(f"import {path} as found", imported)
-    assert imported["found"] is import_module(path)
+    assert imported["found"] is ours
+
+
+@loop_over("module", [name for name in FACTS["names"] if "quark.torch" not in name])
+def test_every_name_for_onnx_can_be_imported(module: str) -> None:
+    every_name_can_be_imported(module)
+
+
+@needs_torch
+@loop_over("module", [name for name in FACTS["names"] if "quark.torch" in name])
+def test_every_name_for_torch_can_be_imported(module: str) -> None:
+    every_name_can_be_imported(module)
 
 
 def test_the_module_of_old_configurations_can_be_imported() -> None:
@@ -62,6 +71,7 @@ def test_absent_names_are_those_of_amd_quark() -> None:
     assert listed <= every
 
 
+@needs_torch
 def test_a_script_that_never_prunes_runs() -> None:
     from quark_onnx.torch import ModelPruner, ModelQuantizer
 
